@@ -18,7 +18,9 @@ REPLICATED = [
 POSTGRESQL = ["SQLAlchemy>=2,<3", "psycopg[binary]>=3.2", "msgspec>=0.19"]
 OBJECTSTORE = ["obstore"]
 CONSOLE = ["aiohttp>=3.11", "msgspec>=0.19"]
-ALL = sorted({*SPARK, *REPLICATED, *POSTGRESQL, *OBJECTSTORE, *CONSOLE})
+METRICS = ["prometheus-client>=0.21"]
+TRACING = ["opentelemetry-api>=1.25"]
+ALL = sorted({*SPARK, *REPLICATED, *POSTGRESQL, *OBJECTSTORE, *CONSOLE, *METRICS, *TRACING})
 TEST = [
     *ALL,
     "deltalake>=1.6,<1.7",
@@ -34,6 +36,7 @@ TEST = [
     "matplotlib",
     "fsspec",
     "requests",
+    "opentelemetry-sdk",
     "duckdb",
     "polars",
     "setuptools",  # tests read setup.py
@@ -88,6 +91,8 @@ setup(
         "postgresql": POSTGRESQL,
         "objectstore": OBJECTSTORE,
         "console": CONSOLE,
+        "metrics": METRICS,
+        "tracing": TRACING,
         "all": ALL,
         "test": TEST,
         "dev": DEV,

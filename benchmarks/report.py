@@ -29,7 +29,9 @@ checkpoint on local disk; from the time a message was due at the producer to the
 Python's sources and workers, broker, daemons, housekeeping) over the messages sent. A broker and daemons that stand by for
 another peer are left out; each sample has the time by role.
 **commit** is one `send` of the plain client; **planning** is `latestOffset` + `partitions`; their destinations are
-sampled in turn, {rounds} rounds. **store rank**: acknowledged commits a second of one process with 1, 8 and 64 threads,
+sampled in turn, {rounds} rounds. **quotas**: single sends of 1 KiB by one thread for 5 s, by the CPU time of its process, and ten
+batches of 20,000 small messages, to a destination with a quota and to one without.
+**store rank**: acknowledged commits a second of one process with 1, 8 and 64 threads,
 each on a record set of its own (three objects, 300 bytes), on each kind of store; the databases with fsync, the
 replicated store with three daemons on this machine, the file store also on a disk made slower by a wait after each
 forced write; `≤ 1 ×`: not faster than the one above in the rank. **client**: the plain client in one

@@ -37,6 +37,7 @@ from benchmarks import (  # noqa: E402
     latency,
     machine,
     pipeline,
+    quotas,
     ranking,
     report,
     scaling,
@@ -148,6 +149,8 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
             latency.run(bench, both)
     if options.wants("commit", "planning") and "jmsq" in only:
         scaling.run(bench)
+    if options.wants("quotas") and "jmsq" in only:
+        quotas.run(bench)
     if options.wants("ranking") and "jmsq" in only:
         ranking.run(bench)
     if options.wants("client") and "jmsq" in only:

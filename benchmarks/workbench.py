@@ -19,6 +19,7 @@ PARTS = (
     "latency",
     "commit",
     "planning",
+    "quotas",
     "ranking",
     "client",
     "modes",

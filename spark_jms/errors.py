@@ -146,9 +146,24 @@ class CommitConflictError(JmsqError):
     """Other writers were first too many times in a row: nothing was committed; try again."""
 
 
+class PagingError(JmsqError):
+    """A page of the message buffer cannot be written, or cannot be read back. The error names the paging directory: see that it
+    has space and may be written, or set another one (pagingDirectory, JMSQ_PAGING_DIRECTORY)."""
+
+
 class CommitOutcomeUnknownError(JmsqError):
     """The storage failed while the commit was written, so it may be in the log or appear there later. To send the same
     messages at most once, repeat them with a transaction: send_many(..., transaction=(application id, version))."""
+
+
+class ProducerFencedError(JmsqError):
+    """The producer id was opened again, by this or another program, so this producer may not send any more: nothing was sent. Let
+    one program at a time use a producer id."""
+
+
+class SequenceGapError(JmsqError):
+    """A message of a producer id would leave a gap in its numbers, because one before it was not sent: nothing was sent. Send that
+    one first."""
 
 
 class ConsumerClosedException(JmsqError):
@@ -179,6 +194,20 @@ class NoSuchElementException(MemberLostException, LookupError):
 class TransferError(JmsqError):
     """A transfer could not begin or end: the error names its target. Its messages are neither lost nor doubled; see `jmsq
     stat`."""
+
+
+class TransactionRolledBackException(JmsqError):
+    """The transaction was rolled back, all of it: nothing was sent, and the received messages are delivered again, flagged."""
+
+
+class TransactionUnfinishedError(JmsqError):
+    """The transaction is committed, and not all of its destinations have it yet: any process completes it. Do not repeat it; see
+    `jmsq transactions`."""
+
+
+class LastResourceError(JmsqError):
+    """The database that decides a transaction failed or is not known: the error names it. A transaction that it has not decided is
+    rolled back; one whose decision it cannot tell stays open, and is completed when it answers."""
 
 
 class PoisonMessageError(JmsqError):

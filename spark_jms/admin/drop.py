@@ -107,6 +107,7 @@ def drop_destination(
         for marks in (LEFT_OUT, QUERY_PROGRESS, FLOW):
             domain.storage.delete_all(f"{marks}/{entry.dropping}")
         domain.usages.delete(entry.dropping)
+    domain.quotas.forget(destination)
     delete_dropped_table(domain.storage, entry.path)
     domain.storage.delete_all(entry.life_cycle)
     domain.storage.delete_all(entry.acknowledgements)

@@ -12,6 +12,7 @@ from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.open_records import OpenRecords, opened_records
 from spark_jms.claims.record_sets import label_of, state_of
 from spark_jms.claims.stores import record_of
+from spark_jms.core.acknowledgement import PURGER
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.subscription_place import kept_at, named_by
@@ -22,7 +23,6 @@ from spark_jms.log.report import HousekeepingReport
 from spark_jms.log.storage import now_ms
 from spark_jms.store import Store
 
-PURGER = "jmsq purge"  # the consumer in the acknowledgement table
 _MAX_PURGE_COMMITS = 10_000
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from spark_jms.claims.usage_history import UsageHistoryRow, usage_history
 from spark_jms.claims.views import moment
 from spark_jms.core.quota import OpenRequest
 from spark_jms.core.usage import MessageUsage
@@ -29,7 +30,8 @@ class QuotaRequestRow:
 @dataclass(frozen=True)
 class QuotaRow:
     """One quota, or what one destination has of a quota that is not shared. `server+NAME` is the quota of a server. A maximum
-    of -1 is none. `destinations` are those that have the quota now; usage counts messages that are not finished."""
+    of -1 is none. `destinations` are those that have the quota now; usage counts messages that are not finished. `unreadable`:
+    destinations that count with what they had when they could be read last."""
 
     quota: str
     shared: bool
@@ -43,6 +45,7 @@ class QuotaRow:
     bytes_reserved: int
     waiting: int
     requests: tuple[QuotaRequestRow, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,17 @@ class QuotaEntryRow:
     waiting: int
 
 
+def quota_names(domain: Domain) -> list[str]:
+    """The quotas of the module file, and those of servers that have a maximum."""
+    servers = [server for server, quota in domain.quotas.server_quotas().items() if quota.has_maximum]
+    return [*domain.quotas.names(), *(SERVER_QUOTA + server for server in servers)]
+
+
 def quotas(domain: Domain, names: list[str]) -> list[QuotaRow]:
     """Raises DomainError for a quota that the domain does not have."""
     having = _destinations(domain)
     rows = []
-    servers = [server for server, quota in domain.quotas.server_quotas().items() if quota.has_maximum]
-    for name in names or [*domain.quotas.names(), *(SERVER_QUOTA + server for server in servers)]:
+    for name in names or quota_names(domain):
         limit, users = domain.quotas.limit(name), sorted(having.get(name, ()))
         groups = [users] if limit.shared else [[user] for user in users]
         rows += [_row(domain, name, group) for group in groups or [[]]]
@@ -85,6 +93,17 @@ def newest_entries(domain: Domain, name: str) -> list[QuotaEntryRow]:
     return rows
 
 
+def history(domain: Domain, name: str, since_ms: int = 0) -> list[UsageHistoryRow]:
+    """The minutes later than `since_ms` in which something changed, of the destinations that have this quota now, or else of the
+    destination of this name. Raises DomainError when there is neither."""
+    having = _destinations(domain).get(name)
+    if having is None and name in domain.destinations():
+        having = {name}
+    elif having is None and not name.startswith(SERVER_QUOTA):
+        domain.quotas.get(name)  # raises, with the quotas that there are
+    return usage_history(domain, having or (), since_ms)
+
+
 def _destinations(domain: Domain) -> dict[str, set[str]]:
     """quota -> the destinations that have it; without those that cannot be read, which `jmsq list` names."""
     found: dict[str, set[str]] = {}
@@ -101,9 +120,10 @@ def _destinations(domain: Domain) -> dict[str, set[str]]:
 def _row(domain: Domain, name: str, destinations: list[str]) -> QuotaRow:
     limit = domain.quotas.limit(name)
     ledger = domain.quotas.ledger(name, limit, destinations[0] if destinations else "")
-    state = domain.quotas.now(ledger, destinations)
+    look = domain.quotas.now(ledger, destinations)
+    state = look.state
     waiting = state.waiting
-    reserved = [one for one in state.requests if not one.waits]
+    reserved = state.reservations
     return QuotaRow(
         name,
         limit.shared,
@@ -117,6 +137,7 @@ def _row(domain: Domain, name: str, destinations: list[str]) -> QuotaRow:
         state.reserved.bytes,
         len(waiting),
         tuple(_request(one) for one in (*reserved, *waiting)),
+        tuple(sorted(look.unreadable)),
     )
 
 

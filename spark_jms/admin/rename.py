@@ -4,7 +4,7 @@ The steps, each durable before the next. A rename that was interrupted anywhere 
 
     1  a register entry of the new name, with the same paths    both names work; no other table can take the new one
     2  a commit changes the name in the table's metadata, and begins a new epoch: a reservation under the old name covers no send
-    3  the ledgers of its quotas count it under the new name; under the old one too, until it has ended (T1)
+    3  the ledgers of its quotas count it under the new name; shared ones under the old one too, until it has ended (T1)
     4  the old register entry is removed
 """
 
@@ -73,5 +73,6 @@ def rename_destination(domain: Domain, store: Store, old: str, new: str, *, forc
 
     commit(log, decide)
     domain.quotas.observe(new)
+    domain.quotas.forget(old)
     domain.register.remove(old)
     return RenamedDestination(old, new, entry.path)

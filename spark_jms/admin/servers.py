@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -47,15 +48,15 @@ class ServerRow:
         return "; ".join(filter(None, (stopped, lapsed, self.away))) or "answers"
 
 
-def list_servers(domain: Domain) -> list[ServerRow]:
-    """Asks all stores at once, for at most ANSWER_S."""
+def list_servers(domain: Domain, stores: Store | None = None) -> list[ServerRow]:
+    """Asks all stores at once, those of `stores` or new connections, for at most ANSWER_S."""
     members: dict[str, list[str]] = {}
     for name in domain.destinations():
         declared = domain.log(name).refresh().destination
         for member in declared.member_ids:
             members.setdefault(declared.server_of(member), []).append(f"{name}/{member}")
     names = [HOME, *domain.servers.names()]
-    away = _why_away(domain, names)
+    away = _why_away(domain, names, stores)
     stopped, lapsed, leases = domain.servers.stopped(), domain.terms.lapsed(), ServerLeases(domain.storage)
     rows = []
     for server in names:
@@ -88,9 +89,10 @@ def silent_servers(domain: Domain, store: Store, destinations: Iterable[str]) ->
     return {server: why for server, why in found.items() if why}
 
 
-def _why_away(domain: Domain, servers: Sequence[str]) -> dict[str, str]:
+def _why_away(domain: Domain, servers: Sequence[str], given: Store | None) -> dict[str, str]:
     """server -> why its store does not answer, or ""."""
-    with open_stores(domain, ANSWER_S) as stores, ThreadPoolExecutor(len(servers)) as threads:
+    opened = open_stores(domain, ANSWER_S) if given is None else nullcontext(given)
+    with opened as stores, ThreadPoolExecutor(len(servers)) as threads:
         return dict(zip(servers, threads.map(partial(_why_silent, stores), servers), strict=True))
 
 

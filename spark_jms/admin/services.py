@@ -1,4 +1,4 @@
-"""The services of a domain in one process: expiration, housekeeping, forwarding and lag (T6, C13, D5).
+"""The services of a domain in one process: expiration, housekeeping, forwarding, lag and the usage history (T3, T6, C13, D5).
 
 Each loop has a thread of its own, so one that hangs or fails holds up no other; a loop tells of one or more services. What a
 service does is safe to be killed at any moment, and may run in several processes: a lease, or the record's holder, decides
@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from spark_jms.admin.forward import Forwarders
+from spark_jms.admin.high_marks import note_looks
 from spark_jms.admin.housekeeping import Rounds
-from spark_jms.admin.statistics import collect
+from spark_jms.admin.statistics import DestinationStatistics, collect
+from spark_jms.claims.usage_history import UsageHistory
 from spark_jms.claims.views import moment
 from spark_jms.core.health import pause
 from spark_jms.errors import JmsqError
@@ -24,8 +26,8 @@ from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
 from spark_jms.store import Store, StoreError
 
-EXPIRATION, HOUSEKEEPING, FORWARDING, LAG = "expiration", "housekeeping", "forwarding", "lag"
-SERVICES = (EXPIRATION, HOUSEKEEPING, FORWARDING, LAG)
+EXPIRATION, HOUSEKEEPING, FORWARDING, LAG, USAGE = "expiration", "housekeeping", "forwarding", "lag", "usage"
+SERVICES = (EXPIRATION, HOUSEKEEPING, FORWARDING, LAG, USAGE)
 LONGEST_PAUSE_MS = 60_000
 _STOP_S = 30.0
 _FIRST_PAUSE_MS = 1_000
@@ -89,6 +91,7 @@ class ServiceRunner:
         self._loops, self._clock_ms = loops, clock_ms
         self._lock, self._stop = threading.Lock(), threading.Event()
         self._known = {name: ServiceStatus(name) for loop in loops for name in loop.services}
+        self._failures, self._paused_until_s = Counter[tuple[str, ...]](), dict[tuple[str, ...], float]()
         self._threads = [
             threading.Thread(target=self._run, args=(loop,), name=f"jmsq-service {loop.services[0]}", daemon=True)
             for loop in loops
@@ -98,6 +101,21 @@ class ServiceRunner:
         """One round of each, in this thread."""
         for loop in self._loops:
             self._round(loop)
+
+    def tick(self, loop: ServiceLoop, clock_s: Callable[[], float] = time.monotonic) -> None:
+        """A round of a loop whose moments come from elsewhere, unless it pauses because it fails."""
+        if clock_s() < self._paused_until_s.get(loop.services, 0.0):
+            return
+        self._failures[loop.services] = 0 if self._round(loop) else self._failures[loop.services] + 1
+        if failures := self._failures[loop.services]:
+            self._paused_until_s[loop.services] = clock_s() + pause(_FIRST_PAUSE_MS, failures, LONGEST_PAUSE_MS) / 1000
+
+    def failed(self, loop: ServiceLoop, problem: str) -> None:
+        """Outside its rounds."""
+        now = moment(self._clock_ms())
+        with self._lock:
+            for name in loop.services:
+                self._known[name] = self._known[name].after(ServiceRound(problems=(problem,)), now)
 
     def start(self) -> None:
         for thread in self._threads:
@@ -149,6 +167,7 @@ class DomainServices:
     def __init__(self, domain: Domain, store: Store, destinations: Sequence[str] = (), *, once: bool = False) -> None:
         self._domain, self._store, self._given = domain, store, tuple(destinations)
         self._rounds, self._forwarders = Rounds(domain, store, clean_up=once), Forwarders(domain, store)
+        self._usage = UsageHistory(domain, store)
         self._lag: tuple[LagRow, ...] = ()
 
     def loops(self, only: Sequence[str] = SERVICES) -> list[ServiceLoop]:
@@ -157,6 +176,7 @@ class DomainServices:
             ServiceLoop((EXPIRATION, HOUSEKEEPING), 5.0, self.keep_house),
             ServiceLoop((FORWARDING,), 1.0, self.forward),
             ServiceLoop((LAG,), 10.0, self.measure_lag),
+            ServiceLoop((USAGE,), 10.0, self.record_usage),
         )
         return [loop for loop in every if set(loop.services) & set(only)]
 
@@ -196,7 +216,8 @@ class DomainServices:
         return {FORWARDING: ServiceRound(moved, tuple(problems))}
 
     def measure_lag(self) -> Mapping[str, ServiceRound]:
-        rows, problems = list[LagRow](), list[str]()
+        """And raise the high marks by what it has seen (T17)."""
+        looked, rows, problems = dict[str, DestinationStatistics](), list[LagRow](), list[str]()
         for name in self._destinations():
             try:
                 found = collect(self._domain, self._store, name)
@@ -204,9 +225,19 @@ class DomainServices:
                 if self._is_there(name):
                     problems.append(f"{name}: {told(error)}")
                 continue
+            looked[name] = found
             rows.append(LagRow(name, found.backlog, found.claimed, found.oldest))
         self._lag = tuple(rows)
+        try:
+            note_looks(self._domain, looked)
+        except (JmsqError, OSError) as error:
+            problems.append(f"high marks: {told(error)}")
         return {LAG: ServiceRound(problems=tuple(problems))}
+
+    def record_usage(self) -> Mapping[str, ServiceRound]:
+        changed, errors = self._usage.record(self._destinations())
+        problems = tuple(f"{name}: {told(error)}" for name, error in errors.items() if self._is_there(name))
+        return {USAGE: ServiceRound({"windows": changed}, problems)}
 
     def close(self) -> None:
         self._rounds.close()

@@ -11,6 +11,8 @@ from spark_jms.claims.views import SubscriptionRow
 from spark_jms.core.address import DestinationAddress
 from spark_jms.core.destination import Destination
 from spark_jms.core.health import BackgroundFailure
+from spark_jms.core.message_buffer import header_estimate_bytes
+from spark_jms.core.thresholds import UNARMED
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import Store
@@ -74,7 +76,9 @@ class DestinationStatistics:
     current: int = 0  # as of a member
     pending: int = 0
     expired: int = 0  # messages, counted for each subscription that has not had them
+    header_estimate_bytes: int = 0  # the texts' rule of thumb; of a topic at most (T7)
     oldest: datetime | None = None  # when the oldest unfinished message was sent, or earlier: its file's first message
+    exceeds_threshold: bool | None = None  # its senders slow down by its own thresholds (T5); None: it has none
 
 
 def collect(domain: Domain, store: Store, destination: str) -> DestinationStatistics:
@@ -128,12 +132,31 @@ def collect(domain: Domain, store: Store, destination: str) -> DestinationStatis
         current=sum(m.current for m in members),
         pending=sum(m.pending for m in members),
         expired=sum(row.expired for row in rows),
+        header_estimate_bytes=_header_estimate(declared, rows),
         oldest=_oldest(snapshot, rows),
+        exceeds_threshold=_exceeds_threshold(domain, declared, destination),
     )
 
 
 def pause_rows(declared: Destination) -> tuple[PauseRow, ...]:
     return tuple(PauseRow(p.operation, p.member, views.moment(p.since_ms)) for p in declared.pauses.all)
+
+
+def _exceeds_threshold(domain: Domain, declared: Destination, name: str) -> bool | None:
+    if not declared.thresholds:
+        return None
+    used = domain.usage_of(name)
+    return bool(UNARMED.after(declared.thresholds, used.messages, used.bytes))
+
+
+def _header_estimate(declared: Destination, rows: list[SubscriptionRow]) -> int:
+    """A message of a topic that several subscriptions have not finished counts once, as far as their floors and backlogs tell."""
+    messages = 0
+    for member in {row.member for row in rows}:
+        waiting = [row for row in rows if row.member == member and row.backlog]
+        behind = max((row.last_sequence - row.floor for row in waiting), default=0)
+        messages += min(sum(row.backlog for row in waiting), behind)
+    return header_estimate_bytes([row.backlog for row in rows], messages, is_topic=declared.is_topic)
 
 
 def _oldest(snapshot: Snapshot, rows: list[SubscriptionRow]) -> datetime | None:

@@ -9,6 +9,7 @@ interpreter from exiting.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import threading
 from collections import deque
@@ -34,30 +35,41 @@ class BlockingCalls:
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._posted: deque[Callable[[], None]] = deque()
         self._posting = threading.Lock()
+        self._resting = threading.Lock()  # between two calls, a thread is idle or ends
         self._closed = False
         self._discarding: set[asyncio.Future[Any]] = set()  # what was opened for cancelled coroutines
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        async with self._at_once:
-            return await asyncio.shield(self.start(function, *args, **kwargs))
+        return await asyncio.shield(await self._start_in_turn(partial(function, *args, **kwargs)))
 
     async def open(self, function: Callable[[], T], discard: Callable[[T], object]) -> T:
         """As `run`. `discard` closes what `function` has opened for a coroutine that was cancelled."""
-        async with self._at_once:
+        call = await self._start_in_turn(function)
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            self._keep_until_discarded(call, discard)
+            raise
+
+    async def _start_in_turn(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """Its turn ends with the call, also when no coroutine waits for it any more. Cancelled, it has started nothing."""
+        await self._at_once.acquire()
+        try:
             call = self.start(function)
-            try:
-                return await asyncio.shield(call)
-            except asyncio.CancelledError:
-                self._keep_until_discarded(call, discard)
-                raise
+        except BaseException:
+            self._at_once.release()
+            raise
+        call.add_done_callback(lambda _: self._at_once.release())
+        return call
 
     def start(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Cancelling the future does not end the call."""
         future: asyncio.Future[T] = self._loop.create_future()
+        context = contextvars.copy_context()  # what the coroutine's spans are inside of
 
         def work() -> None:
             try:
-                decide = partial(_succeed, future, function(*args, **kwargs))
+                decide = partial(_succeed, future, context.run(function, *args, **kwargs))
             except BaseException as error:  # noqa: BLE001 - the coroutine gets it
                 decide = partial(_fail, future, error)
             self.post(decide)
@@ -84,9 +96,12 @@ class BlockingCalls:
             await asyncio.wait(self._discarding)
 
     def close(self) -> None:
-        self._closed = True
-        while self._idle:
-            self._idle.pop().put(None)
+        """The threads end with their calls. Later calls still run, each in a thread of its own."""
+        with self._resting:
+            self._closed, idle = True, [*self._idle]
+            self._idle.clear()
+        for jobs in idle:
+            jobs.put(None)
 
     def _call_posted(self) -> None:
         with self._posting:
@@ -98,9 +113,10 @@ class BlockingCalls:
         while (work := jobs.get()) is not None:
             work()
             del work
-            if self._closed or len(self._idle) >= KEPT:
-                return
-            self._idle.append(jobs)
+            with self._resting:
+                if self._closed or len(self._idle) >= KEPT:
+                    return
+                self._idle.append(jobs)
 
     def _keep_until_discarded(self, call: asyncio.Future[T], discard: Callable[[T], object]) -> None:
         def opened(_: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable
 from functools import partial
@@ -18,6 +19,7 @@ from spark_jms.claims.subscription_request import Sharing
 from spark_jms.client import AcknowledgeMode, Context, ContextStatistics, Message, MessageArguments, StartingPosition
 from spark_jms.client.asynchronous_send import MAX_BYTES, MAX_MESSAGES
 from spark_jms.client.producer import DEFAULT_SEND_TIMEOUT_S
+from spark_jms.client.request import ReplyWait
 from spark_jms.core.client_identity import ClientIdPolicy
 from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.duration import DurationLike
@@ -60,7 +62,11 @@ def connect(
 
     async def opened() -> AsyncContext:
         calls = BlockingCalls()
-        context = await calls.open(lambda: client.connect(root, **arguments), Context.close)
+        try:
+            context = await calls.open(lambda: client.connect(root, **arguments), Context.close)
+        except BaseException:
+            calls.close()
+            raise
         return AsyncContext(context, calls)
 
     return AsyncOpening(opened)
@@ -81,6 +87,7 @@ class AsyncContext:
         *,
         send_timeout: DurationLike = DEFAULT_SEND_TIMEOUT_S,
         compression_threshold: int | None = None,
+        producer_id: str | None = None,
     ) -> AsyncOpening[AsyncProducer]:
         """As `Context.producer`: await it, or use it in `async with`."""
         make = partial(
@@ -88,6 +95,7 @@ class AsyncContext:
             destination,
             send_timeout=send_timeout,
             compression_threshold=compression_threshold,
+            producer_id=producer_id,
         )
 
         async def opened() -> AsyncProducer:
@@ -133,7 +141,14 @@ class AsyncContext:
         self, destination: str, *, timeout: DurationLike | None = None, **arguments: Unpack[MessageArguments]
     ) -> Message:
         """As `Context.request`. Cancelled, the request stays sent, and its reply is dropped."""
-        return await self._calls.start(lambda: self.blocking.request(destination, timeout=timeout, **arguments))
+        waiting = ReplyWait()
+        running = self._calls.start(self.blocking._request, destination, timeout, arguments, waiting)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            running.add_done_callback(asyncio.Future.exception)  # no coroutine asks for it
+            waiting.interrupt()  # its thread is free again
+            raise
 
     def statistics(self) -> ContextStatistics:
         return self.blocking.statistics()

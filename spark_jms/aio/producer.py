@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
@@ -13,7 +14,9 @@ from spark_jms.aio.blocking_calls import BlockingCalls
 from spark_jms.aio.room import SendRoom
 from spark_jms.client.columns import ArrowStream, item_bytes
 from spark_jms.client.message import Message, MessageArguments
-from spark_jms.client.producer import CHUNK_MESSAGES, Producer, ProducerStatistics, SendReport, flow_of
+from spark_jms.client.producer import Producer, flow_of
+from spark_jms.client.producer_arguments import CHUNK_MESSAGES
+from spark_jms.client.send_report import ProducerStatistics, SendReport
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,11 +34,13 @@ class AsyncProducer:
         self._producer, self._calls, self._room = producer, calls, room
 
     @overload
-    async def send(self, template: Message, /) -> Message: ...
+    async def send(self, template: Message, /, *, sequence: int | None = None) -> Message: ...
     @overload
-    async def send(self, **arguments: Unpack[MessageArguments]) -> Message: ...
+    async def send(self, *, sequence: int | None = None, **arguments: Unpack[MessageArguments]) -> Message: ...
 
-    async def send(self, template: Message | None = None, /, **arguments: Any) -> Message:  # type: ignore[misc]
+    async def send(  # type: ignore[misc]
+        self, template: Message | None = None, /, *, sequence: int | None = None, **arguments: Any
+    ) -> Message:
         """Send one message and return it as sent, as `Producer.send` does. Waits while too much of this context is outstanding, and
         for flow control.
 
@@ -49,9 +54,9 @@ class AsyncProducer:
         try:
             completion = _Outcome(outcome, size, self._calls, self._room)
             if template is None:
-                self._producer.send(completion=completion, **arguments)
+                self._producer.send(completion=completion, sequence=sequence, **arguments)
             else:
-                self._producer.send(template, completion=completion, **arguments)
+                self._producer.send(template, completion=completion, sequence=sequence, **arguments)
         except BaseException:
             self._room.leave(size)
             raise
@@ -62,9 +67,13 @@ class AsyncProducer:
         flow = flow_of(self._producer)
         if flow is None or flow.is_idle:
             return
-        turn = await self._calls.run(flow.enter, 1)
-        while (left_s := await self._calls.run(flow.left_s, turn)) > 0:
-            await asyncio.sleep(left_s)
+        turn = await self._calls.open(partial(flow.enter, 1), flow.leave)
+        try:
+            while (left_s := await self._calls.run(flow.left_s, turn)) > 0:
+                await asyncio.sleep(left_s)
+        except BaseException:  # cancelled, or closed
+            flow.leave(turn)
+            raise
 
     async def send_many(
         self,
@@ -72,24 +81,42 @@ class AsyncProducer:
         *,
         chunk_messages: int = CHUNK_MESSAGES,
         transaction: tuple[str, int] | None = None,
+        sequence: int | None = None,
     ) -> SendReport:
         """As `Producer.send_many`. Cancelled, it continues in its thread."""
         send_many = self._producer.send_many
         return await self._calls.run(
-            lambda: send_many(messages, chunk_messages=chunk_messages, transaction=transaction)
+            lambda: send_many(messages, chunk_messages=chunk_messages, transaction=transaction, sequence=sequence)
         )
 
     async def send_table(
-        self, table: pa.RecordBatch | ArrowStream, *, transaction: tuple[str, int] | None = None
+        self,
+        table: pa.RecordBatch | ArrowStream,
+        *,
+        transaction: tuple[str, int] | None = None,
+        sequence: int | None = None,
     ) -> SendReport:
         """As `Producer.send_table`. Cancelled, it continues in its thread."""
-        return await self._calls.run(self._producer.send_table, table, transaction=transaction)
+        return await self._calls.run(self._producer.send_table, table, transaction=transaction, sequence=sequence)
 
     async def send_unit_of_work(
-        self, messages: Iterable[Message | MessageArguments], name: str | None = None
+        self, messages: Iterable[Message | MessageArguments], name: str | None = None, *, sequence: int | None = None
     ) -> SendReport:
         """As `Producer.send_unit_of_work`. Cancelled, it continues in its thread."""
-        return await self._calls.run(self._producer.send_unit_of_work, messages, name)
+        return await self._calls.run(self._producer.send_unit_of_work, messages, name, sequence=sequence)
+
+    @property
+    def producer_id(self) -> str | None:
+        return self._producer.producer_id
+
+    @property
+    def last_sequence(self) -> int:
+        """As `Producer.last_sequence`."""
+        return self._producer.last_sequence
+
+    async def resume(self) -> int:
+        """As `Producer.resume`."""
+        return await self._calls.run(self._producer.resume)
 
     def statistics(self) -> ProducerStatistics:
         return self._producer.statistics()

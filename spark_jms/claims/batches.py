@@ -21,6 +21,7 @@ from spark_jms.claims.isolation import Isolation, pinned, waiting_in
 from spark_jms.claims.members import Held, Members
 from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import Planner, batch_shares
+from spark_jms.claims.pledges import Pledges
 from spark_jms.claims.positions import check_selector
 from spark_jms.claims.previous_batch import PreviousBatch
 from spark_jms.claims.redelivery_limit import RedeliveryLimit
@@ -157,6 +158,7 @@ class BatchMaker:
         )
         self.isolation = Isolation(table, members, transfers, errors, clock_ms, narrows=settings.isolates_poison)
         self.previous = PreviousBatch(store, members, self.isolation, replayable=settings.replayable, clock_ms=clock_ms)
+        self._pledges = Pledges(self._home, table, clock_ms)
         self._expiration = Expiration(table, errors, members.session_id, members.label, clock_ms, beside=True)
         self._limit = RedeliveryLimit(errors, members.session_id, members.label, clock_ms)
         self._room = SubscriptionLimit(table, members.subscription, settings.selector, members.label, clock_ms)
@@ -338,9 +340,18 @@ class BatchMaker:
                     state = state.skip(lost, LifeEvent.SKIPPED, SERVER_WAS_DOWN)
             if state.intents:
                 state = self._transfers.finish(state, held.handle.epoch, patient=True).state
+            if state.pledges:
+                state = self._pledges.ended(state, held.handle.epoch)
             state = self._limit.enforce(state, destination, member, held.handle.epoch)
             changed[member] = self._room.enforce(state, snapshot, member, held.handle.epoch)
         return changed
+
+    def end_pledges(self) -> None:
+        """Of transactions that were decided, however long this consumer does not plan (T16)."""
+        held = self._members.held
+        pledged = {m: one for m, one in held.items() if one.state.pledges}
+        if pledged:
+            self._members.commit({m: self._pledges.ended(one.state, one.handle.epoch) for m, one in pledged.items()})
 
     def make_room(self) -> None:
         """Apply the subscription's limit to the held members, however long this consumer does not plan (T4)."""
@@ -450,7 +461,9 @@ class BatchMaker:
             planner = self._work_planner if declared.handles_units_of_work else self._planner
             changed[member], offer = planner.picks(snapshot, member, changed[member], last, limits, epoch)
             if offer.expired:
-                changed[member] = self._expiration.expire(changed[member], snapshot, member, offer.expired, epoch)
+                changed[member] = self._expiration.expire(
+                    changed[member], snapshot, member, offer.expired, epoch, delivers=bool(offer.picks)
+                )
             if offer.picks:
                 planned[member] = offer
         return planned

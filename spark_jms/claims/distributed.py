@@ -23,13 +23,15 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
+from spark_jms.claims.acknowledger import Parts
 from spark_jms.claims.batches import ConsumerSettings, PreparedBatch, continuation, unit_not_narrowed
 from spark_jms.claims.branch import Branch
+from spark_jms.claims.branches import Branches
 from spark_jms.claims.distributed_isolation import Attempt, DistributedIsolation
 from spark_jms.claims.isolation import pinned
 from spark_jms.claims.lane import Lane, Runs, ServerAwayError
@@ -48,16 +50,14 @@ from spark_jms.core.destination import QUEUE_SUBSCRIPTION
 from spark_jms.core.poison import joined, without
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.subscription_name import server_of_subscription
-from spark_jms.core.subscription_place import record_server, record_servers, recorded_on
+from spark_jms.core.subscription_place import record_servers
+from spark_jms.core.transfer import Ticket
 from spark_jms.errors import (
     ClosedError,
     ConsumerClosedException,
     DestinationReplacedError,
-    InvalidDestinationError,
-    JmsqError,
     MemberLostException,
     MemberUnavailableError,
-    OptionError,
 )
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
@@ -66,11 +66,6 @@ from spark_jms.store import Store
 
 T = TypeVar("T")
 log = logging.getLogger("spark_jms")
-ANSWER_S = 2.0  # a server that does not answer for so long is left out of a batch
-WRITE_S = 5.0  # the same for a write, whose outcome is unknown then
-ACKNOWLEDGE_S = 15.0
-RESUME_S = 15.0  # how long a restarted query waits for a server of the batch that it has to deliver again
-_POLL_S = 0.05
 TRUSTED_S = 5.0  # so long a claim that was just made needs no second look before its batch is delivered
 
 
@@ -108,9 +103,11 @@ class DistributedSubscriber:
         self.settings = settings
         self.closed = False
         self.table_id = self.table.refresh().table_id
-        self._clock_ms, self._lane, self._monotonic_s = clock_ms, lane, monotonic_s
-        self._branches: dict[str, Branch] = {}
-        self._unfinished = UnfinishedMessages(self._server_of)  # of a client
+        self._clock_ms, self._monotonic_s = clock_ms, monotonic_s
+        self._branches = Branches(
+            self.table, self.table_id, subscription, consumer, settings, self._opened, lane, monotonic_s
+        )
+        self._unfinished = UnfinishedMessages(self._branches.server_of)  # of a client
         self._isolation = DistributedIsolation(f"{destination}/{subscription}", narrows=settings.isolates_poison)
         self._delivered = ""  # the claim of the newest batch that this instance has let Spark deliver
         self._left_out = LeftOut(domain.storage, self.table_id, consumer)
@@ -130,10 +127,10 @@ class DistributedSubscriber:
             start = self._left_out.delivered_of(start)
             left_out = self._left_out.claims()
             prepared: dict[str, PreparedBatch] = {}
-            for server, branch in self._branches.items():
-                part = start.part(self._members_on(server))
+            for server in self._branches:
+                part = start.part(self._branches.members_on(server))
                 prepare = partial(Subscriber.prepare, start=part, limits=limits, targets=targets, left_out=left_out)
-                for found in self._answers(branch, prepare):
+                for found in self._branches.answers(server, prepare):
                     prepared[server] = found
             current = {server for server, one in prepared.items() if one.progress.has_acknowledged(start.claim)}
             self._noted.note(start.claim, behind=self._branches.keys() - current)
@@ -146,7 +143,9 @@ class DistributedSubscriber:
             self._check_open()
             if not done.made:
                 return None
-            left = [m for server in self._branches.keys() - done.acknowledged for m in self._members_on(server)]
+            left = [
+                m for server in self._branches.keys() - done.acknowledged for m in self._branches.members_on(server)
+            ]
             self._made_s = {done.claim: self._monotonic_s()}
             self._admission.made(self._monotonic_s() * 1000)
             return Batch(self.consumer, done.claim, {**start.carried(left), **done.made}, self.table_id)
@@ -161,7 +160,7 @@ class DistributedSubscriber:
         continued = continuation(prepared, claim) if narrowed else None
         shares = {} if narrowed else self._shares(prepared, limits, targets)
         trial = continued.trial if continued else None
-        servers = {self._server_of(m) for m in continued.members} if continued else set()
+        servers = {self._branches.server_of(m) for m in continued.members} if continued else set()
         waiting = {m for one in prepared.values() for m in one.waiting}
         pins = pinned(waiting, {m for one in prepared.values() for m in one.changed})
         done = _Concluded(claim)
@@ -174,7 +173,7 @@ class DistributedSubscriber:
                 continued=continued if server in servers else None,
                 pins=pins,
             )
-            for batch in self._answers(self._branches[server], conclude, writes=True):
+            for batch in self._branches.answers(server, conclude, writes=True):
                 done.wrote.add(server)
                 if not one.missing:
                     done.acknowledged.add(server)
@@ -212,12 +211,14 @@ class DistributedSubscriber:
             if not trusted:
                 self._left_out.look(batch.claim)
             out = self._left_out.members(batch.claim)
-            on = {s: [m for m in self._members_on(s) if m in delivered and m not in out] for s in self._branches}
+            on = {
+                s: [m for m in self._branches.members_on(s) if m in delivered and m not in out] for s in self._branches
+            }
             protects = {
                 s: partial(Subscriber.protect, batch=batch.part(members)) for s, members in on.items() if members
             }
             waits = set() if trusted else protects.keys() - self.table.snapshot.destination.down.keys()
-            parts, away = self._insist(protects, waits=waits)
+            parts, away = self._branches.insist(protects, waits=waits)
             for server, error in away.items():
                 branch = self._branches[server]
                 if trusted or batch.claim == self._delivered:
@@ -246,45 +247,16 @@ class DistributedSubscriber:
 
     def _store_copies(self, attempt: Attempt, servers: Collection[str]) -> None:
         """Write the trial's copies: first the one that sets the poison message aside."""
-        holders = {self._server_of(member) for member in attempt.convicted}
+        holders = {self._branches.server_of(member) for member in attempt.convicted}
         convict = partial(
             Subscriber.set_poison_aside, trial=attempt.trial, convicted=attempt.convicted, failures=attempt.failures
         )
         keep = partial(Subscriber.keep_trial, trial=attempt.trial)
         for server in [*holders, *sorted(set(servers) - holders)]:
             act = {server: convict if server in holders else keep}
-            _, away = self._insist(act, writes=True, waits={server} - holders)
+            _, away = self._branches.insist(act, writes=True, waits={server} - holders)
             for error in away.values():
                 raise self._unavailable(self._branches[server], error) from error
-
-    def _insist(
-        self, acts: Mapping[str, Callable[[Subscriber], T]], *, writes: bool = False, waits: Collection[str] = ()
-    ) -> tuple[dict[str, T], dict[str, ServerAwayError]]:
-        """For a batch that is to be delivered: asks all these servers at once, until other consumers have handed records over, and
-        those of `waits` answer; for RESUME_S at most. Returns the answers, and why the other servers are away. Raises
-        MemberUnavailableError."""
-        deadline = self._monotonic_s() + RESUME_S
-        found: dict[str, T] = {}
-        away: dict[str, ServerAwayError] = {}
-        while left := acts.keys() - found.keys() - away.keys():
-            begun = {
-                server: self._branches[server].begin(acts[server], writes=writes) for server in acts if server in left
-            }
-            asked_s, held = self._monotonic_s(), []
-            for server, answer in begun.items():
-                try:
-                    found[server] = answer(max(asked_s + ACKNOWLEDGE_S - self._monotonic_s(), 0.0))
-                except MemberUnavailableError as error:
-                    held.append(error)
-                except ServerAwayError as error:
-                    if server not in waits or self._monotonic_s() > deadline:
-                        away[server] = error
-            if held and self._monotonic_s() > deadline:
-                raise held[0]
-            if acts.keys() - found.keys() - away.keys():
-                self._each(Subscriber.hand_over)  # the other consumer may wait for a record of ours, on another server
-                time.sleep(_POLL_S)
-        return found, away
 
     def _unavailable(self, branch: Branch, error: ServerAwayError) -> MemberUnavailableError:
         return MemberUnavailableError(
@@ -304,18 +276,18 @@ class DistributedSubscriber:
             if trial is None:
                 return
             keep = partial(Subscriber.keep_trial, trial=trial)
-            for server in {self._server_of(member) for member in trial.messages} & self._branches.keys():
-                list(self._answers(self._branches[server], keep, writes=True))
+            for server in {self._branches.server_of(member) for member in trial.messages} & self._branches.keys():
+                list(self._branches.answers(server, keep, writes=True))
 
     def is_unacknowledged(self, start: Batch) -> bool:
         """`start` is not acknowledged on all its members yet: a server is away, or another consumer holds a record."""
         with self._lock:
             self._follow()
             start = self._left_out.delivered_of(start)
-            for server, branch in self._branches.items():
-                part = start.part(self._members_on(server))
+            for server in self._branches:
+                part = start.part(self._branches.members_on(server))
                 if part.members:
-                    answers = [*self._answers(branch, partial(Subscriber.is_unacknowledged, start=part))]
+                    answers = [*self._branches.answers(server, partial(Subscriber.is_unacknowledged, start=part))]
                     if not answers or answers[0]:
                         return True
             return False
@@ -324,7 +296,7 @@ class DistributedSubscriber:
         with self._lock:
             if any(branch.is_due() for branch in self._branches.values()):
                 return True
-            return self.is_due() or self._any(Subscriber.has_news)
+            return self.is_due() or self._branches.any(Subscriber.has_news)
 
     def is_due(self) -> bool:
         """As `Subscriber.is_due`."""
@@ -337,21 +309,52 @@ class DistributedSubscriber:
 
     def has_more(self) -> bool:
         with self._lock:
-            return self._any(Subscriber.has_more)
+            return self._branches.any(Subscriber.has_more)
 
     def has_new_records(self) -> bool:
         with self._lock:
-            return not self.closed and self._any(Subscriber.has_new_records)
+            return not self.closed and self._branches.any(Subscriber.has_new_records)
 
     # -- acknowledging --------------------------------------------------------------------------------------------
-    def acknowledge(self, parts: Mapping[str, Mapping[int, Ranges]]) -> dict[str, dict[int, Ranges]]:
+    def acknowledge(self, parts: Mapping[str, Mapping[int, Ranges]], *, whole: bool = False) -> Parts:
         """As `Subscriber.acknowledge`, in one write on each server; those of the first servers stay acknowledged when a later
-        one fails. Raises MemberUnavailableError when a server does not answer."""
+        one fails, and parts on several servers are never acknowledged as a `whole`. Raises MemberUnavailableError when a server
+        does not answer."""
+        by_server = self._branches.by_server(parts)
+        if whole and len(by_server) > 1:
+            return {claim: dict(members) for claim, members in parts.items()}
+        return self._change(by_server, lambda own: partial(Subscriber.acknowledge, parts=own, whole=whole))
+
+    def pledge(self, parts: Mapping[str, Mapping[int, Ranges]], ticket: Ticket, coordinator: str) -> Parts:
+        """As `Subscriber.pledge`, in one write on each server. Raises MemberUnavailableError when a server does not answer."""
+        return self._change(
+            self._branches.by_server(parts),
+            lambda own: partial(Subscriber.pledge, parts=own, ticket=ticket, coordinator=coordinator),
+        )
+
+    def end_pledges(self, members: Iterable[int], ticket: Ticket, *, committed: bool) -> None:
+        """As `Subscriber.end_pledges`. Raises MemberUnavailableError when a server does not answer."""
         with self._lock:
             self._check_open()
-            left: dict[str, dict[int, Ranges]] = {}
-            for server, own in self._by_server(parts).items():
-                rest = self._must(server, partial(Subscriber.acknowledge, parts=own))
+            concerned: dict[str, list[int]] = {}
+            for member in members:
+                concerned.setdefault(self._branches.server_of(member), []).append(member)
+            for server, own in concerned.items():
+                self._branches.must(
+                    server, partial(Subscriber.end_pledges, members=own, ticket=ticket, committed=committed)
+                )
+
+    def _change(
+        self,
+        by_server: Mapping[str, Mapping[str, Mapping[int, Ranges]]],
+        change: Callable[[Mapping[str, Mapping[int, Ranges]]], Callable[[Subscriber], Parts]],
+    ) -> Parts:
+        """Returns the parts on members whose record another consumer holds. The others are not this session's any more."""
+        with self._lock:
+            self._check_open()
+            left: Parts = {}
+            for server, own in by_server.items():
+                rest = self._branches.must(server, change(own))
                 for claim, members in own.items():
                     for member, picks in members.items():
                         if member not in rest.get(claim, {}):
@@ -365,10 +368,10 @@ class DistributedSubscriber:
         with self._lock:
             self._check_open()
             released = True
-            for server, own in self._by_server({claim: parts}).items():
+            for server, own in self._branches.by_server({claim: parts}).items():
                 picks = own[claim]
                 release = partial(Subscriber.release, claim=claim, parts=picks, delivered=delivered, delay_ms=delay_ms)
-                done = self._must(server, release)
+                done = self._branches.must(server, release)
                 released = released and done
                 if done:
                     for member, some in picks.items():
@@ -379,7 +382,7 @@ class DistributedSubscriber:
         """As `Subscriber.set_aside`."""
         with self._lock:
             self._check_open()
-            return self._must(self._server_of(member), lambda s: s.set_aside(claim, member, reasons))
+            return self._must(self._branches.server_of(member), lambda s: s.set_aside(claim, member, reasons))
 
     def flush_outbox(self) -> None:
         self._each_if_open(Subscriber.flush_outbox)
@@ -397,9 +400,13 @@ class DistributedSubscriber:
         """As `Subscriber.take_up`."""
         with self._lock:
             self._follow()
-            self._each(Subscriber.take_up)
+            self._branches.each(Subscriber.take_up)
 
     # -- sharing --------------------------------------------------------------------------------------------------
+    def has_session(self) -> bool:
+        """As `Subscriber.has_session`, on all servers that it is connected to."""
+        return all(self._each_if_open(Subscriber.has_session))
+
     def leave_all(self) -> None:
         """As `Subscriber.leave_all`."""
         self._each_if_open(Subscriber.leave_all)
@@ -411,16 +418,16 @@ class DistributedSubscriber:
         """As `Subscriber.backlog`, without the members of servers that are away."""
         with self._lock:
             self._follow()
-            return {m: n for found in self._each(Subscriber.backlog) for m, n in found.items()}
+            return {m: n for found in self._branches.each(Subscriber.backlog) for m, n in found.items()}
 
     def left_to_others(self, targets: Mapping[int, int]) -> dict[int, int]:
         """As `Subscriber.left_to_others`, without the members of servers that are away."""
         with self._lock:
             self._follow()
             found: dict[int, int] = {}
-            for server, branch in self._branches.items():
-                own = {m: last for m, last in targets.items() if m in self._members_on(server)}
-                for some in self._answers(branch, partial(Subscriber.left_to_others, targets=own)):
+            for server in self._branches:
+                own = {m: last for m, last in targets.items() if m in self._branches.members_on(server)}
+                for some in self._branches.answers(server, partial(Subscriber.left_to_others, targets=own)):
                     found |= some
             return found
 
@@ -438,47 +445,10 @@ class DistributedSubscriber:
                 if self._use is not None:
                     self._use.close()
 
-    # -- branches -------------------------------------------------------------------------------------------------
+    # -- inside ---------------------------------------------------------------------------------------------------
     def _follow(self, batch: Batch | None = None) -> None:
-        """One branch for each server that the destination is on now and that this consumer takes messages of; `batch` must
-        have none of others."""
         self._check_open()
-        snapshot = self.table.refresh()
-        if snapshot.table_id != self.table_id:
-            raise DestinationReplacedError()
-        only, placed = self.settings.server, record_servers(snapshot.destination, self.subscription)
-        servers = [server for server in placed if only in (None, server)]
-        if not servers:
-            raise self._lost("its member there was removed")
-        if only is not None and batch is not None:
-            self._check_within(batch, only)
-        for server in self._branches.keys() - set(servers):
-            self._branches.pop(server).close()  # its member was empty, so nothing is left to acknowledge
-        for server in servers:
-            if server not in self._branches:
-                opened = partial(self._opened, server)
-                self._branches[server] = Branch(server, opened, self._lane(f"server {server}"), self._monotonic_s)
-            self._branches[server].follow(stopped=server in snapshot.destination.stopped)
-
-    def _check_within(self, batch: Batch, only: str) -> None:
-        elsewhere = sorted({self._server_of(member) for member in batch.members} - {only})
-        if elsewhere:
-            raise OptionError(
-                f"the checkpoint's last batch has messages of {self.destination} on server {', '.join(elsewhere)}, and the query "
-                f"names {only}@{self.destination}: they would never be acknowledged. Name {self.destination} again, or start "
-                "with a fresh checkpointLocation"
-            )
-
-    def _lost(self, why: str) -> JmsqError:
-        where = f"{self.settings.server}@{self.destination}"
-        if self.settings.pinned:
-            again = "Messages that it has not acknowledged come again, flagged."
-            if self.settings.live is not None:
-                again = "Its subscription is not durable: it ends with its last consumer."
-            return MemberLostException(
-                f"consumer {self.consumer} has lost {where}: {why}. {again} Close this consumer and create a new one"
-            )
-        return InvalidDestinationError(f"{where} cannot be consumed: {why}")
+        self._branches.follow(batch)
 
     def _opened(self, server: str) -> Subscriber:
         made = Subscriber(
@@ -497,55 +467,16 @@ class DistributedSubscriber:
             raise DestinationReplacedError()
         return made
 
-    def _members_on(self, server: str) -> list[int]:
-        return recorded_on(self.table.snapshot.destination, server, self.subscription)
-
-    def _server_of(self, member: int) -> str:
-        return record_server(self.table.snapshot.destination, self.subscription, member)
-
-    def _by_server(self, parts: Mapping[str, Mapping[int, Ranges]]) -> dict[str, dict[str, dict[int, Ranges]]]:
-        found: dict[str, dict[str, dict[int, Ranges]]] = {}
-        for claim, members in parts.items():
-            for member, picks in members.items():
-                found.setdefault(self._server_of(member), {}).setdefault(claim, {})[member] = picks
-        return found
-
-    def _answers(self, branch: Branch, act: Callable[[Subscriber], T], *, writes: bool = False) -> Iterator[T]:
-        """The answer; none when the server is away, unless this consumer is pinned to it."""
-        pinned = self.settings.pinned
-        try:
-            answer = branch.call(act, WRITE_S if writes or pinned else ANSWER_S, writes=writes)
-        except ServerAwayError as error:
-            if pinned:
-                raise self._lost(str(error)) from error
-            return
-        yield answer
-
-    def _each(self, act: Callable[[Subscriber], T]) -> list[T]:
-        return [answer for branch in self._branches.values() for answer in self._answers(branch, act)]
-
     def _each_if_open(self, act: Callable[[Subscriber], T]) -> list[T]:
         with self._lock:
-            return [] if self.closed else self._each(act)
-
-    def _any(self, act: Callable[[Subscriber], bool]) -> bool:
-        return any(self._each(act))
+            return [] if self.closed else self._branches.each(act)
 
     def _must(self, server: str, act: Callable[[Subscriber], T]) -> T:
-        branch = self._branches.get(server)
-        if branch is None:
-            raise MemberUnavailableError(
-                f"{self.destination} is not on server {server} any more: the message went with its member"
-            )
         try:
-            return branch.call(act, ACKNOWLEDGE_S, writes=True)
-        except ServerAwayError as error:
+            return self._branches.must(server, act)
+        except (MemberUnavailableError, MemberLostException):
             self._check_open()
-            if self.settings.pinned:
-                raise self._lost(str(error)) from error
-            raise MemberUnavailableError(
-                f"{self.destination}: server {server} is away ({error}): nothing is known to be acknowledged there; try again"
-            ) from error
+            raise
 
     def _check_open(self) -> None:
         if self.closed:

@@ -10,20 +10,27 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from spark_jms.claims.error_destination import ErrorDestination, UnclaimedMessages
 from spark_jms.claims.fetch import fetch
+from spark_jms.core.destination import Destination
 from spark_jms.core.expiration import EXPIRER, REASON
 from spark_jms.core.expiration_log import columns_of, entry
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import JmsqError
+from spark_jms.log.breath import breathe
 from spark_jms.log.data_file import FileHint
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
+from spark_jms.settings.destination import UNLIMITED
 from spark_jms.settings.expiration import DISCARD, LOG, REDIRECT, LoggedFields
 
 LOGGED, REDIRECTED = 10_000, 2_000  # messages of one step of a search: while it lasts no consumer has the record
 BESIDE = 500  # of one plan of a consumer, which has better things to do
+BESIDE_EVERY_MS = 1_000  # while it has messages to deliver; the search, or a plan without any, takes the others
+_STEP_ROWS = 25  # of the log: about a millisecond of Python
 log = logging.getLogger("spark_jms")
 expiration_log = logging.getLogger("spark_jms.expiration")
 
@@ -58,13 +65,19 @@ class Expiration:
         self._table, self._beside = table, beside
         self._unclaimed = UnclaimedMessages(errors, EXPIRER, session, label, clock_ms)
         self._unlogged: list[_Unlogged] = []
+        self._clock_ms, self._taken_ms = clock_ms, 0  # when some were taken beside others to deliver
 
-    def expire(self, state: RecordSet, snapshot: Snapshot, member: int, over: Ranges, epoch: int) -> RecordSet:
+    def expire(
+        self, state: RecordSet, snapshot: Snapshot, member: int, over: Ranges, epoch: int, *, delivers: bool = False
+    ) -> RecordSet:
         """The state of a held member without these messages, as far as possible: so many in one step if they are logged or
-        redirected, but units of work as a whole. When it has a new intent, the caller writes the state and then finishes the
-        transfer. Raises DataLossError for messages that are gone."""
+        redirected, but units of work as a whole. A consumer that `delivers` others with this plan takes a step a second. When it
+        has a new intent, the caller writes the state and then finishes the transfer. Raises DataLossError for messages that are
+        gone."""
         declared = snapshot.destination
         over = state.unfinished_of(over - state.claimed - state.moving)
+        if delivers and self._pauses(declared):
+            return state
         if declared.expiration_policy != DISCARD and not declared.handles_units_of_work:
             over = over.take(BESIDE if self._beside else LOGGED if declared.expiration_policy == LOG else REDIRECTED)
         if not over:
@@ -78,6 +91,19 @@ class Expiration:
             self._unlogged.append(_unlogged(state, snapshot, member, over))
         return state.expire(over)
 
+    def _pauses(self, declared: Destination) -> bool:
+        """Reading and logging a step takes as long as a delivery. Others may depend on the whole: a unit of work, or a limit that
+        counts what is not finished."""
+        if declared.expiration_policy == DISCARD or declared.handles_units_of_work:
+            return False
+        if declared.messages_limit_override != UNLIMITED:
+            return False
+        now = self._clock_ms()
+        if 0 <= now - self._taken_ms < BESIDE_EVERY_MS:
+            return True
+        self._taken_ms = now
+        return False
+
     def forget(self) -> None:
         """What was expired last is not written."""
         self._unlogged = []
@@ -87,7 +113,7 @@ class Expiration:
         unlogged, self._unlogged = self._unlogged, []
         for each in unlogged:
             try:
-                _log(self._table, each)
+                _log(self._table, each, beside=self._beside)
             except (JmsqError, OSError) as error:  # they have expired, so this fails nothing else
                 log.warning(
                     "%s, member %d: %d message(s) have expired (%s), and could not be read for the log: %s",
@@ -113,7 +139,8 @@ def _unlogged(state: RecordSet, snapshot: Snapshot, member: int, picks: Ranges) 
     )
 
 
-def _log(table: DeltaLog, each: _Unlogged) -> None:
+def _log(table: DeltaLog, each: _Unlogged, *, beside: bool) -> None:
+    """A search lets the threads of its process run meanwhile."""
     rows = fetch(
         table,
         each.destination,
@@ -126,5 +153,12 @@ def _log(table: DeltaLog, each: _Unlogged) -> None:
         table_id=each.table_id,
     )
     for batch in rows:
-        for row in batch.to_pylist():
-            expiration_log.warning("%s", entry(row, dict(row.get("properties") or ()), each.fields))
+        for at in range(0, batch.num_rows, _STEP_ROWS):
+            _log_rows(batch.slice(at, _STEP_ROWS), each.fields)
+            if not beside:
+                breathe()
+
+
+def _log_rows(rows: pa.RecordBatch, fields: LoggedFields) -> None:
+    for row in rows.to_pylist():
+        expiration_log.warning("%s", entry(row, dict(row.get("properties") or ()), fields))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jms.core.body_compression import columns_to_read, decompressed, pieces
+from spark_jms.claims.sorted_rows import in_order
+from spark_jms.core.body_compression import DamagedBodyError, columns_to_read, decompressed, pieces
 from spark_jms.core.delivery_order import DeliveryOrder
 from spark_jms.core.message import COLUMNS, deliver, stored_columns
 from spark_jms.core.ranges import Ranges, union
@@ -18,12 +19,12 @@ from spark_jms.errors import DataLossError, DestinationReplacedError, MessageFor
 from spark_jms.log.data_file import FileHint
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.file_reader import LastRows, StoredRows, read_stored
+from spark_jms.log.message_buffer import MessageBuffer, process_buffer
 
 WITHOUT_LOST = (
     "Continue without them with failOnDataLoss=false (Python: fail_on_data_loss=False; `jmsq receive`: --skip-lost)."
 )
 _ATTEMPTS = 3
-_SORTED_ROWS = 16_384  # of a batch of sorted rows
 _SMALL_BATCH_BYTES = 2**20  # smaller batches are delivered together
 log = logging.getLogger("spark_jms")
 
@@ -42,9 +43,10 @@ def fetch(
     order: DeliveryOrder = FIFO,
     last: LastRows | None = None,
     unpacks: bool = False,
+    buffer: Callable[[], MessageBuffer] = process_buffer,
 ) -> Iterator[pa.RecordBatch]:
-    """The picked messages of one member, in `order`: FIFO, or another one, and then all are in memory at once. `redelivered` maps
-    a delivery count above 1 to its messages.
+    """The picked messages of one member, in `order`: FIFO, or another one, for which large claims page in `buffer` (T7).
+    `redelivered` maps a delivery count above 1 to its messages.
 
     `files` are tried first; a file that compaction has replaced is looked up in the log. Raises DataLossError for
     messages that are in no file, or leaves them out when `fail_on_data_loss` is false. Raises DestinationReplacedError when
@@ -54,12 +56,18 @@ def fetch(
     found = _PickedRows(table, member, picks, files, table_id, last)
     stored = list(dict.fromkeys([*stored_columns(columns), *order.columns]))
     rows = _together(found.rows(columns_to_read(stored) if unpacks else stored))
-    for batch, sequences in _in_order(rows, order, redelivered) if order else rows:
+    if order:
+
+        def again(names: list[str]) -> Iterator[StoredRows]:
+            return _PickedRows(table, member, picks, files, table_id, None).rows(names)
+
+        rows = in_order(rows, order, redelivered, again, buffer)
+    for batch, sequences in rows:
         done = 0
         for piece in pieces(batch) if unpacks else [batch]:
             numbers = sequences.slice(done, piece.num_rows)
             done += piece.num_rows
-            plain = _unpacked(piece, destination, member) if unpacks else piece
+            plain = _unpacked(piece, destination, member, numbers) if unpacks else piece
             yield deliver(plain, columns, destination, member, numbers, _delivery_counts(numbers, redelivered))
     if not found.left:
         return
@@ -70,11 +78,13 @@ def fetch(
     log.warning("%s. They are left out.", what)
 
 
-def _unpacked(batch: pa.RecordBatch, destination: str, member: int) -> pa.RecordBatch:
+def _unpacked(batch: pa.RecordBatch, destination: str, member: int, sequences: pa.Array) -> pa.RecordBatch:
     try:
         return decompressed(batch)
-    except ValueError as error:
-        raise MessageFormatError(f"{destination}, member {member}: {error}") from None
+    except DamagedBodyError as error:
+        raise MessageFormatError(
+            f"{destination}, member {member}, sequence {sequences[error.row].as_py()}: {error.reason}"
+        ) from None
 
 
 class _PickedRows:
@@ -137,24 +147,6 @@ def _together(rows: Iterable[StoredRows]) -> Iterator[StoredRows]:
             pending, size = [], 0
     if pending:
         yield _joined(pending)
-
-
-def _in_order(
-    rows: Iterable[StoredRows], order: DeliveryOrder, redelivered: Mapping[int, Ranges]
-) -> Iterator[StoredRows]:
-    """The same rows in the order of delivery."""
-    parts = sorted(rows, key=lambda part: part[1][0].as_py())
-    if not parts:
-        return
-    table = pa.Table.from_batches([batch for batch, _ in parts])
-    sequences = pa.concat_arrays([numbers for _, numbers in parts])
-    again = pc.is_in(sequences, union(redelivered.values()).numbers())
-    at = order.delivery(table.select(order.columns), sequences, again)
-    table = table.combine_chunks()  # once, or each `take` would join all chunks
-    for start in range(0, len(at), _SORTED_ROWS):
-        chosen = at[start : start + _SORTED_ROWS]
-        for batch in table.take(chosen).combine_chunks().to_batches():
-            yield batch, sequences.take(chosen)
 
 
 def _joined(rows: list[StoredRows]) -> StoredRows:

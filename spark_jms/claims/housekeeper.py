@@ -7,11 +7,13 @@ from functools import partial
 
 from spark_jms.claims.active_subscriptions import not_durable
 from spark_jms.claims.barriers import BarrierWatch
+from spark_jms.claims.coordinators import Coordinators
 from spark_jms.claims.expiration_scan import ExpirationScan
 from spark_jms.claims.leftovers import clear_leftovers
 from spark_jms.claims.life_cycle_table import LifeCycleTable, opened_table
+from spark_jms.claims.pledges import Pledges
 from spark_jms.claims.record_sets import label_of, read_state
-from spark_jms.claims.stores import keep_servers, record_of, store_of, timed_stores
+from spark_jms.claims.stores import home_of, keep_servers, record_of, store_of, timed_stores
 from spark_jms.claims.subscription_limit import FreeRecordLimits
 from spark_jms.claims.transfer import Transfers, recover_transfers
 from spark_jms.claims.usage import publish_usage
@@ -22,6 +24,7 @@ from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_names import lease_record
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.subscription_place import record_server
+from spark_jms.errors import TransferError
 from spark_jms.log.barriers import forget_purged_barriers
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
@@ -65,6 +68,7 @@ class Housekeeper:
     nothing: `health` has it, the log, and the lease's record, for `jmsq stat`."""
 
     ABANDONED_EVERY_S = 60.0  # looks for temporary destinations of dead contexts
+    TRANSACTIONS_EVERY_S = 5.0  # looks for transactions of dead owners
 
     def __init__(self, domain: Domain, store: Store, destination: str) -> None:
         self._domain, self._store, self._destination = domain, timed_stores(store), destination
@@ -90,6 +94,9 @@ class Housekeeper:
         self._expiration = ExpirationScan(domain, self._store, self._messages, self._not_durable)
         self.scans_at_once = False  # every round searches for expired messages, whatever the domain's interval
         self._looked_for_abandoned_s = time.monotonic()
+        self._pledges = Pledges(home_of(self._store), self._messages)
+        self._coordinators = Coordinators(domain, self._store)
+        self._looked_for_transactions_s = -self.TRANSACTIONS_EVERY_S
 
     def live_names(self) -> list[str]:
         """A purge asks for them when its snapshot is fixed."""
@@ -146,7 +153,18 @@ class Housekeeper:
     def _recover_transfers(self) -> None:
         snapshot = self._domain.log(self._destination).snapshot
         names = [*snapshot.destination.subscription_names(), *self._live]
-        recover_transfers(self._transfers, self._session, snapshot, self._state, names)
+        recover_transfers(self._transfers, self._session, snapshot, self._state, names, pledges=self._pledges)
+
+    def _recover_transactions(self) -> None:
+        """Whose owners died (T16)."""
+        now_s = time.monotonic()
+        if now_s - self._looked_for_transactions_s >= self.TRANSACTIONS_EVERY_S and not is_temporary(self._destination):
+            self._looked_for_transactions_s = now_s
+            problems = self._coordinators.recover()
+            if problems:
+                raise TransferError(
+                    f"{len(problems)} step(s) of transactions wait: {problems[0]}; see `jmsq transactions`"
+                )
 
     def _pass_barriers(self) -> None:
         """Of records that no consumer holds any more."""
@@ -229,6 +247,7 @@ class Housekeeper:
             self.rounds.monitor.run("expiration", self._expire)
             self.rounds.round()
             self.rounds.monitor.run("recovery of transfers", self._recover_transfers)
+            self.rounds.monitor.run("recovery of transactions", self._recover_transactions)
             self.rounds.monitor.run("barriers of units of order", self._pass_barriers)
             if self._messages.snapshot.destination.messages_limit_override != UNLIMITED:
                 self.rounds.monitor.run("limit of subscriptions", self._enforce_limits)
@@ -283,4 +302,5 @@ class Housekeeper:
         return False
 
     def close(self) -> None:
+        self._coordinators.close()
         self._session.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -16,12 +16,15 @@ from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.placement import HOME
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.subscription_place import record_server
+from spark_jms.log.data_file import DataFile
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.life_cycle import events_id, sent_events, sent_id
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import now_ms
 from spark_jms.store import RecordCorruptError, Store, StoreError
+
+_CLOCKS_DIFFER_MS = 60_000  # of hosts, at most
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,38 @@ class EventRow:
         return sequence is None or any(int(part[0]) <= sequence <= int(part[-1]) for part in parts)
 
 
+_Written = Callable[[DeltaLog, str, "str | None"], Iterator[EventRow]]
+
+
 def events(domain: Domain, store: Store, destination: str, subscription: str | None = None) -> list[EventRow]:
     """Rows of the life-cycle table and of what waits for it, each once, oldest first; with `subscription`, sent messages and
     the events of that one. [] for a destination that never logged."""
+    return _events(domain, store, destination, subscription, _written)
+
+
+def newest_events(
+    domain: Domain, store: Store, destination: str, limit: int, wanted: Callable[[EventRow], bool]
+) -> list[EventRow]:
+    """The newest `limit` of the wanted ones, oldest first. Reads the files from the newest on, and no more of them than it
+    needs."""
+
+    def written(table: DeltaLog, destination: str, subscription: str | None) -> Iterator[EventRow]:
+        found: list[datetime] = []  # when the newest `limit` happened, newest last
+        files = [file for files in table.refresh().members.values() for file in files.files]
+        for file in sorted(files, key=lambda file: file.modified_ms, reverse=True):
+            if len(found) == limit and views.moment(file.modified_ms + _CLOCKS_DIFFER_MS) < found[0]:
+                return  # what a file has happened before it was written
+            for row in _rows_of(table, file, destination, subscription):
+                if wanted(row):
+                    found = sorted([*found, row.happened])[-limit:]
+                    yield row
+
+    return [row for row in _events(domain, store, destination, None, written) if wanted(row)][-limit:]
+
+
+def _events(
+    domain: Domain, store: Store, destination: str, subscription: str | None, written: _Written
+) -> list[EventRow]:
     table = domain.life_cycle(destination)
     if table is None:
         domain.log(destination).refresh()
@@ -58,7 +90,7 @@ def events(domain: Domain, store: Store, destination: str, subscription: str | N
     waiting = [
         *_waiting(domain, store, destination, subscription)
     ]  # before the table: an event may move there meanwhile
-    rows = {row.key: row for row in _written(table, destination, subscription)}
+    rows = {row.key: row for row in written(table, destination, subscription)}
     sent = domain.log(destination).refresh()
     if sent.destination.message_logging_enabled:
         for member, found in sent_events(sent, table.snapshot).items():
@@ -67,32 +99,37 @@ def events(domain: Domain, store: Store, destination: str, subscription: str | N
     return sorted(rows.values(), key=_order)
 
 
-def _order(row: EventRow) -> tuple[datetime, bool, int]:
+def _order(row: EventRow) -> tuple[datetime, bool, int, str]:
     """Events of the same millisecond: in the order of their positions, and nothing happens to a message before it is sent."""
-    return row.happened, row.event != LifeEvent.SENT.value, int(row.key.rsplit("/", 1)[1])
+    return row.happened, row.event != LifeEvent.SENT.value, int(row.key.rsplit("/", 1)[1]), row.key
 
 
 def _written(table: DeltaLog, destination: str, subscription: str | None) -> Iterator[EventRow]:
-    for member, files in sorted(table.refresh().members.items()):
+    for _, files in sorted(table.refresh().members.items()):
         for file in files.files:
-            with table.storage.open_input(file.path) as source:
-                for row in pq.read_table(source).to_pylist():
-                    if subscription in (None, row["subscription"]) or not row["subscription"]:
-                        yield EventRow(
-                            destination,
-                            row["subscription"],
-                            member,
-                            row["event"],
-                            views.moment(row["happened_ms"]),
-                            row["consumer"],
-                            row["claim"],
-                            row["messages"],
-                            row["first"],
-                            row["last"],
-                            Ranges.from_json(json.loads(row["ranges"])).text(),
-                            row["detail"],
-                            row["key"],
-                        )
+            yield from _rows_of(table, file, destination, subscription)
+
+
+def _rows_of(table: DeltaLog, file: DataFile, destination: str, subscription: str | None) -> Iterator[EventRow]:
+    with table.storage.open_input(file.path) as source:
+        rows = pq.read_table(source).to_pylist()
+    for row in rows:
+        if subscription in (None, row["subscription"]) or not row["subscription"]:
+            yield EventRow(
+                destination,
+                row["subscription"],
+                file.member,
+                row["event"],
+                views.moment(row["happened_ms"]),
+                row["consumer"],
+                row["claim"],
+                row["messages"],
+                row["first"],
+                row["last"],
+                Ranges.from_json(json.loads(row["ranges"])).text(),
+                row["detail"],
+                row["key"],
+            )
 
 
 def _waiting(domain: Domain, store: Store, destination: str, subscription: str | None) -> Iterator[EventRow]:

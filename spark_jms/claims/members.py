@@ -256,6 +256,10 @@ class Members:
         if held is not None:
             held.handle.close()
 
+    def has_session(self) -> bool:
+        """False: the session has ended, and this consumer can only be closed."""
+        return self._fenced is None and self.session_id in self.store.sessions()
+
     def leave_all(self) -> None:
         """Hold nothing and wait for nothing, until this consumer asks again."""
         try:

@@ -28,17 +28,19 @@ FORMAT_VERSION = 1
 
 
 class NotedProgress:
-    """Of one query. Not thread-safe. Lists its notes once, with the first check."""
+    """Of one query. Not thread-safe. Lists its notes once."""
 
     def __init__(self, storage: Storage, table_id: str, consumer: str) -> None:
         self._storage, self._folder = storage, f"{QUERY_PROGRESS}/{table_id}/{consumer}"
         self._numbers: set[int] | None = None
+        self._is_checked = False
 
     def check(self, start: Batch, destination: str) -> None:
-        """Once, before this instance claims anything: the checkpoint ends with `start`. Raises StaleCheckpointError,
-        FormatVersionError, and OffsetError when the note is damaged."""
-        if self._numbers is None:
+        """Before this instance claims anything: the checkpoint ends with `start`. Raises StaleCheckpointError, FormatVersionError,
+        and OffsetError when the note is damaged, each time until it has passed once; then it does nothing."""
+        if not self._is_checked:
             check_not_stale(QueryProgress(acknowledged=self._newest()), start, destination)
+            self._is_checked = True
 
     def _newest(self) -> str:
         """The claim of the highest note; "" when there is none."""

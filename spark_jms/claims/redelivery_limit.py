@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spark_jms.claims.error_destination import ErrorDestination, UnclaimedMessages
+from spark_jms.core.acknowledgement import LIMITER
 from spark_jms.core.destination import Destination
 from spark_jms.core.record_set import RecordSet
 from spark_jms.settings.destination import UNLIMITED
 
-LIMITER = "redelivery limit"  # the consumer in the acknowledgement table
 _MOST = 10_000  # messages of one transfer
 
 

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 
 from spark_jms.claims.acknowledgement_table import AcknowledgementTable
-from spark_jms.claims.acknowledger import Acknowledger
+from spark_jms.claims.acknowledger import Acknowledger, Parts
 from spark_jms.claims.backlog import BacklogReader
 from spark_jms.claims.batches import BatchMaker, ConsumerSettings, Continuation, PreparedBatch
 from spark_jms.claims.life_cycle_table import LifeCycleTable, opened_table
@@ -35,6 +35,7 @@ from spark_jms.core.placement import HOME
 from spark_jms.core.poison import Messages, Trial
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.subscription_place import recorded_on
+from spark_jms.core.transfer import Ticket
 from spark_jms.errors import ClosedError, DestinationReplacedError
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
@@ -216,12 +217,27 @@ class Subscriber:
             return any(until <= now for held in self.members.held.values() for until in held.state.delays)
 
     # -- acknowledging --------------------------------------------------------------------------------------------
-    def acknowledge(self, parts: Mapping[str, Mapping[int, Ranges]]) -> dict[str, dict[int, Ranges]]:
+    def acknowledge(self, parts: Mapping[str, Mapping[int, Ranges]], *, whole: bool = False) -> Parts:
         """Acknowledge parts (member -> messages) of open claims in one write. Returns the parts on members that another
-        consumer holds: it has been asked for the record, and nothing of those members is acknowledged; try again."""
+        consumer holds: it has been asked for the record, and nothing of those members is acknowledged; try again. `whole`: all
+        or nothing."""
         with self._lock:
             self._check_open()
-            return self._acknowledger.acknowledge(parts)
+            return self._acknowledger.acknowledge(parts, whole=whole)
+
+    def pledge(self, parts: Mapping[str, Mapping[int, Ranges]], ticket: Ticket, coordinator: str) -> Parts:
+        """Parts of open claims wait for the decision of a transaction (T16), in one write. Returns as `acknowledge` does."""
+        with self._lock:
+            self._check_open()
+            return self._acknowledger.pledge(parts, ticket, coordinator)
+
+    def end_pledges(self, members: Iterable[int], ticket: Ticket, *, committed: bool) -> None:
+        """Acknowledge or return what this consumer has pledged to a decided transaction. Where another consumer holds the
+        record, that one does so before it plans."""
+        with self._lock:
+            self._check_open()
+            delay_ms = self.table.snapshot.destination.redelivery_delay_ms
+            self._acknowledger.end_pledges(members, ticket, committed=committed, delay_ms=delay_ms)
 
     def release(self, claim: str, parts: Mapping[int, Ranges], *, delivered: bool, delay_ms: int | None = None) -> bool:
         """Make parts of a claim available again; `delivered` ones come again flagged, after `delay_ms` (None: after the
@@ -290,6 +306,11 @@ class Subscriber:
                 self.members.open(member)
 
     # -- sharing --------------------------------------------------------------------------------------------------
+    def has_session(self) -> bool:
+        """Whether the store still knows this consumer: one that stalled for longer than its session's time-out can only be closed."""
+        with self._lock:
+            return not self.closed and self.members.has_session()
+
     def leave_all(self) -> None:
         """Free the records for other consumers until the next plan. A consumer that has its share of members would not ask for
         those that this one holds."""
@@ -303,6 +324,7 @@ class Subscriber:
         with self._lock:
             if self.closed:
                 return 0
+            self._batches.end_pledges()
             snapshot = self.table.snapshot
             return self.members.hand_over({m: snapshot.last_sequence(m) for m in self.members.held})
 

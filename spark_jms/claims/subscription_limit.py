@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable
 
 from spark_jms.claims.offer import Offer, SortedBacklogs
 from spark_jms.claims.record_sets import label_of, opened_state, operations
-from spark_jms.claims.scan import Question, scan
+from spark_jms.claims.scan import Question, may_expire, scan
 from spark_jms.claims.stores import record_of
 from spark_jms.claims.work_parts import read_parts, together
 from spark_jms.core.active_subscription import is_durable
@@ -20,7 +20,7 @@ from spark_jms.core.destination import Subscription
 from spark_jms.core.life_cycle import SERVER_WAS_DOWN
 from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.placement import HOME
-from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.selector import Selector
 from spark_jms.core.sort_order import SortOrder
@@ -30,6 +30,7 @@ from spark_jms.core.unit_of_work import WorkVerdict, judge
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.settings.destination import UNLIMITED
+from spark_jms.settings.expiration import DISCARD
 from spark_jms.store import RecordCorruptError, RecordHeldError, Session, StoreError
 
 _FOR_EVER_MS = 2**63 - 1
@@ -69,6 +70,7 @@ class SubscriptionLimit:
         droppable = self._droppable(state, snapshot, member, last)
         present = state.unfinished(1, begun).count
         picks = dropped(present, arrived, droppable, destination.messages_limit_override)
+        picks -= self._expired(snapshot, member, picks)
         if picks:
             log.info(
                 "%s has more than %d message(s): %d (%s) are dropped",
@@ -97,6 +99,15 @@ class SubscriptionLimit:
         if found.missed:
             state = state.skip(found.missed, LifeEvent.SKIPPED, SERVER_WAS_DOWN)
         return state.skip(found.refused, LifeEvent.REFUSED) if found.refused else state
+
+    def _expired(self, snapshot: Snapshot, member: int, picks: Ranges) -> Ranges:
+        """Those that leave by the policy of the destination: it logs or redirects them, if it does not discard them."""
+        if not picks or snapshot.destination.expiration_policy == DISCARD:
+            return EMPTY
+        question = Question(now_ms=self._clock_ms(), due_ms=_FOR_EVER_MS)
+        files = snapshot.member_files(member).overlapping(picks.first, picks.last)
+        may = union(picks.between(file.first, file.last) for file in files if may_expire(file))
+        return scan(self._table, member, may, question, table_id=snapshot.table_id).expired if may else EMPTY
 
     def _droppable(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> Droppable:
         """Available messages; of units of work, the complete ones."""

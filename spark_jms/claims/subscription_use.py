@@ -132,18 +132,29 @@ def _joined(
                 other.joined(session.session_id, exclusive=request.exclusive)
             if not is_durable(name):
                 check_selector(entry.as_subscription(), log.name, request.selector)
+            done: list[Put | Delete] = []
             if not is_durable(name) and (joined.floors is None or joined.only != entry.only):
-                record.commit([Put(name, joined.to_bytes())])  # before the floors are read
+                guard = joined if joined.floors is None else _guard(joined, session, known)
+                record.commit([Put(guard.name, guard.to_bytes())])  # before the floors are read
                 if joined.floors is None:
                     _clear(store, session, table_id, name, JOIN_TIMEOUT_S)  # what an earlier one of this name has left
                 joined = joined.with_floors(start_floors(log.verify(), "latest"), before)
-            record.commit([Put(name, joined.to_bytes())])
+                done = [] if guard.name == name else [Delete(guard.name)]
+            record.commit([*done, Put(name, joined.to_bytes())])
     except RecordHeldError as error:
         raise MemberUnavailableError(
             f"the subscriptions of {log.name} are being changed by session {error.holder} for more than "
             f"{JOIN_TIMEOUT_S:g} s: nothing was subscribed; try again"
         ) from error
     return SubscriptionUse(store, session, table_id, joined)
+
+
+def _guard(joined: ActiveSubscription, session: Session, known: Mapping[str, ActiveSubscription]) -> ActiveSubscription:
+    """A subscription of this session alone. It keeps the messages of the members that are new to `joined`, whose entry says
+    that it takes them only once it has their floors: else a crash in between would leave it with floors of messages that a
+    purge has removed."""
+    name = alone_name(known.keys(), server_of_subscription(joined.name))
+    return ActiveSubscription(name, {session.session_id: True}, created_ms=joined.created_ms, only=joined.only)
 
 
 def _name(request: SubscriptionRequest, known: Mapping[str, ActiveSubscription], answering: Sequence[str]) -> str:

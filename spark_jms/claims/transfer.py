@@ -15,18 +15,20 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 
+from spark_jms.claims.pledges import Pledges
 from spark_jms.claims.record_sets import label_of, opened_state, operations
 from spark_jms.claims.stores import record_of
+from spark_jms.core.destination import is_temporary
 from spark_jms.core.placement import HOME
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.subscription_place import record_server
 from spark_jms.core.transfer import Intent, NextStep, TargetOutcome, Ticket, TransferStep, TransferTarget, next_step
 from spark_jms.errors import (
-    DomainError,
     InsertionPausedError,
     InvalidDestinationError,
     JmsqError,
@@ -205,19 +207,7 @@ class Transfers:
         return TargetOutcome.REPLACED if target_log is None else target_outcome(target_log, target, ticket)
 
     def _log(self, target: TransferTarget) -> DeltaLog | None:
-        """The target's log, also after a rename; None when no destination has its table any more. An absent root proves
-        nothing: DomainError."""
-        names = [target.destination, *(n for n in self._domain.destinations() if n != target.destination)]
-        for name in names:
-            try:
-                found = self._domain.log(name)
-                if found.refresh().table_id == target.table_id:
-                    return found
-            except InvalidDestinationError:
-                continue
-        if not self._domain.is_present():
-            raise DomainError(f"{self._domain.root} cannot be reached: its domain file is missing; try again")
-        return None
+        return log_of_target(self._domain, target)
 
     def _failed(self, intent: Intent, text: str, now: int) -> TransferProblem:
         _, pause = self._pauses.get(intent.ticket, (0, 0))
@@ -227,15 +217,37 @@ class Transfers:
         return TransferProblem(intent.ticket, text)
 
 
+def log_of_target(domain: Domain, target: TransferTarget) -> DeltaLog | None:
+    """The target's log, also after a rename; None when no destination has its table any more. An absent root proves nothing:
+    DomainError."""
+    if is_temporary(target.destination):
+        logs: Iterable[Callable[[], DeltaLog]] = [partial(domain.temporary.log, target.destination)]
+    else:
+        names = [target.destination, *(n for n in domain.destinations() if n != target.destination)]
+        logs = [partial(domain.log, name) for name in names]
+    for log_of in logs:
+        try:
+            found = log_of()
+            if found.refresh().table_id == target.table_id:
+                return found
+        except InvalidDestinationError:
+            continue
+    domain.check_present()
+    return None
+
+
 def recover_transfers(
     transfers: Transfers,
     session: Session,
     snapshot: Snapshot,
     state_of: Callable[[str, int], RecordSet],
     subscriptions: Iterable[str] | None = None,
+    *,
+    pledges: Pledges,
 ) -> None:
-    """Finish the open transfers of records that no session holds. A record's holder finishes its own. `state_of` reads the
-    record set of a subscription and member; an old state will do. `subscriptions` None: those of the table. Raises
+    """Finish the open transfers of records that no session holds, and end the pledges of decided transactions there. A record's
+    holder does so itself. `state_of` reads the record set of a subscription and member; an old state will do. `subscriptions`
+    None: those of the table. Raises
     TransferError when a transfer does not end, unless it waits for its target."""
     problems: list[str] = []
     away: set[str] = set()
@@ -246,7 +258,8 @@ def recover_transfers(
                 continue  # nothing asks its store
             record = record_of(snapshot, subscription, member)
             try:
-                if not state_of(subscription, member).intents:
+                known = state_of(subscription, member)
+                if not (known.intents or known.pledges):
                     continue
                 handle = session.open(record)
             except RecordHeldError:
@@ -262,8 +275,9 @@ def recover_transfers(
                 is_on = snapshot.destination.message_logging_enabled
                 before = opened_state(handle, label).logging(is_on=is_on, now_ms=now_ms())
                 ended = transfers.finish(before, handle.epoch, patient=True)
-                if ended.state is not before:
-                    handle.commit(operations(before, ended.state))
+                after = pledges.ended(ended.state, handle.epoch)
+                if after is not before:
+                    handle.commit(operations(before, after))
                 problems += [f"{label}: {problem.text}" for problem in ended.problems if not problem.waits]
     if problems:
         raise TransferError(f"{len(problems)} transfer(s) do not end: {problems[0]}")

@@ -26,6 +26,7 @@ from spark_jms.store import Store, StoreError
 log = logging.getLogger("spark_jms")
 PUBLISH_EVERY_S = 0.05
 _SHARE_OF_TIME = 0.05  # that a publisher may use
+_ATTEMPTS = 5  # of a publication that no other one follows soon
 
 StateOf = Callable[[Snapshot, str, int], RecordSet]
 
@@ -51,7 +52,9 @@ class UsagePublisher:
         if paced and begun < self._next_s:
             return
         try:
-            publish_usage(self._domain, self._log, self._state, self._live)
+            for _ in range(1 if paced else _ATTEMPTS):
+                if publish_usage(self._domain, self._log, self._state, self._live):
+                    break
         finally:
             ended = time.monotonic()
             self._next_s = ended + (ended - begun) / _SHARE_OF_TIME
@@ -63,17 +66,26 @@ class UsagePublisher:
         return sorted(not_durable(self._store, snapshot.table_id)) if snapshot.destination.is_topic else []
 
 
-def publish_usage(
-    domain: Domain, log: DeltaLog, state: StateOf, live: Callable[[Snapshot], list[str]]
-) -> PublishedUsage:
-    """`live` names the subscriptions that are not in the table; it is asked after the snapshot is fixed."""
-    snapshot = log.refresh()
-    names = [*snapshot.destination.subscription_names(), *live(snapshot)]
-    members = {member: _member(snapshot, member, names, state) for member in snapshot.members}
-    durable = {one.name: one.created_ms for one in snapshot.destination.subscriptions.values()}
-    found = PublishedUsage(log.name, members, durable)
-    domain.usages.publish(snapshot.table_id, found)
-    return found
+def publish_usage(domain: Domain, log: DeltaLog, state: StateOf, live: Callable[[Snapshot], list[str]]) -> bool:
+    """`live` names the subscriptions that are not in the table; it is asked after the snapshot is fixed. False: another process has
+    published meanwhile."""
+    table_id = log.snapshot.table_id
+
+    def look() -> PublishedUsage | None:
+        snapshot = log.refresh()
+        if snapshot.table_id != table_id:
+            return None
+        names = [*snapshot.destination.subscription_names(), *live(snapshot)]
+        members = member_usages(snapshot, names, state)
+        durable = {one.name: one.created_ms for one in snapshot.destination.subscriptions.values()}
+        return PublishedUsage(log.name, members, durable)
+
+    return domain.usages.publish(table_id, look)
+
+
+def member_usages(snapshot: Snapshot, names: list[str], state: StateOf) -> dict[int, MemberUsage]:
+    """What the subscriptions have not finished. A member whose server is away counts with all its messages."""
+    return {member: _member(snapshot, member, names, state) for member in snapshot.members}
 
 
 def _member(snapshot: Snapshot, member: int, names: list[str], state: StateOf) -> MemberUsage:

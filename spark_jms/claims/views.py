@@ -65,6 +65,15 @@ class SubscriptionRow:
     expired: int = 0  # since the subscription, or the queue, was made
     subscription_messages_limit: int = UNLIMITED
     subscription_limit_deleted_count: int = 0  # messages that have made room for new ones
+    durable: bool = True  # also a queue's
+    away: bool = (
+        False  # the server with its record set does not answer: then everything in the table counts as unfinished
+    )
+
+    @property
+    def is_held(self) -> bool:
+        """A consumer, or an administrator's command, has its record set now."""
+        return self.holder is not None and not self.away
 
     @property
     def has_limit(self) -> bool:
@@ -221,6 +230,7 @@ def subscriptions(
     for name in subscriptions_of(domain, destination, subscription, store):
         declared = snapshot.destination
         placed = declared.member_ids if server is None else recorded_on(declared, server, name)
+        durable = declared.subscription_names()
         infos = _infos(store, snapshot, name) if placed else {}
         for member in placed:
             known = _state_or_none(store, snapshot, name, member)
@@ -243,6 +253,8 @@ def subscriptions(
                     state.expired,
                     declared.messages_limit_override,
                     state.limit.dropped,
+                    name in durable,
+                    known is None,
                 )
             )
     return out

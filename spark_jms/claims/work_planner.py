@@ -2,46 +2,29 @@
 rules.
 
 The properties of a message tell whether it is a part of a unit. They are read once for each message: this plan remembers
-the parts that are not finished. A faulty part goes to the error destination, or is discarded where there is none; while it
-cannot, it is kept back.
+the parts that are not finished, and judges those whose verdict may have changed (core/known_parts.py). A faulty part goes to the
+error destination, or is discarded where there is none; while it cannot, it is kept back.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
-
-import pyarrow as pa
 
 from spark_jms.claims.error_destination import ErrorDestination, UnclaimedMessages
 from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import Planner
 from spark_jms.claims.work_parts import read_parts, together
 from spark_jms.core.batch import Limits
+from spark_jms.core.known_parts import KnownParts
 from spark_jms.core.life_event import LifeEvent
-from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
-from spark_jms.core.unit_of_work import NO_PARTS, WorkVerdict, are_in, judge
+from spark_jms.core.unit_of_work import WorkVerdict
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.settings.expiration import DISCARD
 
 JUDGE = "unit of work"  # the consumer of faulty parts, in the acknowledgement table
 log = logging.getLogger("spark_jms")
-
-
-@dataclass(frozen=True)
-class _Known:
-    looked_at: Ranges = EMPTY
-    parts: pa.Table = field(default_factory=lambda: NO_PARTS)
-
-    def unfinished(self, state: RecordSet) -> _Known:
-        left = state.unfinished_of(self.looked_at)
-        return self if left == self.looked_at else _Known(left, self.parts.filter(are_in(self.parts["sequence"], left)))
-
-    @property
-    def sequences(self) -> Ranges:
-        return Ranges.from_numbers(self.parts["sequence"].combine_chunks())
 
 
 class WorkPlanner:
@@ -57,7 +40,7 @@ class WorkPlanner:
     ) -> None:
         self._planner, self._label, self._clock_ms = planner, label, clock_ms
         self._unclaimed = UnclaimedMessages(errors, JUDGE, session, label, clock_ms)
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, KnownParts] = {}
 
     def picks(
         self, snapshot: Snapshot, member: int, state: RecordSet, last: int, limits: Limits, epoch: int
@@ -69,11 +52,10 @@ class WorkPlanner:
         known = self._known[member]
         sequences = known.sequences
         state, singles = self._planner.picks(snapshot, member, state, last, limits, epoch, apart=sequences)
-        if not known.parts.num_rows:
+        if not sequences:
             return state, singles
         kept_back = state.waiting | state.beyond_limit(destination.redelivery_limit)
-        verdict = judge(
-            known.parts,
+        self._known[member], verdict = known.judged(
             (state.available(1, last) - kept_back) & sequences,
             now,
             destination.incomplete_work_expiration_ms,
@@ -86,14 +68,14 @@ class WorkPlanner:
     # -- inside ---------------------------------------------------------------------------------------------------
     def _look(self, snapshot: Snapshot, member: int, state: RecordSet, last: int) -> RecordSet:
         """Read the messages that are new, or finish them if they are lost."""
-        known = self._known.get(member, _Known()).unfinished(state)
+        known = self._known.get(member, KnownParts())
+        known = known.unfinished(state.unfinished_of(known.looked_at))
         new = state.unfinished(1, last) - known.looked_at - state.moving
         claimed = new & state.claimed
         state, present = self._planner.without_lost(snapshot, state, new - claimed, member)
         new = present | claimed
         found = read_parts(self._planner.table, member, new, self._planner.selector, snapshot.table_id)
-        parts = pa.concat_tables([known.parts, found]).sort_by("sequence") if found.num_rows else known.parts
-        self._known[member] = _Known(known.looked_at | new, parts)
+        self._known[member] = known.with_new(new, found)
         return state
 
     def _set_aside(

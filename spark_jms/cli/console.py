@@ -26,7 +26,7 @@ def console(settings: CommandSettings, host: str, port: int, token_file: Path | 
     from spark_jms.settings.extras import needs
 
     with needs("console"):
-        from spark_jms.console.sample import take
+        from spark_jms.admin.domain_sample import take
         from spark_jms.console.server import serve
 
     token = token_file.read_text(encoding="utf-8").strip() if token_file else None

@@ -41,7 +41,7 @@ def _describe_destinations(settings: CommandSettings, names: tuple[str, ...]) ->
                     "subscriptions": sorted(d.subscriptions),
                     "paused": list(pause_rows(d)),
                     "leaving": sorted(d.leaving),
-                    "paths": dict(d.paths),
+                    "paths": {str(member): len(units) for member, units in sorted(by_member(d.paths).items())},
                     "barriers": [barrier.to_json() for barrier in d.slots.barriers] if d.slots else [],
                     "settings": describe_settings(d),
                 }

@@ -35,14 +35,12 @@ def events(
     """Show what became of the messages of a destination with messageLoggingEnabled, oldest first."""
     from spark_jms.claims import life_cycle_view
 
+    def wanted(row: life_cycle_view.EventRow) -> bool:
+        return member in (None, row.member) and (not kinds or row.event in kinds) and row.names(sequence)
+
     with settings.opened() as (domain, store):
-        rows = life_cycle_view.events(domain, store, destination)
+        chosen = life_cycle_view.newest_events(domain, store, destination, limit, wanted)
         is_on = domain.log(destination).snapshot.destination.message_logging_enabled
-    chosen = [
-        row
-        for row in rows
-        if member in (None, row.member) and (not kinds or row.event in kinds) and row.names(sequence)
-    ][-limit:]
     if settings.as_json:
         settings.out.document({"destination": destination, "on": is_on, "events": [asdict(row) for row in chosen]})
         return

@@ -30,6 +30,7 @@ from spark_jms.cli import (
     forward,
     housekeeping,
     messages,
+    metrics,
     move,
     pause,
     purge,
@@ -41,6 +42,7 @@ from spark_jms.cli import (
     statistics,
     store_group,
     subscriptions,
+    transactions,
     upgrade,
 )
 from spark_jms.cli.settings import CommandSettings, global_options
@@ -196,9 +198,11 @@ for _command in (
     *events.COMMANDS,
     *housekeeping.COMMANDS,
     *services.COMMANDS,
+    *transactions.COMMANDS,
     *upgrade.COMMANDS,
     *backup.COMMANDS,
     *console.COMMANDS,
+    *metrics.COMMANDS,
     *quota.COMMANDS,
     *server.COMMANDS,
     *completion.COMMANDS,

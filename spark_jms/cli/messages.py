@@ -113,6 +113,11 @@ def _typed(kind: str, text: str) -> PropertyValue:
 @click.option("--count", type=click.IntRange(1), default=1, help="Send the message this many times.")
 @_factory_option
 @click.option("--unit-of-work", "unit", metavar="NAME", help="Send all messages as this unit of work, in one commit.")
+@click.option(
+    "--producer-id",
+    metavar="ID",
+    help="With --stdin: number the lines, and skip those that an earlier run with this id has sent.",
+)
 def send(
     settings: CommandSettings,
     destination: str,
@@ -131,11 +136,13 @@ def send(
     count: int,
     factory: str | None,
     unit: str | None,
+    producer_id: str | None,
 ) -> None:
     """Send messages: each --text, one --file, or every line of standard input with --stdin.
 
     Exit code 0 means that all of them are in the table. The command sends many messages in chunks, one commit each; if a
-    chunk fails, the error says how many messages were sent before it.
+    chunk fails, the error says how many messages were sent before it. With --producer-id a command that failed or was killed can
+    be repeated with the same input: each line is sent once.
     """
     if [bool(texts), file is not None, lines].count(True) != 1:
         raise click.UsageError("give one of --text, --file and --stdin")
@@ -143,6 +150,8 @@ def send(
         raise click.UsageError("--count does not go with --stdin")
     if binary and file is None:
         raise click.UsageError("--binary goes with --file")
+    if producer_id is not None and (not lines or unit is not None):
+        raise click.UsageError("--producer-id goes with --stdin, and not with --unit-of-work")
     headers: MessageArguments = {
         "properties": dict(properties),
         "group_id": group_id,
@@ -156,7 +165,7 @@ def send(
     bodies: list[MessageArguments] = [{"text": text} for text in texts] if file is None else [_file_body(file, binary)]
     messages: list[MessageArguments] = [{**headers, **body} for body in bodies]
     with _connect(settings, factory) as context:
-        producer = context.producer(destination)
+        producer = context.producer(destination, producer_id=producer_id)
         groups = _lines(sys.stdin.buffer, headers) if lines else _repeated(messages, count)
         if unit is not None:
             sent_unit = producer.send_unit_of_work(itertools.chain.from_iterable(groups), unit)
@@ -172,9 +181,11 @@ def send(
             )
             return
         with settings.out.progress(f"sending to {destination}", None if lines else len(messages) * count) as bar:
+            number = None if producer_id is None else 1
             for part in groups:
-                bar.advance(producer.send_many(part, chunk_messages=_CHUNK_MESSAGES).messages)
-        _report_sent(settings, destination, bar.done, _commits(producer))
+                bar.advance(producer.send_many(part, chunk_messages=_CHUNK_MESSAGES, sequence=number).messages)
+                number = None if number is None else number + len(part)
+        _report_sent(settings, destination, bar.done, _counts(producer))
 
 
 def _file_body(file: BinaryIO, binary: bool) -> MessageArguments:
@@ -219,8 +230,9 @@ def _decoded(line: bytes, number: int) -> str:
         ) from error
 
 
-def _commits(producer: Producer) -> dict[str, Any]:
-    return {"commits": producer.statistics().commits}
+def _counts(producer: Producer) -> dict[str, Any]:
+    counts = producer.statistics()
+    return {"commits": counts.commits, **({} if producer.producer_id is None else {"duplicates": counts.duplicates})}
 
 
 def _report_sent(settings: CommandSettings, destination: str, count: int, more: dict[str, Any]) -> None:
@@ -231,7 +243,8 @@ def _report_sent(settings: CommandSettings, destination: str, count: int, more: 
             f"sent {more['message_id']} to {destination}, member {more['member']}, sequence {more['sequence']}"
         )
     else:
-        settings.out.say(f"sent {count:,} message(s) to {destination}")
+        skipped = f"; {more['duplicates']:,} line(s) were sent before" if more.get("duplicates") else ""
+        settings.out.say(f"sent {count:,} message(s) to {destination}{skipped}")
 
 
 # -- receive ----------------------------------------------------------------------------------------------------------

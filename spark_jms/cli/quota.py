@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_jms.cli.settings import CommandSettings, command
+from spark_jms.cli.settings import MOMENT, CommandSettings, command
 
 if TYPE_CHECKING:
     from spark_jms.admin.quota import QuotaRow
 
 
-@click.group("quota", short_help="The quotas of the domain: list, show, entries.")
+@click.group("quota", short_help="The quotas of the domain: list, show, entries, history.")
 def quota() -> None:
     """Quotas: how much destinations may hold, declared in the module file. They open no store, so what consumers finish shows a
     moment later."""
@@ -47,7 +47,7 @@ def show(settings: CommandSettings, name: str) -> None:
 @click.argument("name", metavar="QUOTA")
 def entries(settings: CommandSettings, name: str) -> None:
     """Show the newest entries of a quota's ledger, the oldest first: grants, waits, and what was used and reserved then. A ledger
-    keeps few entries; it is no history."""
+    keeps few entries; `jmsq quota history` has more."""
     from spark_jms.admin.quota import newest_entries
 
     found = newest_entries(settings.domain(), name)
@@ -60,6 +60,41 @@ def entries(settings: CommandSettings, name: str) -> None:
     ]
     columns = ("quota", "entry", "at", "what", "used", "reserved", "waiting")
     settings.out.table("", columns, rows, f"nothing was ever sent with quota {name}")
+
+
+@command("history", short_help="What passed through a quota's destinations in each minute, and what they held.")
+@click.argument("name", metavar="QUOTA_OR_DESTINATION")
+@click.option("--since", "since_ms", type=MOMENT, help="Only what is later: '2 h' ago, or a time.")
+def history(settings: CommandSettings, name: str, since_ms: int | None) -> None:
+    """Show the usage history of the destinations that have a quota now, or of one destination: for each minute in which something
+    changed, the messages sent, finished by consumers, expired and dropped, and the messages and bytes not finished at its end.
+    `jmsq services` records it; it keeps 30 days.
+    """
+    from spark_jms.admin.quota import history as read
+
+    found = read(settings.domain(), name, since_ms or 0)
+    if settings.as_json:
+        settings.out.document([asdict(row) for row in found])
+        return
+    columns = ("destination", "minute", "sent", "finished", "expired", "dropped", "used", "bytes")
+    rows = [
+        (
+            row.destination,
+            row.begins,
+            _count(row.sent),
+            _count(row.finished),
+            _count(row.expired),
+            _count(row.dropped),
+            _count(row.messages_used),
+            _count(row.bytes_used),
+        )
+        for row in found
+    ]
+    settings.out.table("", columns, rows, "no usage is recorded: does `jmsq services` run?")
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
 
 
 def _show(settings: CommandSettings, names: list[str]) -> list[QuotaRow]:
@@ -90,7 +125,7 @@ def _of(used: int, maximum: int) -> str:
     return f"{used:,}" if maximum < 0 else f"{used:,} of {maximum:,}"
 
 
-for _command in (list_all, show, entries):
+for _command in (list_all, show, entries, history):
     quota.add_command(_command)
 
 COMMANDS = (quota,)

@@ -20,6 +20,7 @@ from spark_jms.cli.settings import (
 from spark_jms.errors import JmsqError
 
 if TYPE_CHECKING:
+    from spark_jms.admin.high_marks import HighMarkRow
     from spark_jms.admin.statistics import DestinationStatistics
     from spark_jms.claims.views import SubscriptionRow
     from spark_jms.core.clock_skew import ClockReading
@@ -44,26 +45,55 @@ _PAUSED = "Paused by an administrator"
     help=f"Repeat this often (default {_DEFAULT_WATCH}), with rates.",
 )
 @click.option("--times", type=click.IntRange(1), help="With --watch: stop after this many rounds.")
-def stat(settings: CommandSettings, destinations: tuple[str, ...], watch_s: float | None, times: int | None) -> None:
+@click.option("--reset", is_flag=True, help="Begin the high marks, and the bytes received, again.")
+def stat(
+    settings: CommandSettings, destinations: tuple[str, ...], watch_s: float | None, times: int | None, reset: bool
+) -> None:
     """Show backlog, claims, holders, files and rates of all destinations, or of those named; `server@destination` is the
-    member of a destination on that server."""
+    member of a destination on that server. High marks and bytes received are those that `jmsq services` has seen."""
+    from spark_jms.admin.high_marks import high_marks
     from spark_jms.admin.servers import LOOK_S
     from spark_jms.admin.statistics import collect
     from spark_jms.store.admin import counts
 
     if times is not None and watch_s is None:
         raise click.UsageError("--times goes with --watch")
+    if reset:
+        if watch_s is not None:
+            raise click.UsageError("--reset does not go with --watch")
+        _reset(settings, destinations)
+        return
     with settings.opened(LOOK_S) as (domain, store):
         if watch_s is None:
             names = names_or_all(domain, destinations, addresses=True)
             found = [collect(domain, store, name) for name in names]
-            _show(settings, domain.root, found, _clock(domain), counts(domain.store_uri))
+            marks = high_marks(domain, _plain_names(destinations) if destinations else None)
+            _show(settings, domain.root, found, _clock(domain), counts(domain.store_uri), marks)
             name_silent_servers(domain, store, names)
         elif settings.as_json:
             for looked in _looks(domain, store, destinations, watch_s, times):
                 settings.out.record(_document(domain.root, looked))
         else:
             _watch(settings, domain, _looks(domain, store, destinations, watch_s, times))
+
+
+def _plain_names(given: Sequence[str]) -> list[str]:
+    """Of destinations, where their members on a server are named."""
+    from spark_jms.core.address import DestinationAddress
+
+    return [DestinationAddress.parse(name).destination for name in given]
+
+
+def _reset(settings: CommandSettings, destinations: tuple[str, ...]) -> None:
+    from spark_jms.admin.high_marks import reset_high_marks
+
+    domain = settings.domain()
+    names = names_or_all(domain, destinations)
+    reset_high_marks(domain, names if destinations else None)
+    if settings.as_json:
+        settings.out.document({"root": domain.root, "reset": names})
+    else:
+        settings.out.say(f"the high marks begin again: {', '.join(names) or 'none'}")
 
 
 def _looks(
@@ -149,6 +179,7 @@ def _show(
     found: Sequence[DestinationStatistics],
     clock: ClockReading | None = None,
     counted: StoreInfo | None = None,
+    marks: Sequence[HighMarkRow] = (),
 ) -> None:
     """`counted`: the store's own counts, where its kind has any."""
     from spark_jms.cli.output import table
@@ -156,12 +187,13 @@ def _show(
     out = settings.out
     if out.as_json:
         of_store = {"store": counted} if counted is not None else {}
-        out.document({**_document(root, found, clock), **of_store})
+        out.document({**_document(root, found, clock), **of_store, "high_marks": list(marks)})
     elif not found:
         out.say(f"{root} has no destinations: jmsq apply --root {root} MODULE.yaml")
     else:
         made = _tables(found, watched=any(s.rates for s in found))
-        for each in [*made, *([_of_store(counted)] if counted is not None else [])]:
+        of_marks = [_of_marks(marks)] if marks else []
+        for each in [*made, *of_marks, *([_of_store(counted)] if counted is not None else [])]:
             out.show(table(each.title, each.columns, each.rows))
         if clock is not None:
             beyond = "" if clock.is_tolerated else ": beyond what is tolerated, synchronise the clocks"
@@ -200,6 +232,7 @@ def _of_destinations(found: Sequence[DestinationStatistics], watched: bool) -> _
             "stored",
             "files",
             "size",
+            "headers",
             "version",
         )
     totals = []
@@ -219,6 +252,7 @@ def _of_destinations(found: Sequence[DestinationStatistics], watched: bool) -> _
             "stored": s.stored_messages,
             "files": s.files,
             "size": human_bytes(s.bytes),
+            "headers": human_bytes(s.header_estimate_bytes),
             "version": s.version,
         }
         totals.append(tuple(values[column] for column in columns))
@@ -238,6 +272,26 @@ def _of_members(found: Sequence[DestinationStatistics]) -> _Columns:
                 rows.append((s.destination, member.member, kept[0], member.last_sequence, *kept[1:], *here))
     columns = ("destination", "member", "subscription", "last", "backlog", "claimed", "holder", "files", "size")
     return _Columns("Members", columns, rows, ("size", "files", "last", "claimed"))
+
+
+def _of_marks(marks: Sequence[HighMarkRow]) -> _Columns:
+    """T17: the sums of destinations, and of servers; --json has members and subscriptions too."""
+    from spark_jms.cli.output import human_bytes
+
+    rows: list[tuple[object, ...]] = [
+        (
+            mark.destination or f"server {mark.server}",
+            mark.since,
+            mark.messages,
+            mark.pending,
+            human_bytes(mark.bytes),
+            None if mark.received_bytes is None else human_bytes(mark.received_bytes),
+        )
+        for mark in marks
+        if mark.member is None and mark.subscription is None
+    ]
+    columns = ("name", "since", "messages", "pending", "size", "received")
+    return _Columns("Most at once, as jmsq services has seen it", columns, rows, ("since",))
 
 
 def _of_store(counted: StoreInfo) -> _Columns:

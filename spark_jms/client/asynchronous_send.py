@@ -35,7 +35,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_jms.client.shared_send import OutgoingMessages, Part, SharedSender
-from spark_jms.errors import ClosedError, IllegalStateException
+from spark_jms.errors import ClosedError, CommitOutcomeUnknownError, IllegalStateException, own_copy
 from spark_jms.store.forks import abandon_in_child
 
 log = logging.getLogger("spark_jms")
@@ -47,7 +47,8 @@ BATCH = 1_000
 @dataclass(eq=False)
 class AsynchronousSend:
     """One message of one producer, which `outgoing.producer` names. `complete` takes its part or its error, and calls the
-    application's listener. `check` raises when the producer is closed. `waits`: for room."""
+    application's listener. `check` raises when the producer is closed. `waits`: for room. `decided` takes the error, or None, before
+    the send counts as sent."""
 
     shared: SharedSender
     outgoing: OutgoingMessages
@@ -55,6 +56,7 @@ class AsynchronousSend:
     complete: Callable[[Part | Exception], object]
     check: Callable[[], object]
     waits: bool = True
+    decided: Callable[[Exception | None], object] | None = None
     outcome: Part | Exception | None = None
 
 
@@ -216,6 +218,11 @@ def _send(shared: SharedSender, sends: list[AsynchronousSend]) -> None:
     try:
         outcomes = shared.send_all([send.outgoing for send in sends])
     except Exception as error:  # noqa: BLE001 - each listener gets it
-        outcomes = [error] * len(sends)
+        outcomes = [own_copy(error) for _ in sends]
+    except BaseException as error:  # noqa: BLE001 - the thread of all asynchronous sends must not end
+        reason = f"an asynchronous send was interrupted by {error!r}, so its commit may be in the log"
+        outcomes = [CommitOutcomeUnknownError(reason) for _ in sends]
     for send, outcome in zip(sends, outcomes, strict=True):
         send.outcome = outcome
+        if send.decided is not None:
+            send.decided(outcome if isinstance(outcome, Exception) else None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
+from spark_jms.client.durations import seconds_of
 from spark_jms.client.listener import ExceptionListener
 from spark_jms.client.one_way import OneWaySends
 from spark_jms.client.pinning import Pinning
@@ -15,8 +16,10 @@ from spark_jms.core.balancing import Balancing, balancing_of
 from spark_jms.core.one_way import OneWayRule
 from spark_jms.errors import OptionError
 from spark_jms.log.domain import Domain
+from spark_jms.log.message_buffer import MessageBuffer
 from spark_jms.log.servers import home_server
 from spark_jms.settings.connection_factory import ConnectionFactory
+from spark_jms.settings.duration import DurationLike
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,18 @@ class Choices:
             raise OptionError(f"compression_threshold is {given!r}, but must be a number of bytes, 0 or more")
         return self.factory.default_compression_threshold if given is None else given
 
-    def pipeline(self, prefetch: int | None, *, listener: bool, topic: bool) -> Pipeline:
+    def transaction_timeout_s(self, given: DurationLike | None, *, database: bool) -> float:
+        """Of a new transacted session, with a last resource or without. Raises OptionError."""
+        if given is None and database:
+            return self.factory.database_transaction_timeout_ms / 1000
+        if given is None:
+            return self.factory.transaction_timeout_ms / 1000
+        return seconds_of("timeout", given)
+
+    def pipeline(self, prefetch: int | None, buffer: MessageBuffer, *, listener: bool, topic: bool) -> Pipeline:
         """Of a new consumer; `prefetch` None: as the connection factory says."""
         maximum = self.factory.pipeline(listener=listener, topic=topic) if prefetch is None else prefetch
-        return Pipeline(maximum, self.factory.max_message_bytes)
+        return Pipeline(maximum, self.factory.max_message_bytes, buffer)
 
     def one_way(self, address: DestinationAddress, listener: ExceptionListener | None) -> OneWaySends | None:
         """Of a new producer; None: each of its sends waits."""

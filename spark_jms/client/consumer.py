@@ -20,21 +20,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import get_args
 
+from spark_jms.client.closing import ClosedAtTheEnd
 from spark_jms.client.delivery import ConsumerStatistics
 from spark_jms.client.durations import seconds_of
 from spark_jms.client.listener import ListenerThread
 from spark_jms.client.message import Message
 from spark_jms.client.receiver import AcknowledgeMode, Receiver
+from spark_jms.client.tracing import traced_receive
 from spark_jms.errors import ConsumerClosedException, IllegalStateException, MemberUnavailableError
 from spark_jms.settings.duration import DurationLike
 
 MODES: tuple[AcknowledgeMode, ...] = get_args(AcknowledgeMode)
 
 
-class Consumer:
+class Consumer(ClosedAtTheEnd):
     """Made by `Context.consumer`. Thread-safe, but several threads see the messages in no particular order.
 
     Any method may raise ConsumerClosedException: the consumer was fenced, other consumers get its unacknowledged
@@ -60,7 +61,8 @@ class Consumer:
             raise IllegalStateException(
                 "this consumer delivers its messages to a listener: create another consumer to receive"
             )
-        return self._receiver.next_message(_seconds("timeout", timeout))
+        timeout_s = _seconds("timeout", timeout)
+        return traced_receive(self.destination, lambda: self._receiver.next_message(timeout_s))
 
     def messages(self, idle_timeout: DurationLike | None = None) -> Iterator[Message]:
         """Messages as they arrive, until none has arrived for `idle_timeout` (None waits for ever) or the consumer is
@@ -108,14 +110,6 @@ class Consumer:
         if self._listener is not None:
             self._listener.raise_unreported()
 
-    def __enter__(self) -> Consumer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         now = self.statistics()
         return (
@@ -134,6 +128,11 @@ def put_to_rest(consumer: Consumer) -> bool:
     return True
 
 
+def is_usable(consumer: Consumer) -> bool:
+    """Whether an idle consumer can be used again (T17)."""
+    return consumer._receiver.usable
+
+
 class InterruptibleReceive:
     """One `receive`, which another thread may interrupt: then it returns None unless it has a message already."""
 
@@ -142,7 +141,8 @@ class InterruptibleReceive:
         self._interrupted = threading.Event()
 
     def __call__(self) -> Message | None:
-        return self._receiver.next_message(self._timeout_s, self._interrupted)
+        receiver = self._receiver
+        return traced_receive(receiver.destination, lambda: receiver.next_message(self._timeout_s, self._interrupted))
 
     def interrupt(self) -> None:
         self._interrupted.set()

@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from spark_jms.claims.acknowledger import Parts
 from spark_jms.client.columns import item_bytes
 from spark_jms.client.message import Message
 from spark_jms.core.pipeline import advised_maximum
 from spark_jms.core.ranges import Ranges
 
 Key = tuple[int, int]  # member, sequence
-Parts = dict[str, dict[int, Ranges]]  # claim -> member -> sequences
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,19 @@ class Delivery:
         for key in keys:
             if self.finished.pop(key, None) is not None:
                 self.acknowledged += 1
+
+    def pledge(self, keys: Iterable[Key]) -> None:
+        """These delivered messages belong to a transaction from now on (T16)."""
+        for key in keys:
+            self.delivered.pop(key, None)
+
+    def end_pledge(self, count: int, *, committed: bool) -> None:
+        """The transaction is decided."""
+        if committed:
+            self.acknowledged += count
+        else:
+            self.returned += count
+            self.generation += 1
 
     def give_back(self, *, delivered: bool, keys: Iterable[Key] | None = None, delay_ms: int | None = None) -> None:
         """Release everything prefetched, and of the delivered messages `keys`, or, if `delivered`, all of them."""

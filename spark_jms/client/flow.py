@@ -37,6 +37,7 @@ class FlowTurn:
 
     ticket: float
     begun_s: float
+    messages: int
 
 
 class ProducerFlow:
@@ -66,16 +67,25 @@ class ProducerFlow:
         if self.is_idle:
             return
         turn = self.enter(messages)
-        while (left_s := self.left_s(turn)) > 0:
-            self._sleep(left_s)
+        try:
+            while (left_s := self.left_s(turn)) > 0:
+                self._sleep(left_s)
+        except BaseException:  # closed, or an interrupt (Ctrl-C)
+            self.leave(turn)
+            raise
 
     def enter(self, messages: int) -> FlowTurn:
         """Join those that wait, with so many messages."""
         with self._lock:
             self._look()
-            turn = FlowTurn(self._pace.due, self._monotonic_s())
+            turn = FlowTurn(self._pace.due, self._monotonic_s(), messages)
             self._pace = self._pace.with_debt(messages)
             return turn
+
+    def leave(self, turn: FlowTurn) -> None:
+        """Its messages will not be sent: nothing pays for them."""
+        with self._lock:
+            self._pace = self._pace.without_debt(turn.messages)
 
     def left_s(self, turn: FlowTurn) -> float:
         """How long to wait before asking again; 0: send now. Raises ClosedError."""

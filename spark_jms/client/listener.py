@@ -17,13 +17,26 @@ from contextlib import suppress
 from typing import Protocol
 
 from spark_jms.client.message import Message
-from spark_jms.errors import CommitConflictError, ConsumerClosedException, MemberUnavailableError
+from spark_jms.client.tracing import traced_process
+from spark_jms.errors import (
+    CommitConflictError,
+    ConsumerClosedException,
+    MemberUnavailableError,
+    TransactionRolledBackException,
+    TransactionUnfinishedError,
+)
 from spark_jms.store import StoreBusyError
 
 log = logging.getLogger("spark_jms")
 MessageListener = Callable[[Message], object]
 ExceptionListener = Callable[[Exception], object]
-_TRANSIENT = (MemberUnavailableError, CommitConflictError, StoreBusyError)  # a retry may succeed
+_TRANSIENT = (  # a retry may succeed
+    MemberUnavailableError,
+    CommitConflictError,
+    StoreBusyError,
+    TransactionRolledBackException,
+    TransactionUnfinishedError,
+)
 _IDLE_S = 1.0
 
 
@@ -96,7 +109,8 @@ class ListenerThread:
         if message is None:
             return True
         try:
-            self._listener(message)
+            with traced_process(self._consumer.destination, message):
+                self._listener(message)
         except Exception as error:  # noqa: BLE001 - any error of the application: the message is delivered again
             self.failures += 1
             self._report(error, f"the listener raised; message {message.message_id} will be delivered again")

@@ -28,7 +28,7 @@ class OneWaySends:
         self._rule, self._exception_listener = rule, exception_listener
         self._lock = threading.Lock()
         self._state = OneWayState.OPEN
-        self._since = 0  # one-way sends since the last two-way one
+        self._since = self._lost = 0  # one-way sends since the last two-way one, and those of them that were not sent
         self._failure: Exception | None = None
         self._untold = False
         self.sent = self.deleted = 0
@@ -49,22 +49,27 @@ class OneWaySends:
     def waited(self) -> None:
         """A two-way send has succeeded, and all before it are decided."""
         with self._lock:
-            self._since = 0
+            self._since = self._lost = 0
             self._state = TRANSITIONS[self._state, OneWayEvent.WAITED]
 
-    def on_completion(self, message: Message, /) -> None:
-        with self._lock:
-            self.sent += 1
-
-    def on_exception(self, message: Message, error: Exception, /) -> None:
+    def decided(self, error: Exception | None) -> None:
+        """A one-way send is; None: the message is in the table. A two-way send that waited for it finds the failure."""
         event = OneWayEvent.DELETED if isinstance(error, _DELETES) else OneWayEvent.FAILED
         with self._lock:
+            if error is None:
+                self.sent += 1
+                return
             self.deleted += 1
+            self._lost += 1
             before, self._state = self._state, TRANSITIONS[self._state, event]
-            first = self._state is OneWayState.CLOSED and before is not OneWayState.CLOSED
-            if first:
+            if self._state is OneWayState.CLOSED and before is not OneWayState.CLOSED:
                 self._failure, self._untold = error, self._exception_listener is None
-        if first:
+
+    def on_completion(self, message: Message, /) -> None:
+        """`decided` has counted it."""
+
+    def on_exception(self, message: Message, error: Exception, /) -> None:
+        if error is self._failure:
             log.warning("%s: a one-way send failed, and its producer is closed", message.destination, exc_info=error)
             if self._exception_listener is not None:
                 self._exception_listener(error)
@@ -82,7 +87,7 @@ class OneWaySends:
         if self._failure is not None:
             self._untold = False
             raise ClosedError(
-                f"this producer was closed because a one-way send failed, and {self.deleted:,} one-way message(s) since its last "
+                f"this producer was closed because a one-way send failed, and {self._lost:,} one-way message(s) since its last "
                 f"two-way send were not sent: create a new one. The error was: {self._failure}"
             ) from self._failure
 

@@ -20,20 +20,27 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.message import message_sizes
 from spark_jms.core.pipeline import fitting
 from spark_jms.log.file_reader import LastRows
+from spark_jms.log.message_buffer import MessageBuffer
 from spark_jms.settings.types import NO_LIMIT
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """`maximum` messages, or NO_LIMIT, of `max_bytes` together."""
+    """`maximum` messages, or NO_LIMIT, of `max_bytes` together. `buffer`: of the connection."""
 
     maximum: int
     max_bytes: int
+    buffer: MessageBuffer
+
+    @property
+    def room_bytes(self) -> int:
+        """Of the next claim: one message always has room."""
+        return min(self.max_bytes, max(self.buffer.free_bytes, 1))
 
     def limits(self, declared: Destination, *, hurries: bool) -> Limits:
         """Of the next claim; one that `hurries` does not wait for a full batch."""
         maximum = None if self.maximum == NO_LIMIT else self.maximum
-        limits = client_limits(declared.messaging_performance_preference, maximum, self.max_bytes)
+        limits = client_limits(declared.messaging_performance_preference, maximum, self.room_bytes)
         return replace(limits, min_messages=1, linger_ms=None) if hurries else limits
 
 
@@ -52,16 +59,24 @@ class BatchReader:
     """Reads the claimed batches of one consumer. Not thread-safe."""
 
     def __init__(self, subscriber: AnySubscriber, pipeline: Pipeline) -> None:
-        self._subscriber, self._table, self._max_bytes = subscriber, subscriber.table, pipeline.max_bytes
+        self._subscriber, self._table, self._pipeline = subscriber, subscriber.table, pipeline
+        self._kept_bytes = 0  # of the newest batch, in the buffer
         self._last_rows = LastRows()
         self._first_member = -1  # of the next batch, if this one had no room for its messages
 
+    def forget(self) -> None:
+        """No message of the newest batch is prefetched any more."""
+        self._pipeline.buffer.drop(self._kept_bytes)
+        self._kept_bytes = 0
+
     def read(self, batch: Batch, receipt: Receipt) -> ReadBatch:
-        """Raises DataLossError, or what reading files raises; then nothing of the batch is kept."""
+        """What has no room in the buffer goes back, and is read again from the log (T7). Raises DataLossError, or what reading
+        files raises; then nothing of the batch is kept."""
+        self.forget()
         units = self._table.snapshot.destination.handles_units_of_work
         messages: list[Message] = []
         undecodable: list[Undecodable] = []
-        sizes = _Sizes(self._max_bytes)
+        sizes = _Sizes(self._pipeline.room_bytes)
         for rows in self._rows(batch):
             found = decoded(rows, receipt)
             messages += found.messages
@@ -74,6 +89,8 @@ class BatchReader:
         if units:
             messages, undecodable = in_units(messages, undecodable, receipt)
         kept = messages[: sizes.fitting(messages)]
+        self._kept_bytes = sizes.of(kept)
+        self._pipeline.buffer.keep(self._kept_bytes)
         if len(kept) < len(messages) or not whole:
             return ReadBatch(kept, undecodable, [], self._rest(batch, kept, undecodable))
         missing = _others(batch, kept, undecodable) if count < batch.count else []
@@ -91,6 +108,7 @@ class BatchReader:
                 table_id=self._subscriber.table_id,
                 order=delivery_order(self._table.snapshot.destination),
                 last=self._last_rows,
+                buffer=lambda: self._pipeline.buffer,
             )
 
     def _rest(self, batch: Batch, kept: Sequence[Message], undecodable: Sequence[Undecodable]) -> list[Key]:
@@ -124,6 +142,12 @@ class _Sizes:
     @property
     def exceed(self) -> bool:
         return self._total > self._limit
+
+    def of(self, messages: Sequence[Message]) -> int:
+        """Their bytes, as far as they were counted."""
+        if not self.exceed:
+            return self._total + sum(rows.nbytes for rows in self._uncounted)
+        return sum(self._counted[key] for message in messages for key in keys_of(message))
 
     def fitting(self, messages: Sequence[Message]) -> int:
         """How many of the first messages the pipeline takes."""

@@ -18,10 +18,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
-from spark_jms.client.consumer import Consumer, put_to_rest
+from spark_jms.client.closing import ClosedAtTheEnd
+from spark_jms.client.consumer import Consumer, is_usable, put_to_rest
 from spark_jms.client.context import Context
 from spark_jms.client.durations import seconds_of
 from spark_jms.client.producer import Producer
@@ -31,6 +31,7 @@ from spark_jms.store.forks import abandon_in_child
 
 DEFAULT_MAX_IDLE = 100
 DEFAULT_IDLE = "1 min"
+_STALLED_S = 1.0  # a session that ends takes longer: one that was idle for less has not lost it
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -49,7 +50,7 @@ class _Pooled:
     client: Producer | Consumer
     key: _Key
     reusable: bool
-    users: int = 1
+    users: set[object] = field(default_factory=set)  # the uses that are not over
     idle_since_s: float = 0.0
 
 
@@ -64,7 +65,7 @@ class _Contents:
     reused: int = 0
 
 
-class ClientPool:
+class ClientPool(ClosedAtTheEnd):
     """Made by `spark_jms.connect_pool`. Thread-safe."""
 
     def __init__(
@@ -101,12 +102,13 @@ class ClientPool:
     @contextlib.contextmanager
     def producer(self, destination: str, **arguments: Any) -> Iterator[Producer]:
         """With the arguments of `Context.producer`. Threads that use it at once may share one."""
-        made = self._take("producer", destination, arguments, shares=True)
+        use = object()
         try:
-            assert isinstance(made.client, Producer)
-            yield made.client
+            client = self._take(use, "producer", destination, arguments, shares=True)
+            assert isinstance(client, Producer)
+            yield client
         finally:
-            self._give_back(made)
+            self._give_back(use)
 
     @contextlib.contextmanager
     def consumer(self, destination: str, **arguments: Any) -> Iterator[Consumer]:
@@ -117,38 +119,56 @@ class ClientPool:
             raise OptionError(
                 "a consumer with a listener works all the time, so it cannot be pooled: use Context.consumer"
             )
-        made = self._take("consumer", destination, arguments, shares=False)
+        use = object()
         try:
-            assert isinstance(made.client, Consumer)
-            yield made.client
+            client = self._take(use, "consumer", destination, arguments, shares=False)
+            assert isinstance(client, Consumer)
+            yield client
         finally:
-            self._give_back(made)
+            self._give_back(use)
 
-    def _take(self, kind: str, destination: str, arguments: Mapping[str, Any], *, shares: bool) -> _Pooled:
+    def _take(
+        self, use: object, kind: str, destination: str, arguments: Mapping[str, Any], *, shares: bool
+    ) -> Producer | Consumer:
+        """An interrupt (Ctrl-C) here leaves nothing in use that `_give_back` does not find."""
         key: _Key = f"{kind} {destination}", tuple(sorted((name, repr(value)) for name, value in arguments.items()))
         with self._lock:
             context, now = self.context(), self._contents
             candidates = [*(now.used if shares else ()), *reversed(now.idle)]
             known = next((one for one in candidates if one.key == key and not one.client.closed), None)
             if known is not None:
-                now.idle.pop(known, None)
+                since_s = known.idle_since_s if known in now.idle else self._clock_s()
                 now.used.add(known)
-                known.users += 1
+                known.users.add(use)
+                now.idle.pop(known, None)
                 now.reused += 1
+        if known is not None and self._clock_s() - since_s >= _STALLED_S and not _is_usable(known.client):
+            known.reusable = False
+            self._give_back(use)  # which closes it
+            return self._take(use, kind, destination, arguments, shares=shares)
         if known is None:  # without the lock: a store may take its time
             make: Callable[..., Producer | Consumer] = getattr(context, kind)
-            known = _pooled(make(destination, **arguments), key, arguments)
-            with self._lock:
-                now.used.add(known)
-                now.made += 1
+            client = make(destination, **arguments)
+            try:
+                known = _pooled(client, key, arguments)
+                with self._lock:
+                    known.users.add(use)
+                    now.used.add(known)
+                    now.made += 1
+            except BaseException:
+                client.close()
+                raise
         self._close_idle()
-        return known
+        return known.client
 
-    def _give_back(self, one: _Pooled) -> None:
+    def _give_back(self, use: object) -> None:
         with self._lock:
             contents = self._contents
-            one.users -= 1
-            if one.users or one not in contents.used:  # others use it, or it is of another context
+            one = next((one for one in contents.used if use in one.users), None)
+            if one is None:  # it is of another context, or was never taken
+                return
+            one.users.discard(use)
+            if one.users:
                 return
         keeps = False
         try:
@@ -190,14 +210,6 @@ class ClientPool:
         if context is not None:
             context.close()
 
-    def __enter__(self) -> ClientPool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         now = self.statistics()
         return f"<ClientPool: {'closed, ' if self._closed else ''}{now.in_use} in use, {now.idle} idle>"
@@ -206,6 +218,10 @@ class ClientPool:
 def _pooled(client: Producer | Consumer, key: _Key, arguments: Mapping[str, Any]) -> _Pooled:
     own = isinstance(client, Consumer) and (not client.outlived or arguments.get("sharing") == "exclusive")
     return _Pooled(client, key, reusable=not own)
+
+
+def _is_usable(client: Producer | Consumer) -> bool:
+    return isinstance(client, Producer) or is_usable(client)
 
 
 def _is_at_rest(client: Producer | Consumer) -> bool:

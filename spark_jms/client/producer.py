@@ -6,75 +6,59 @@ import itertools
 import random
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
 
 import pyarrow as pa
 
 from spark_jms.client.asynchronous_send import AsynchronousSend, AsynchronousSender
-from spark_jms.client.columns import ArrowStream, Item, carried_bytes, item_bytes, slices, to_columns
+from spark_jms.client.closing import ClosedAtTheEnd
+from spark_jms.client.columns import ArrowStream, Item, carried_bytes, item_bytes, slices
 from spark_jms.client.completion import CompletionListener, check_completion
 from spark_jms.client.encoding import compose, to_batch
-from spark_jms.client.flow import NOT_SLOWED, FlowStatistics, ProducerFlow
+from spark_jms.client.flow import NOT_SLOWED, ProducerFlow
 from spark_jms.client.message import MapValue, Message, MessageArguments, MessageHeaders, PropertyValue
+from spark_jms.client.numbering import Head, ProducerNumbers, SendNumbers
 from spark_jms.client.one_way import OneWaySends
+from spark_jms.client.producer_arguments import (
+    CHUNK_MESSAGES,
+    checked_template,
+    chunk_columns,
+    chunks_of,
+    transaction_id,
+)
+from spark_jms.client.send_report import ProducerStatistics, SendReport
 from spark_jms.client.shared_send import OutgoingMessages, Part, SentPosition, SharedSender
+from spark_jms.client.tracing import SendSpan, begun_send, failing, traced_sends, watched
 from spark_jms.client.unit_of_work import as_unit
 from spark_jms.core.balancing import ANY_MEMBER, Balancing
-from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.producer_sequence import AlreadySentError, check_sequence
+from spark_jms.core.ranges import Ranges
 from spark_jms.errors import (
     ClosedError,
-    DuplicateTransactionError,
     InvalidDestinationError,
     JmsqError,
     MessageFormatError,
+    OptionError,
 )
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import Sent, TransactionId, explained, send
+from spark_jms.log.send import TransactionId, explained, send
 from spark_jms.log.storage import now_ms
 from spark_jms.settings.duration import DurationLike
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-CHUNK_MESSAGES = 1000
-CHUNK_BYTES = 32 * 2**20
 DEFAULT_SEND_TIMEOUT_S = 0.01
-NOWHERE = SentPosition(-1, 0, "")  # of a message that is sent one-way
+NOWHERE = SentPosition(-1, 0, "")  # of a message that is sent one-way, or was in the table already by its number
 SHARED_MESSAGES = 100  # a chunk of at most so many shares its commit with what other threads send
 
 
-@dataclass(frozen=True)
-class ProducerStatistics:
-    """Counts since the producer was created, or its statistics were reset. `bytes` counts bodies and properties; `commits`
-    those that hold messages of this producer, and perhaps of others."""
-
-    messages: int = 0
-    commits: int = 0
-    bytes: int = 0
-    duplicates: int = 0  # calls of send_many whose transaction was in the log already
-    outstanding: int = 0  # asynchronous and one-way sends that are not complete now
-    one_way: int = 0  # one-way sends whose messages are in the table
-    deleted: int = 0  # one-way sends whose messages are not, and will not be
-    flow: FlowStatistics = NOT_SLOWED
-
-
-@dataclass(frozen=True)
-class SendReport:
-    """The result of `send_many`. `duplicate`: the transaction was in the log already, and nothing was sent."""
-
-    messages: int
-    commits: int
-    sequences: Mapping[int, Ranges] = field(default_factory=dict)
-    duplicate: bool = False
-
-
-class Producer:
+class Producer(ClosedAtTheEnd):
     """Made by `Context.producer`. Thread-safe. When `send` returns, the message is in the table; when it raises, it is
     not, except for CommitOutcomeUnknownError. Sends of several threads share commits. Each member keeps the order of one
     producer's messages, and the whole destination keeps the order of one `group_id`. Messages of several
@@ -82,6 +66,10 @@ class Producer:
     when the message is sent (T11).
 
     Single messages go to the members in turn; `send_many` gives each member an equal consecutive share of a chunk.
+
+    A producer with an id counts its messages in the table: 1, 2, 3 … (M1). With `sequence`, the application gives the number itself: a
+    number that the table has is not sent again. Numbers have no gaps (SequenceGapError), and opening an id fences the producers
+    that opened it before (ProducerFencedError).
     """
 
     def __init__(
@@ -97,8 +85,11 @@ class Producer:
         one_way: OneWaySends | None = None,
         flow: ProducerFlow | None = None,
         threshold: int | None = None,
+        numbers: ProducerNumbers | None = None,
     ) -> None:
-        """`flow` None: nothing slows it down. `threshold`: from so many bytes on a body is compressed; None: never."""
+        """`flow` None: nothing slows it down. `threshold`: from so many bytes on a body is compressed; None: never. `numbers` None:
+        it has no producer id."""
+        self._numbers = numbers
         self._threshold = threshold
         self.destination, self._balancing, self._flow = log.name, balancing, flow
         self._log, self._shared, self._asynchronous = log, shared, asynchronous
@@ -113,19 +104,25 @@ class Producer:
 
     # -- sending --------------------------------------------------------------------------------------------------
     @overload
-    def send(self, template: Message, /, *, completion: CompletionListener) -> None: ...
+    def send(self, template: Message, /, *, completion: CompletionListener, sequence: int | None = None) -> None: ...
     @overload
-    def send(self, *, completion: CompletionListener, **arguments: Unpack[MessageArguments]) -> None: ...
+    def send(
+        self, *, completion: CompletionListener, sequence: int | None = None, **arguments: Unpack[MessageArguments]
+    ) -> None: ...
     @overload
-    def send(self, template: Message, /) -> Message: ...
+    def send(self, template: Message, /, *, sequence: int | None = None) -> Message: ...
     @overload
-    def send(self, *, text: str | None, **headers: Unpack[MessageHeaders]) -> Message: ...
+    def send(self, *, text: str | None, sequence: int | None = None, **headers: Unpack[MessageHeaders]) -> Message: ...
     @overload
-    def send(self, *, body: bytes | bytearray | None, **headers: Unpack[MessageHeaders]) -> Message: ...
+    def send(
+        self, *, body: bytes | bytearray | None, sequence: int | None = None, **headers: Unpack[MessageHeaders]
+    ) -> Message: ...
     @overload
-    def send(self, *, map: Mapping[str, MapValue] | None, **headers: Unpack[MessageHeaders]) -> Message: ...
+    def send(
+        self, *, map: Mapping[str, MapValue] | None, sequence: int | None = None, **headers: Unpack[MessageHeaders]
+    ) -> Message: ...
     @overload
-    def send(self, **headers: Unpack[MessageHeaders]) -> Message: ...
+    def send(self, *, sequence: int | None = None, **headers: Unpack[MessageHeaders]) -> Message: ...
 
     # mypy cannot compare these parameters with the keys of MessageHeaders: a test does.
     def send(  # type: ignore[misc]
@@ -134,6 +131,7 @@ class Producer:
         /,
         *,
         completion: CompletionListener | None = None,
+        sequence: int | None = None,
         text: str | None = None,
         body: bytes | bytearray | None = None,
         map: Mapping[str, MapValue] | None = None,
@@ -158,6 +156,9 @@ class Producer:
         or seconds), `expiration` and `delivery_time` the same as points of time. Raises MessageFormatError or
         MessageSizeError before anything is written, and ProductionPausedError or, after the send time-out,
         InsertionPausedError while an administrator has paused the destination.
+
+        `sequence` is the number of the message in its producer id (M1). If the table has it, nothing is sent, the message returned has
+        no id, and `statistics().duplicates` counts it. Raises SequenceGapError and ProducerFencedError.
 
         With `completion`, this is JMS's asynchronous send (T11). It returns None once the message is queued, and waits only while
         5,000 messages or 32 MiB of this context are not complete, and for flow control. One thread of the context calls
@@ -185,12 +186,17 @@ class Producer:
             "delivery_mode": delivery_mode,
             **unknown,
         }
-        return self._send_composed(template, arguments, completion)
+        return self._send_composed(template, arguments, completion, sequence)
 
     def _send_composed(
-        self, template: Message | None, arguments: Mapping[str, object], completion: CompletionListener | None
+        self,
+        template: Message | None,
+        arguments: Mapping[str, object],
+        completion: CompletionListener | None,
+        sequence: int | None,
     ) -> Message | None:
         self._check()
+        self._check_sequence(sequence)
         has_waited = getattr(completion, "has_waited", False)
         if not has_waited:
             self._keep_pace(1)
@@ -200,21 +206,38 @@ class Producer:
         elif any(value is not None for value in arguments.values()):
             raise MessageFormatError("give a Message or arguments, not both: dataclasses.replace changes a Message")
         else:
-            message = _template(template)
+            message = checked_template(template)
         if completion is not None:
             check_completion(completion)
-            self._submit(message, now, completion, waits=not has_waited)
-            return None
-        if self._one_way is not None and self._one_way.takes(message, self._log.snapshot.destination):
-            self._submit(message, now, self._one_way)
-            return self._as_sent(message, NOWHERE, now)
-        return self._as_sent(message, self._share([message], now)[0], now)
+        message, span = begun_send(self.destination, message)
+        with failing(span):
+            if completion is not None:
+                self._submit(message, now, completion, sequence, span, waits=not has_waited)
+                return None
+            if self._one_way is not None and self._one_way.takes(message, self._log.snapshot.destination):
+                self._submit(message, now, self._one_way, None, span)
+                return self._as_sent(message, NOWHERE, now)
+            part = self._share([message], now, sequence)
+        sent = self._as_sent(message, NOWHERE if part.duplicate else part.positions()[0], now)
+        if span is not None:
+            span.sent_one(sent)
+        return sent
 
-    def _submit(self, message: Message, now: int, completion: CompletionListener, *, waits: bool = True) -> None:
+    def _submit(
+        self,
+        message: Message,
+        now: int,
+        completion: CompletionListener,
+        sequence: int | None,
+        span: SendSpan | None,
+        *,
+        waits: bool = True,
+    ) -> None:
         size = item_bytes(message)
-        done = partial(self._complete, completion, message, size)
-        outgoing = self._outgoing([message], now)
-        self._asynchronous.submit(AsynchronousSend(self._shared, outgoing, size, done, self._check, waits))
+        done = partial(self._complete, watched(completion, span), message, size)
+        outgoing = self._outgoing([message], now, self._numbering(sequence, waits=False))
+        decided = completion.decided if isinstance(completion, OneWaySends) else None
+        self._asynchronous.submit(AsynchronousSend(self._shared, outgoing, size, done, self._check, waits, decided))
 
     def send_many(
         self,
@@ -222,94 +245,164 @@ class Producer:
         *,
         chunk_messages: int = CHUNK_MESSAGES,
         transaction: tuple[str, int] | None = None,
+        sequence: int | None = None,
     ) -> SendReport:
         """Send Messages, or dicts with the arguments of `send`, in chunks. Each chunk is one commit: all or nothing.
 
         A chunk has `chunk_messages` messages, or fewer when their bodies and properties reach 32 MiB. When a chunk fails, the chunks
         before it are sent, and the error says how many messages they held. With `transaction=(application id, version)`
         the whole call is one commit, and repeating it sends nothing: nor does any version that is not above the last
-        one of that application id.
+        one of that application id. With `sequence`, the number of the first message in the producer id, those that the table has are
+        not sent again (M1).
         """
         self._check()
         if chunk_messages < 1:
             raise MessageFormatError(f"chunk_messages is {chunk_messages}, but must be 1 or more")
-        chunks = _chunks(messages, chunk_messages)
+        send = partial(self._send_many, chunk_messages=chunk_messages, transaction=transaction, sequence=sequence)
+        return traced_sends(self.destination, messages, SendSpan.stamp_each, send)
+
+    def _send_many(
+        self,
+        messages: Iterable[Item],
+        *,
+        chunk_messages: int,
+        transaction: tuple[str, int] | None,
+        sequence: int | None,
+    ) -> SendReport:
         if transaction is not None:
-            return self._send_whole(map(_columns, chunks), _transaction(transaction))
-        total = SendReport(0, 0)
+            chunks = chunks_of(messages, chunk_messages)
+            return self._send_whole(map(chunk_columns, chunks), self._transaction(transaction, sequence))
+        self._check_sequence(sequence)
+        rest = iter(messages)
+        skipped = sum(1 for _ in itertools.islice(rest, self._sent_of(sequence)))
+        if skipped:
+            self._count(0, 0, 0, skipped)
+        total, number = SendReport(0, 0, duplicates=skipped), None if sequence is None else sequence + skipped
         try:
-            for chunk in chunks:
+            for chunk in chunks_of(rest, chunk_messages, skipped):
                 self._keep_pace(len(chunk))
-                sent_to = self._send_chunk(chunk)
-                sequences = {m: total.sequences.get(m, EMPTY) | r for m, r in sent_to.items()}
-                total = SendReport(total.messages + len(chunk), total.commits + 1, {**total.sequences, **sequences})
+                total = total.with_next(self._send_chunk(chunk, number))
+                number = None if number is None else number + len(chunk)
         except JmsqError as error:
             if not total.messages:
                 raise
             raise type(error)(f"{error} (the {total.messages} messages of earlier chunks are sent)") from error
         return total
 
-    def send_unit_of_work(self, messages: Iterable[Message | MessageArguments], name: str | None = None) -> SendReport:
+    def send_unit_of_work(
+        self, messages: Iterable[Message | MessageArguments], name: str | None = None, *, sequence: int | None = None
+    ) -> SendReport:
         """Send Messages, or dicts with the arguments of `send`, as one unit of work, in one commit (T12): a destination with
         `unitOfWorkHandlingPolicy: SingleMessageDelivery` delivers them as one message, in this order. `name` is that of the
         unit, and is used for no other unit; None makes one. Several senders can contribute to a unit, with `send` and the
-        properties JMS_BEA_UnitOfWork….
+        properties JMS_BEA_UnitOfWork…. `sequence` is the number of the first message in the producer id (M1).
         """
         self._check()
-        return self._send_whole([to_batch(as_unit(messages, name, now_ms()))], None)
+        self._check_sequence(sequence)
+
+        def send(messages: Iterable[Item]) -> SendReport:
+            return self._send_whole([to_batch(as_unit(messages, name, now_ms()))], None, sequence)
+
+        return traced_sends(self.destination, messages, SendSpan.stamp_each, send)
 
     def send_table(
-        self, table: pa.RecordBatch | ArrowStream, *, transaction: tuple[str, int] | None = None
+        self,
+        table: pa.RecordBatch | ArrowStream,
+        *,
+        transaction: tuple[str, int] | None = None,
+        sequence: int | None = None,
     ) -> SendReport:
         """Send the rows of an Arrow table, record batch or record batch reader, or of any object that exports an Arrow
         stream, as messages: the fastest way. The columns are those of a message (docs/MESSAGES.md): `text` or `body`, and
         any of the others; `properties` is a map or a struct.
 
-        The whole table is one commit: all or nothing. `transaction` is that of `send_many`. Raises MessageFormatError or
-        MessageSizeError; then nothing is sent.
+        The whole table is one commit: all or nothing. `transaction` and `sequence` are those of `send_many`. Raises
+        MessageFormatError or MessageSizeError; then nothing is sent.
         """
         self._check()
-        return self._send_whole(slices(table), _transaction(transaction) if transaction is not None else None)
+        send = partial(self._send_table, transaction=transaction, sequence=sequence)
+        return traced_sends(self.destination, slices(table), SendSpan.stamp_columns, send)
 
-    def _send_whole(self, batches: Iterable[pa.RecordBatch], transaction: TransactionId | None) -> SendReport:
+    def _send_table(
+        self, batches: Iterable[pa.RecordBatch], *, transaction: tuple[str, int] | None, sequence: int | None
+    ) -> SendReport:
+        if transaction is not None:
+            return self._send_whole(batches, self._transaction(transaction, sequence))
+        self._check_sequence(sequence)
+        head = Head(self._sent_of(sequence))
+        number = None if sequence is None else sequence + head.rows
+        report = self._send_whole(head.cut(batches), None, number)
+        if head.dropped:
+            self._count(0, 0, 0, head.dropped)
+        return replace(report, duplicates=report.duplicates + head.dropped)
+
+    def _send_whole(
+        self, batches: Iterable[pa.RecordBatch], transaction: TransactionId | None, sequence: int | None = None
+    ) -> SendReport:
         self._keep_pace(0)
-        sent = self._commit(batches, now_ms(), transaction)
-        duplicate, rows = transaction is not None and sent.version < 0, sum(f.rows for f in sent.files)
-        if self._flow is not None and not duplicate:
-            self._flow.sent(rows)
-        return SendReport(rows, int(sent.version >= 0), sent.sequences, duplicate)
+        sent = self._commit(batches, now_ms(), transaction, sequence)
+        if self._flow is not None and sent.commits:
+            self._flow.sent(sent.messages)
+        return sent
 
-    def _send_chunk(self, chunk: Sequence[Item]) -> Mapping[int, Ranges]:
+    def _send_chunk(self, chunk: Sequence[Item], sequence: int | None) -> SendReport:
         if len(chunk) > SHARED_MESSAGES:  # large enough for a commit of its own; and threads convert in parallel
-            return self._commit([_columns(chunk)], now_ms(), None).sequences
-        positions = self._share(chunk, now_ms())
+            return self._commit([chunk_columns(chunk)], now_ms(), None, sequence)
+        part = self._share(chunk, now_ms(), sequence)
+        if part.duplicate:
+            return SendReport(0, 0, duplicates=len(chunk))
+        positions = part.positions()
         members = {position.member for position in positions}
-        return {m: Ranges.from_numbers([p.sequence for p in positions if p.member == m]) for m in members}
+        sequences = {m: Ranges.from_numbers([p.sequence for p in positions if p.member == m]) for m in members}
+        return SendReport(len(chunk), 1, sequences)
 
-    def _outgoing(self, messages: Sequence[Item], now: int) -> OutgoingMessages:
+    def _outgoing(self, messages: Sequence[Item], now: int, numbering: SendNumbers | None) -> OutgoingMessages:
         self._balancing = self._balancing.keeping(self._log.snapshot.destination)
-        turn = next(self._turns)
-        return OutgoingMessages(messages, turn, now, self._send_timeout_s, self._balancing, self._name, self._threshold)
+        return OutgoingMessages(
+            messages,
+            next(self._turns),
+            now,
+            self._send_timeout_s,
+            self._balancing,
+            self._name,
+            self._threshold,
+            numbering,
+        )
 
-    def _share(self, messages: Sequence[Item], now: int) -> list[SentPosition]:
-        self._asynchronous.wait_until_sent(self._name)
-        part = self._shared.send(self._outgoing(messages, now))
+    def _share(self, messages: Sequence[Item], now: int, sequence: int | None) -> Part:
+        self._wait_for_own_sends()
+        numbering = self._numbering(sequence)
+        try:
+            part = self._shared.send(self._outgoing(messages, now, numbering))
+        except BaseException as error:
+            if numbering is not None:  # also of an interrupt (Ctrl-C)
+                numbering.failed(error)
+            raise
+        if part.duplicate:
+            self._count(0, 0, 0, len(messages))
+            return part
         self._count(len(messages), 1, sum(map(item_bytes, messages)), 0)
         if part.first == 0:  # one of the senders
             self._sent(self._log, part.version)
         self._waited()
-        return part.positions()
+        return part
 
     def _complete(self, listener: CompletionListener, message: Message, size: int, outcome: Part | Exception) -> None:
         """In the thread of the asynchronous sends."""
         if isinstance(outcome, Exception):
             listener.on_exception(message, outcome)
             return
+        if outcome.duplicate:
+            self._count(0, 0, 0, 1)
+            listener.on_completion(self._as_sent(message, NOWHERE, outcome.now_ms))
+            return
         new, self._completed_version = outcome.version != self._completed_version, outcome.version
         self._count(1, int(new), size, 0)
-        if new:
-            self._sent(self._log, outcome.version)
-        listener.on_completion(self._as_sent(message, outcome.positions()[0], outcome.now_ms))
+        try:
+            listener.on_completion(self._as_sent(message, outcome.positions()[0], outcome.now_ms))
+        finally:  # after the listener, which an error of this must not keep from its message
+            if new:
+                self._sent(self._log, outcome.version)
 
     def _as_sent(self, message: Message, position: SentPosition, now: int) -> Message:
         return replace(
@@ -331,8 +424,12 @@ class Producer:
         if self._flow is not None:
             self._flow.wait(messages)
 
-    def _commit(self, batches: Iterable[pa.RecordBatch], now: int, transaction: TransactionId | None) -> Sent:
-        self._asynchronous.wait_until_sent(self._name)
+    def _commit(
+        self, batches: Iterable[pa.RecordBatch], now: int, transaction: TransactionId | None, sequence: int | None
+    ) -> SendReport:
+        self._wait_for_own_sends()
+        numbering = self._numbering(sequence)
+        numbered = [] if numbering is None else [numbering.of(0)]
         snapshot = self._log.refresh()  # it avoids members that are paused by now
         self._balancing = self._balancing.keeping(snapshot.destination)
         routing = self._balancing.routing(snapshot.destination)
@@ -356,22 +453,84 @@ class Producer:
         except BaseException:
             writer.abort()
             raise
-        sent = send(
-            self._log,
-            staged,
-            snapshot.route_id,
-            transaction,
-            wait_s=self._send_timeout_s,
-            balancing=self._balancing,
-        )
+        rows = sum(file.rows for file in staged)
+        try:
+            sent = send(
+                self._log,
+                staged,
+                snapshot.route_id,
+                transaction,
+                wait_s=self._send_timeout_s,
+                balancing=self._balancing,
+                numbered=[replace(messages, count=rows) for messages in numbered if rows],
+            )
+        except AlreadySentError:
+            self._count(0, 0, 0, rows)
+            return SendReport(0, 0, duplicates=rows)
+        except BaseException as error:
+            if numbering is not None:  # also of an interrupt (Ctrl-C)
+                numbering.failed(error)
+            raise
         done = sent.version >= 0
         if not done and transaction is None:  # no rows
-            return sent
-        self._count(sum(f.rows for f in sent.files), int(done), done * size, int(not done))
+            return SendReport(0, 0)
+        rows = sum(file.rows for file in sent.files)
+        self._count(rows, int(done), done * size, int(not done))
         if done:
             self._sent(self._log, sent.version)
         self._waited()
-        return sent
+        return SendReport(rows, int(done), sent.sequences, duplicate=not done)
+
+    # -- the numbers of a producer id (M1) ------------------------------------------------------------------------------
+    @property
+    def producer_id(self) -> str | None:
+        return None if self._numbers is None else self._numbers.producer_id
+
+    @property
+    def last_sequence(self) -> int:
+        """The number of the last message of the producer id in the table, as far as this producer knows; 0: there is none. Exact when
+        the producer was created, and after each send and `resume`. Raises OptionError without a producer id."""
+        return self._required_numbers().last
+
+    def resume(self) -> int:
+        """Continue behind the last message of the producer id in the table, and return its number (M1). After a
+        CommitOutcomeUnknownError, or the error of an asynchronous send, messages without `sequence` are refused until this call,
+        because their number would depend on what became of those before them. Waits until asynchronous sends are sent."""
+        self._check()
+        numbers = self._required_numbers()
+        self._wait_for_own_sends()
+        return numbers.resume()
+
+    def _required_numbers(self) -> ProducerNumbers:
+        if self._numbers is None:
+            raise OptionError(f"this producer of {self.destination} has no id: create it with producer_id=…")
+        return self._numbers
+
+    def _check_sequence(self, sequence: int | None) -> None:
+        if sequence is not None:
+            self._required_numbers()
+            check_sequence(sequence)
+
+    def _numbering(self, sequence: int | None, *, waits: bool = True) -> SendNumbers | None:
+        return None if self._numbers is None else SendNumbers(self._numbers, sequence, waits)
+
+    def _sent_of(self, sequence: int | None) -> int:
+        """How many messages from this number on are in the table."""
+        return 0 if sequence is None else max(0, self._required_numbers().refreshed_last() - sequence + 1)
+
+    def _transaction(self, transaction: tuple[str, int], sequence: int | None) -> TransactionId:
+        if self._numbers is not None or sequence is not None:
+            raise OptionError(
+                f"transaction is {transaction!r}, but this producer of {self.destination} has an id, which recognises what is sent "
+                "again: give sequence, or use a producer without an id"
+            )
+        return transaction_id(transaction)
+
+    def _wait_for_own_sends(self) -> None:
+        """Those that do not wait are in the table then, or have failed. Raises ClosedError when one that was sent one-way has."""
+        self._asynchronous.wait_until_sent(self._name)
+        if self._one_way is not None:
+            self._one_way.check()
 
     def _waited(self) -> None:
         if self._one_way is not None:
@@ -420,14 +579,6 @@ class Producer:
         if self._one_way is not None:
             self._one_way.raise_untold()
 
-    def __enter__(self) -> Producer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         sent = self._statistics
         return (
@@ -439,46 +590,3 @@ class Producer:
 def flow_of(producer: Producer) -> ProducerFlow | None:
     """For a caller that waits for the pace itself; None: nothing slows the producer down."""
     return producer._flow
-
-
-def _template(message: object) -> Message:
-    if isinstance(message, Message):
-        return message
-    if isinstance(message, str):
-        raise MessageFormatError("send takes the text of a message by name: send(text=…)")
-    if isinstance(message, Mapping):
-        raise MessageFormatError("send takes the arguments of a dict by name: send(**…); send_many takes dicts")
-    raise MessageFormatError(
-        f"send was given an object of type {type(message).__name__}: give a Message, or arguments by name"
-    )
-
-
-def _chunks(messages: Iterable[Item], limit: int) -> Iterator[list[Item]]:
-    chunk: list[Item] = []
-    size = 0
-    for number, item in enumerate(messages):
-        if not isinstance(item, Message | Mapping):
-            raise MessageFormatError(
-                f"item {number} of send_many is a {type(item).__name__}, but must be a Message or a dict of send's "
-                "arguments, such as {'text': …}"
-            )
-        chunk.append(item)
-        size += item_bytes(item)
-        if len(chunk) >= limit or size >= CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-def _columns(chunk: Sequence[Item]) -> pa.RecordBatch:
-    return to_columns(chunk, [now_ms()] * len(chunk))
-
-
-def _transaction(transaction: tuple[str, int]) -> TransactionId:
-    match transaction:
-        case (str(app_id), int(version)) if app_id and not isinstance(version, bool) and 0 <= version < 2**63:
-            return TransactionId(f"app/{app_id}", version)
-    raise DuplicateTransactionError(
-        f"transaction is {transaction!r}, but must be (application id, version): text and a whole number from 0 on"
-    )

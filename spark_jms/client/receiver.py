@@ -19,6 +19,8 @@ from spark_jms.client.acknowledgement import AcknowledgementWriter
 from spark_jms.client.delivery import Aside, ConsumerStatistics, Delivery, Return, keys_of
 from spark_jms.client.message import Message
 from spark_jms.client.pipeline import BatchReader, Pipeline
+from spark_jms.client.tracing import traced_acknowledge
+from spark_jms.client.transacted_delivery import TransactedDelivery
 from spark_jms.client.unit_of_work import together
 from spark_jms.core.batch import Batch
 from spark_jms.errors import (
@@ -33,6 +35,7 @@ from spark_jms.settings.types import NO_LIMIT
 
 log = logging.getLogger("spark_jms")
 AcknowledgeMode = Literal["client", "individual", "auto", "dups-ok"]
+Transacted = Literal["transacted"]  # the mode of a transacted session's consumers: its commit acknowledges
 HAND_OVER_TIMEOUT_S = 15.0  # wait for a record needed to acknowledge or release
 CLOSE_TIMEOUT_S = 5.0
 _REPLAN_S = 0.1  # for changes without a new file: a delay ends, a consumer dies
@@ -73,7 +76,7 @@ class Receiver:
     def __init__(
         self,
         subscriber: AnySubscriber,
-        mode: AcknowledgeMode,
+        mode: AcknowledgeMode | Transacted,
         pipeline: Pipeline,
         check_context: Callable[[], None],
         bell: threading.Event,
@@ -96,6 +99,7 @@ class Receiver:
         self._delivery = Delivery()
         self._writer = AcknowledgementWriter(subscriber, self._delivery, self._lock)
         self._reader = BatchReader(subscriber, pipeline)  # guarded by `_claiming`
+        self.transacted = TransactedDelivery(subscriber, self._delivery, self._lock, self._boundary)
         self._failure: JmsqError | None = None
         self._seen_version = -1
         self._boundary_s = time.monotonic()
@@ -142,6 +146,7 @@ class Receiver:
         """Claim and read the next messages, if any are available and none are on their way back: later ones of their units would
         overtake them. `hurries`: without waiting for a full batch."""
         self._boundary_s = time.monotonic()
+        self._reader.forget()
         self._write(0)
         self._seen_version = self._table.snapshot.version
         if self._delivery.returning and not self._subscriber.away():  # a server may be away for long
@@ -233,7 +238,7 @@ class Receiver:
     # -- acknowledging --------------------------------------------------------------------------------------------
     def acknowledge(self, message: Message, generation: int) -> None:
         self.check_open()
-        if self.mode in ("auto", "dups-ok"):
+        if self.mode in ("auto", "dups-ok", "transacted"):
             return
         keys = keys_of(message)
         with self._lock:
@@ -246,8 +251,11 @@ class Receiver:
                     f"message {message.message_id} was released by recover() or reject() after this delivery: it will "
                     "be delivered again, and only that delivery can be acknowledged"
                 )
+            before = len(self._delivery.delivered)
             self._delivery.acknowledge(keys if self.mode == "individual" else None)
-        self._write(HAND_OVER_TIMEOUT_S)
+            count = before - len(self._delivery.delivered)
+        with traced_acknowledge(self.destination, message, count):
+            self._write(HAND_OVER_TIMEOUT_S)
 
     def acknowledge_delivered(self) -> None:
         """In the modes "auto" and "dups-ok": the application has finished with everything delivered so far."""
@@ -259,7 +267,8 @@ class Receiver:
         few = self._pipeline.maximum == NO_LIMIT or count < self._pipeline.maximum
         lazy = self.mode == "dups-ok" and few and time.monotonic() - self._writer.written_s < _LAZY_S
         if count and not lazy:
-            self._write(HAND_OVER_TIMEOUT_S)
+            with traced_acknowledge(self.destination, None, count):
+                self._write(HAND_OVER_TIMEOUT_S)
 
     def recover(self) -> None:
         """Release everything delivered and not acknowledged: it is delivered again, flagged and counted, to this or another
@@ -276,6 +285,11 @@ class Receiver:
             self._subscriber.leave_all()
         except ConsumerClosedException as error:
             raise self._fail(error) from None
+
+    @property
+    def usable(self) -> bool:
+        """Not closed, not in an error, and its session has not ended. Asks the store."""
+        return self._failure is None and not self.closing and self._subscriber.has_session()
 
     def reject(self, message: Message, delay_s: float | None) -> None:
         """Release this one message: it is delivered again, flagged and counted, when the delay is over (None: the
@@ -390,6 +404,7 @@ class Receiver:
             if self._closed:
                 return
             self._closed = True
+            self._reader.forget()
             self._delivery.give_back(delivered=True)
         try:
             if self._failure is None:

@@ -32,10 +32,18 @@ _EARLY_KEPT = 100
 
 
 @dataclass
-class _Waiting:
+class ReplyWait:
+    """For one reply. Another thread may interrupt it: the request then raises RequestTimeoutError at once."""
+
     done: threading.Event = field(default_factory=threading.Event)
     reply: Message | None = None
     error: Exception | None = None
+
+    def interrupt(self) -> None:
+        self.error = self.error or RequestTimeoutError(
+            "the request was interrupted: a reply that comes later is dropped"
+        )
+        self.done.set()
 
 
 class Requestor:
@@ -53,15 +61,22 @@ class Requestor:
         self._inbox: Consumer | None = None
         self._inbox_failed = self._closed = False
         self._producers: dict[str, Producer] = {}
-        self._waiting: dict[str, _Waiting] = {}  # by correlation id, and by message id once that is known
+        self._waiting: dict[str, ReplyWait] = {}  # by correlation id, and by message id once that is known
         self._early: OrderedDict[str, Message] = OrderedDict()  # replies that name a message id we do not know yet
 
-    def request(self, destination: str, arguments: Mapping[str, Any], timeout_s: float | None) -> Message:
+    def request(
+        self,
+        destination: str,
+        arguments: Mapping[str, Any],
+        timeout_s: float | None,
+        waiting: ReplyWait | None = None,
+    ) -> Message:
         """The reply, acknowledged. Raises RequestTimeoutError, and what sending raises."""
         if arguments.get("reply_to") is not None:
             raise OptionError("request() names its own temporary queue as reply_to: leave it out, or use a producer")
         correlation = arguments.get("correlation_id") or uuid.uuid4().hex
-        producer, waiting, inbox = self._producer(destination), _Waiting(), None
+        waiting = ReplyWait() if waiting is None else waiting
+        producer, inbox = self._producer(destination), None
         while inbox is None:
             inbox = self._entered(correlation, waiting)
         known = [correlation]
@@ -93,7 +108,7 @@ class Requestor:
             self._closed = True
             self._fail(ClosedError("this context was closed while a request waited for its reply"))
 
-    def _entered(self, correlation: str, waiting: _Waiting) -> str | None:
+    def _entered(self, correlation: str, waiting: ReplyWait) -> str | None:
         """Enter a request; from now on the end of the inbox or of the context ends it. Returns the inbox's name; None: it
         has failed meanwhile."""
         inbox = self._opened()

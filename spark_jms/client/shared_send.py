@@ -15,6 +15,8 @@
     is paused, down or removed, no room
     of staging, or before the log has it     each sender, as a copy        not sent
     while the log is written                 each sender, as a copy        unknown (CommitOutcomeUnknownError)
+    of a producer's numbers: sent already,   its own sender                not sent; the others' are
+    a gap, fenced (M1)
     an interrupt (Ctrl-C) of the leader      the leader                    unknown to it; the other senders look into the
                                                                            log, and send again what is certainly not there
 
@@ -30,15 +32,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import pyarrow as pa
 
 from spark_jms.client.columns import Item, to_columns
+from spark_jms.client.numbering import SendNumbers
 from spark_jms.core.balancing import ANY_MEMBER, Balancing
 from spark_jms.core.body_compression import compressed
 from spark_jms.core.destination import Destination
 from spark_jms.core.message import normalise
+from spark_jms.core.producer_sequence import AlreadySentError, PartlySentError, new_versions
 from spark_jms.core.routing import route
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.unit_of_work import check_parts, routing_groups
@@ -50,6 +54,8 @@ from spark_jms.errors import (
     JmsqError,
     MessageFormatError,
     MessageSizeError,
+    ProducerFencedError,
+    SequenceGapError,
     ServerDownError,
     own_copy,
 )
@@ -65,11 +71,12 @@ GATHER_S = 0.0005
 _REFUSALS = (MessageFormatError, MessageSizeError)
 # Perhaps not of each sender's.
 _OF_A_MEMBER = (DestinationPausedError, ServerDownError, InvalidDestinationError, QuotaExceededError)
-
+_OF_A_PRODUCER = (AlreadySentError, PartlySentError, SequenceGapError, ProducerFencedError)
+_EVERY_MEMBER = -1
 
 Sender = tuple[object, str]  # a call of send_all, and one producer's messages in it
-# And a member -> for what one of the sender's messages for that member waits.
-WaitingFor = dict[tuple[Sender, int], type[InsertionPausedError | QuotaExceededError]]
+# And a member -> why one of the sender's messages for that member waits.
+WaitingFor = dict[tuple[Sender, int], InsertionPausedError | QuotaExceededError]
 
 
 class SentPosition(NamedTuple):
@@ -92,6 +99,7 @@ class OutgoingMessages:
     balancing: Balancing = ANY_MEMBER
     producer: str = ""
     threshold: int | None = None  # from so many bytes on a body is compressed; None: never
+    numbering: SendNumbers | None = None  # of a producer with an id
 
 
 class Part:
@@ -100,6 +108,7 @@ class Part:
     def __init__(self, outgoing: OutgoingMessages, call: object = None) -> None:
         self.messages, self.turn, self.now_ms = outgoing.messages, outgoing.turn, outgoing.now_ms
         self.balancing, self.producer, self.threshold = outgoing.balancing, outgoing.producer, outgoing.threshold
+        self.numbering, self.duplicate = outgoing.numbering, False  # duplicate: in the table already, by its numbers
         self.sender = call, outgoing.producer  # in one call, the messages of one producer have an order
         self.shipment: Shipment | None = None
         self.first = 0
@@ -107,6 +116,10 @@ class Part:
     def join(self, shipment: Shipment) -> None:
         self.shipment = shipment
         shipment.parts.append(self)
+
+    def failed(self, error: Exception) -> None:
+        if self.numbering is not None:
+            self.numbering.failed(error)
 
     @property
     def version(self) -> int:
@@ -166,6 +179,10 @@ class SharedSender:
             left = [number for number in left if isinstance(outcomes[number], OutcomeUnknownError)]
             left += self._resumed(paused, [started + outgoing[number].wait_s for number in paused], epoch)
             left.sort()
+        for number, outcome in outcomes.items():
+            numbering = outgoing[number].numbering
+            if numbering is not None and isinstance(outcome, Exception):
+                numbering.failed(outcome)
         return [outcomes[number] for number in range(len(outgoing))]
 
     def _outcome(self, part: Part, call: PlanCall) -> Part | Exception:
@@ -209,11 +226,14 @@ class SharedSender:
             shipment.encode_alone()
             shipment.commit(wait_s)
         except InsertionPausedError as error:
-            waiting.update(dict.fromkeys(shipment.senders(), InsertionPausedError))
+            waiting.update(dict.fromkeys(shipment.senders(), error))
             return error
         except InvalidDestinationError as error:
             return explained(self._log, error)
+        except AlreadySentError:
+            part.duplicate = True
         except Exception as error:  # noqa: BLE001 - the sender gets it
+            part.failed(error)
             return error
         finally:
             shipment.let_go()
@@ -236,17 +256,17 @@ class SharedSender:
             failed = [request for request in requests if request.error is None]
             if isinstance(error, InvalidDestinationError):
                 error = explained(self._log, error)
-            if isinstance(error, _OF_A_MEMBER) and len(failed) > 1:
+            if isinstance(error, _OF_A_MEMBER + _OF_A_PRODUCER) and len(failed) > 1:
                 alone: WaitingFor = {}
                 for request in failed:
                     self._ship([request], alone)
                 return
-            if waiting is not None and isinstance(error, InsertionPausedError):
-                waiting.update(dict.fromkeys(shipment.senders(), InsertionPausedError))
-            if waiting is not None and _waits_for_room(error):
-                waiting.update(dict.fromkeys(shipment.senders(), QuotaExceededError))
+            if waiting is not None and _waits(error):
+                waiting.update(dict.fromkeys(shipment.senders(), error))
+            shipment.note_failure(error)
             for request in failed:
-                request.error = error if len(requests) == 1 else own_copy(error)
+                if not isinstance(error, AlreadySentError):
+                    request.error = error if len(requests) == 1 else own_copy(error)
         finally:
             shipment.let_go()
 
@@ -268,23 +288,28 @@ class Shipment:
         """Convert all messages to rows. A request whose messages are refused gets the error, and its part leaves."""
         destination = self._log.snapshot.destination
         try:
-            self._rows = _rows(self.parts, destination)
+            self._rows = rows_of(self.parts, destination)
         except _REFUSALS as refusal:
             if len(requests) == 1:
                 raise
+            stopped: dict[Sender, Exception] = {}  # what those behind a message of a producer with an id get
             for request, part in zip(requests, tuple(self.parts), strict=True):
                 try:
-                    _rows([part], destination)
-                except _REFUSALS as error:
+                    if part.sender in stopped:
+                        raise own_copy(stopped[part.sender])
+                    rows_of([part], destination)
+                except (*_REFUSALS, SequenceGapError) as error:
                     request.error = error
                     self.parts.remove(part)
+                    if part.numbering is not None and (gap := part.numbering.gap_behind(error)) is not None:
+                        stopped.setdefault(part.sender, gap)
             if len(self.parts) == len(requests):  # each alone is accepted
                 raise refusal
-            self._rows = _rows(self.parts, destination) if self.parts else None
+            self._rows = rows_of(self.parts, destination) if self.parts else None
 
     def encode_alone(self) -> None:
         """The same of one sender."""
-        self._rows = _rows(self.parts, self._log.snapshot.destination)
+        self._rows = rows_of(self.parts, self._log.snapshot.destination)
 
     def commit(self, wait_s: float = 0) -> None:
         """Raises what `log.send.send` raises."""
@@ -294,13 +319,18 @@ class Shipment:
         for part in self.parts:
             part.first, first = first, first + len(part.messages)
         snapshot = self._log.snapshot
+        numbered = [part.numbering.of(len(part.messages)) for part in self.parts if part.numbering is not None]
+        if numbered:  # what is certain now is not staged
+            new_versions(snapshot.transactions, numbered, self._log.name)
         files = self._stage(snapshot.destination)
         ahead = self._waiting.keys() & self.senders() if self._waiting else None
         if ahead:  # when there is room, or the pause ends, the message before it goes first
             discard(self._log.storage, files)
-            raise self._waiting[ahead.pop()]()
+            raise own_copy(self._waiting[ahead.pop()])
         self._committing = True
-        self.sent = send(self._log, files, snapshot.route_id, reroute=self._stage_again, wait_s=wait_s)
+        self.sent = send(
+            self._log, files, snapshot.route_id, reroute=self._stage_again, wait_s=wait_s, numbered=numbered
+        )
         for file in self.sent.files:
             if file.path in self._stored:
                 self._log.recent.add(file.path, self._stored[file.path], file.bytes)
@@ -346,12 +376,21 @@ class Shipment:
         return {file.member: file.token for file in self.sent.files}
 
     def senders(self) -> set[tuple[Sender, int]]:
-        """The senders of the messages, each with the members that its messages go to."""
+        """The senders of the messages, each with the members that its messages go to. A producer with an id keeps one order for
+        all members."""
         return {
-            (part.sender, member)
+            (part.sender, _EVERY_MEMBER if part.numbering is not None else member)
             for part in self.parts
             for member in self.members[part.first : part.first + len(part.messages)]
         }
+
+    def note_failure(self, error: Exception) -> None:
+        """Of all parts, or of the only one."""
+        for part in self.parts:
+            if isinstance(error, AlreadySentError):
+                part.duplicate = True
+            elif not _waits(error):
+                part.failed(error)
 
     def is_sent(self) -> bool:
         """For senders whose leader was interrupted. False: certainly not, and it will not be. Raises
@@ -361,11 +400,16 @@ class Shipment:
         return self.sent is not None
 
 
-def _waits_for_room(error: object) -> bool:
+def _waits_for_room(error: object) -> TypeGuard[QuotaExceededError]:
     return isinstance(error, QuotaExceededError) and not isinstance(error, LargerThanQuotaError)
 
 
-def _rows(parts: Sequence[Part], destination: Destination) -> pa.RecordBatch:
+def _waits(error: object) -> TypeGuard[InsertionPausedError | QuotaExceededError]:
+    return isinstance(error, InsertionPausedError) or _waits_for_room(error)
+
+
+def rows_of(parts: Sequence[Part], destination: Destination) -> pa.RecordBatch:
+    """The messages as stored columns, without ids, in this order. Raises MessageFormatError or MessageSizeError."""
     times = [part.now_ms for part in parts for _ in part.messages]
     batch = to_columns([message for part in parts for message in part.messages], times)
     rows = normalise(batch, pa.array(times, pa.int64()), destination.max_message_bytes)

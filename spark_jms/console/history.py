@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from spark_jms.admin.domain_sample import DomainSample
 from spark_jms.admin.statistics import DestinationStatistics
-from spark_jms.console.sample import DomainSample
 
 SPANS_S = (30, 60, 300, 1800)
 MAX_SAMPLES = 900  # half an hour at one every two seconds

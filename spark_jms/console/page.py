@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import PurePosixPath
 
+from spark_jms.admin.domain_sample import ClusterSample, DomainSample
 from spark_jms.admin.statistics import PauseRow
 from spark_jms.claims.views import moment
 from spark_jms.console.chart import chart
 from spark_jms.console.history import History
-from spark_jms.console.sample import ClusterSample, DomainSample
 
 STYLE = """
 body{font:14px system-ui,sans-serif;margin:1.5rem;color:#1f2937;background:#fff}
@@ -37,7 +37,7 @@ def _body(history: History, sample: DomainSample) -> str:
         f'<h1>spark-jms</h1><p title="{escape(sample.root)}">{escape(PurePosixPath(sample.root).name)} <small>'
         f"store {escape(sample.store.partition('?')[0])} · {moment(sample.time_ms):%Y-%m-%d %H:%M:%SZ}</small></p>"
     )
-    parts = [head, "<h2>Destinations</h2>", _destinations(sample)]
+    parts = [head, "<h2>Destinations</h2>", _unread(sample), _destinations(sample)]
     for one in sample.destinations:
         parts.append(f"<h2>{escape(one.destination)}</h2>")
         backlog, rates = history.backlog(one.destination), history.rates(one.destination)
@@ -46,9 +46,11 @@ def _body(history: History, sample: DomainSample) -> str:
         rows = [(m.member, m.last_sequence, m.backlog, m.claimed, m.stored_messages, m.files) for m in one.members]
         parts.append(_table(("member", "last", "backlog", "claimed", "stored", "files"), rows))
     parts += ["<h2>Subscriptions</h2>", _subscriptions(sample), "<h2>Claims</h2>", _claims(sample)]
+    parts += ["<h2>Quotas</h2>", _quotas(sample), "<h2>Servers</h2>", _servers(sample)]
+    parts += ["<h2>Services</h2>", _services(sample), "<h2>Open transactions</h2>", _transactions(sample)]
     parts += [
-        "<h2>Servers: sessions of the store</h2>",
-        _table(("session", "label"), [(s.session_id, s.label) for s in sample.servers]),
+        "<h2>Sessions of the store</h2>",
+        _table(("session", "label"), [(s.session_id, s.label) for s in sample.sessions]),
     ]
     if sample.cluster is not None:
         parts.append(_cluster(sample.cluster))
@@ -67,6 +69,8 @@ def _destinations(sample: DomainSample) -> str:
         "stored",
         "files",
         "bytes",
+        "expired",
+        "flow",
         "paused",
         "health",
     )
@@ -84,12 +88,75 @@ def _destinations(sample: DomainSample) -> str:
                 one.stored_messages,
                 one.files,
                 one.bytes,
+                one.expired,
+                _FLOW[one.exceeds_threshold],
                 _paused(one.paused),
                 one.health,
             )
             for one in sample.destinations
         ],
     )
+
+
+def _unread(sample: DomainSample) -> str:
+    """What could not be read, and why."""
+    lines = {**sample.unread, **sample.problems, **{f"quota {name}": why for name, why in sample.unread_quotas.items()}}
+    return "".join(f'<p class="bad">{escape(f"{what}: {why}")}</p>' for what, why in lines.items())
+
+
+def _quotas(sample: DomainSample) -> str:
+    rows = [
+        (
+            row.quota,
+            ", ".join(row.destinations) or "–",
+            row.policy,
+            _of(row.messages_used, row.messages_maximum),
+            _of(row.bytes_used, row.bytes_maximum),
+            row.messages_reserved,
+            row.waiting,
+        )
+        for row in sample.quotas
+    ]
+    return _table(("quota", "destinations", "policy", "messages", "bytes", "reserved", "waiting"), rows)
+
+
+def _of(used: int, maximum: int) -> str:
+    return f"{used:,}" if maximum < 0 else f"{used:,} of {maximum:,}"
+
+
+def _services(sample: DomainSample) -> str:
+    rows = [
+        (
+            report.process,
+            one["service"],
+            "no sign of life" if report.silent else one["state"],
+            one["rounds"],
+            one["error"] or "–",
+        )
+        for report in sample.services
+        for one in report.services
+    ]
+    return _table(("process", "service", "state", "rounds", "last error"), rows)
+
+
+def _transactions(sample: DomainSample) -> str:
+    rows = [
+        (
+            one.transaction,
+            one.state,
+            f"{one.made:%H:%M:%S}",
+            one.owner if one.owner_lives else f"{one.owner} (dead)",
+            ", ".join(one.targets) or "–",
+            "; ".join(one.waits) or "–",
+        )
+        for one in sample.transactions
+    ]
+    return _table(("transaction", "state", "made", "owner", "to", "waits for"), rows)
+
+
+def _servers(sample: DomainSample) -> str:
+    rows = [(row.server, row.store, ", ".join(row.members) or "–", row.state, row.reason) for row in sample.servers]
+    return _table(("server", "store", "members", "state", "reason"), rows)
 
 
 def _paused(rows: Sequence[PauseRow]) -> str:
@@ -159,7 +226,8 @@ def _table(names: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return f"<table><tr>{head}</tr>{lines}</table>" if lines else "<p><small>none</small></p>"
 
 
-_BAD = {"failing", "in doubt", "down", "LOST", "SINGLE", "UNAVAILABLE"}
+_FLOW = {None: "–", False: "free", True: "slowed"}
+_BAD = {"failing", "slowed", "no sign of life", "in doubt", "down", "LOST", "SINGLE", "UNAVAILABLE"}
 
 
 def _cell(value: object) -> str:

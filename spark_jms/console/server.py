@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
-import ipaddress
 from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
+from spark_jms.admin.domain_sample import DomainSample
+from spark_jms.admin.exposure import check_exposure, is_allowed
 from spark_jms.console.history import History
 from spark_jms.console.page import page
-from spark_jms.console.sample import DomainSample
-from spark_jms.errors import OptionError
 
 SAMPLE_EVERY_S = 2.0
 _HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "Cache-Control": "no-store"}
-
-
-def check_exposure(host: str, token: str | None) -> None:
-    """Raises OptionError for an address off loopback without a token."""
-    try:
-        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    if not local and not token:
-        raise OptionError(f"{host} can be reached from other machines: give --token-file, or serve 127.0.0.1")
 
 
 class Console:
@@ -43,16 +31,12 @@ class Console:
         return application
 
     async def _page(self, request: web.Request) -> web.Response:
-        if self._token is not None and not self._is_allowed(request):
+        if not is_allowed(self._token, request.headers.get("Authorization", ""), request.query.get("token", "")):
             return web.Response(
                 status=401, text="a token is needed: /?token=… or Authorization: Bearer …", headers=_HEADERS
             )
         text = page(self._history, SAMPLE_EVERY_S, self._error)
         return web.Response(text=text, content_type="text/html", headers=_HEADERS)
-
-    def _is_allowed(self, request: web.Request) -> bool:
-        given = request.query.get("token") or request.headers.get("Authorization", "").removeprefix("Bearer ")
-        return hmac.compare_digest(given.encode(), (self._token or "").encode())
 
     async def _sampling(self, _: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(self._sample_for_ever())

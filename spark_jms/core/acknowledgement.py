@@ -16,6 +16,7 @@ from spark_jms.core.ranges import Ranges
 
 MAX_OUTBOX = 1000  # rows
 MAX_OUTBOX_BYTES = 4 * 2**20  # if a single row is larger, consumers claim nothing until the table has it
+PURGER, LIMITER = "jmsq purge", "redelivery limit"  # consumers in the rows of messages that they have discarded
 _ROW_BYTES, _RANGE_BYTES = 200, 24  # upper bounds of a stored row and of each of its ranges
 
 

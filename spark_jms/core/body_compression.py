@@ -26,7 +26,7 @@ COMPRESSED_PROPERTY = "JMS_JMSQ_Compressed"
 TEXT, BODY = "text", "body"
 _GZIP = 31  # zlib's window bits for the format of GZIP
 _LEVEL = 6
-MOST_BYTES = 64 * 2**20  # that are decompressed at a time
+MOST_BYTES = 16 * 2**20  # that are decompressed at a time
 _MAP = pa.map_(pa.string(), pa.string())
 
 
@@ -107,9 +107,29 @@ def _kinds(rows: pa.RecordBatch) -> list[str | None]:
     return list(entries.items.take(entries.of(pc.equal(entries.keys, COMPRESSED_PROPERTY))).to_pylist())
 
 
+def saved_bytes(rows: pa.RecordBatch) -> pa.Int64Array | None:
+    """How many bytes of each stored row compression has saved, so that its size counts what was sent; None: no body is
+    compressed."""
+    if not has_compressed(rows.column("properties")):
+        return None
+    bodies = rows.column(BODY)
+    saved = [
+        0 if kind is None else unpacked_bytes(body) - len(body) - len(COMPRESSED_PROPERTY) - len(kind)
+        for kind, body in ((kind, bodies[row].as_py() or b"" if kind else b"") for row, kind in enumerate(_kinds(rows)))
+    ]
+    return pa.array(saved, pa.int64())
+
+
+class DamagedBodyError(ValueError):
+    """The compressed body of a row cannot be read. `row` counts from 0."""
+
+    def __init__(self, row: int, reason: object) -> None:
+        super().__init__(f"row {row}: {reason}")
+        self.row, self.reason = row, str(reason)
+
+
 def decompressed(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Stored rows as they were sent, as far as their columns go (see `columns_to_read`). Raises ValueError, which names the
-    row."""
+    """Stored rows as they were sent, as far as their columns go (see `columns_to_read`). Raises DamagedBodyError."""
     names = rows.schema.names
     if "properties" not in names or not has_compressed(rows.column("properties")):
         return rows
@@ -126,7 +146,7 @@ def decompressed(rows: pa.RecordBatch) -> pa.RecordBatch:
                 if TEXT in columns:
                     columns[TEXT][row] = data.decode() if kind == TEXT else None
             except ValueError as error:
-                raise ValueError(f"row {row}: {error}") from None
+                raise DamagedBodyError(row, error) from None
         plain[row] = [entry for entry in plain[row] if entry[0] != COMPRESSED_PROPERTY] or None
     arrays = {name: pa.array(values, rows.schema.field(name).type) for name, values in columns.items()}
     return _with(rows, {**arrays, "properties": pa.array(plain, _MAP)})

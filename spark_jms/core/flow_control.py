@@ -95,6 +95,14 @@ class Pace:
         """So many more are sent."""
         return self if self.limit is None else replace(self, due=self.due + messages)
 
+    def without_debt(self, messages: int) -> Pace:
+        """So many will not be sent. Those that wait keep their tickets."""
+        return replace(self, paid=min(self.paid + messages, self.due))
+
+    def not_after(self, now_ms: float) -> Pace:
+        """Of a wall clock that was set back since: else nothing would be paid for until it is there again."""
+        return replace(self, at_ms=min(self.at_ms, now_ms), stepped_ms=min(self.stepped_ms, now_ms))
+
     def wait_ms(self, ticket: float) -> float:
         """How long until the first `ticket` messages are paid for, at this limit."""
         return 0.0 if self.limit is None else max(ticket - self.paid, 0.0) / self.limit * 1000

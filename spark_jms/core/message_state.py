@@ -5,6 +5,7 @@
     CLAIMED     a consumer has it, and that consumer's session lives
     IN_DOUBT    the session died, but the consumer (a Spark query) can come back and replay the same batch
     MOVING      a transfer takes it to another destination; only the transfer's end changes it (transfer.py)
+    PLEDGED     a transaction acknowledges it if it commits; only the transaction's end changes it (transaction.py)
     DONE        acknowledged, expired, refused by a topic's selector, dropped by a limit, purged or lost; final
 
 `redelivers` marks the transitions after which the next delivery is flagged and counted. redelivery.py decides when they
@@ -25,6 +26,7 @@ class MessageState(Enum):
     CLAIMED = auto()
     IN_DOUBT = auto()
     MOVING = auto()
+    PLEDGED = auto()
     DONE = auto()
 
 
@@ -42,6 +44,7 @@ class MessageEvent(Enum):
     MOVE = auto()  # the intent of a transfer is durable
     ARRIVE = auto()  # all targets of the transfer have it
     REFUSE = auto()  # no target has it, and none will
+    PLEDGE = auto()  # a transaction that is not decided will acknowledge it if it commits
 
 
 class MessageTransition(NamedTuple):
@@ -60,10 +63,13 @@ TRANSITIONS: Mapping[tuple[MessageState, MessageEvent], MessageTransition] = {
     (_S.CLAIMED, _E.DOUBT): MessageTransition(_S.IN_DOUBT),
     (_S.CLAIMED, _E.RECOVER): MessageTransition(_S.CLAIMED),
     (_S.CLAIMED, _E.MOVE): MessageTransition(_S.MOVING),
+    (_S.CLAIMED, _E.PLEDGE): MessageTransition(_S.PLEDGED),
     (_S.IN_DOUBT, _E.ACKNOWLEDGE): MessageTransition(_S.DONE),
     (_S.IN_DOUBT, _E.RETURN): MessageTransition(_S.AVAILABLE),
     (_S.IN_DOUBT, _E.REDELIVER): MessageTransition(_S.AVAILABLE, redelivers=True),
     (_S.IN_DOUBT, _E.RECOVER): MessageTransition(_S.CLAIMED),
     (_S.MOVING, _E.ARRIVE): MessageTransition(_S.DONE),
     (_S.MOVING, _E.REFUSE): MessageTransition(_S.AVAILABLE, redelivers=True),
+    (_S.PLEDGED, _E.ACKNOWLEDGE): MessageTransition(_S.DONE),
+    (_S.PLEDGED, _E.REDELIVER): MessageTransition(_S.AVAILABLE, redelivers=True),
 }

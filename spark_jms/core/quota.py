@@ -13,7 +13,7 @@ creates entry N + 1 if there is none: of several processes one succeeds, and the
     waiting         RENEW     its sender lives and waits                        waiting, in its place
     waiting         GRANT     there is room, and none waits before it           reserved
     waiting         WITHDRAW  its sender gives up                               absent
-    waiting         LAPSE     its sender has not renewed it in time             absent
+    waiting         LAPSE     its sender has not renewed it for long            absent
     reserved        GRANT     the same batch is sent again (Spark)              reserved, under a new number
     reserved        WITHDRAW  its sender will not commit                        absent
     reserved        END       its transaction is in the destination's log       absent
@@ -22,9 +22,13 @@ creates entry N + 1 if there is none: of several processes one succeeds, and the
 
 **The log ends a reservation.** A reservation has a slot of its destination and a number, that of its entry. The commit of its
 messages has the transaction (`quota/<ledger>/<slot>`, number), and is refused when the log has it. A sender that needs the room of
-an overdue reservation commits the same transaction without messages. The first of the two decides, as for transfers. So a sender
+an old reservation commits the same transaction without messages. The first of the two decides, as for transfers. So a sender
 writes one entry, before its commit; the next entry that looks at the destination finds the transaction, and removes the
 reservation together with entering the new usage. Slots are used again, so a log has few such transactions.
+
+**Each process judges by its own clock.** A request is old when a process has seen it unchanged for some seconds (core/quota_watch.py).
+A sender that waits renews its request, which changes it. So no process compares its clock with another's, and a process that has
+just started ends nothing.
 
 **Why used + reserved never exceeds the maximum.** A grant checks it, on the newest entry, after it has looked at its destination.
 What a destination commits is in an open reservation, until an entry looks at one version of its log and moves it from reserved
@@ -33,13 +37,15 @@ to used: the sum does not change. An entry that does not look at a destination k
 **Why no request overtakes.** With the policy FIFO a grant also checks that no request waits that was registered before. A dead
 sender's request lapses, because it is not renewed.
 
+**A destination that cannot be read** keeps its usage and its reservations, and the others continue.
+
 The exceptions, where usage may exceed the maximum: it was lowered; a destination with messages joined the quota; messages move
 between members of one destination, where they count twice until the transfer has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
@@ -108,8 +114,8 @@ class Request:
 
 @dataclass(frozen=True)
 class OpenRequest:
-    """`number` is that of the entry in which it was registered or reserved, above the ledger's base. After `until_ms` other senders
-    may take its place. `slot`: of a reservation."""
+    """`number` is that of the entry in which it was registered or reserved, above the ledger's base. `until_ms`: when other senders
+    may take its place, by its sender's clock; another value with each renewal. `slot`: of a reservation."""
 
     request: Request
     state: QuotaRequestState
@@ -124,10 +130,12 @@ class OpenRequest:
 
 @dataclass(frozen=True)
 class Observation:
-    """A destination at one version of its log: its usage, and the newest number of each slot that has an open reservation."""
+    """A destination at one version of its log: its usage, the newest number of each slot that has an open reservation, and the
+    highest of all slots, where the ledger does not count the destination yet."""
 
     usage: MessageUsage
     numbers: Mapping[int, int] = field(default_factory=dict)
+    highest: int = 0
 
 
 _NOT_LOOKED = Observation(MessageUsage())
@@ -135,8 +143,8 @@ _NOT_LOOKED = Observation(MessageUsage())
 
 @dataclass(frozen=True)
 class QuotaState:
-    """`number` is that of the entry that has this state. `base`: when the ledger began, in ms. Requests get base + number, so
-    those of a ledger that was deleted or restored are above all that the logs of its destinations know."""
+    """`number` is that of the entry that has this state. `base`: when the ledger began, in ms, or more: requests get base + number,
+    and those of a ledger that was deleted or restored must be above all that the logs of its destinations know."""
 
     number: int = 0
     base: int = 0
@@ -170,9 +178,9 @@ class QuotaState:
             destination
         )
 
-    def overdue(self, now_ms: int) -> list[OpenRequest]:
-        """Reservations whose senders are dead or slow."""
-        return [one for one in self.requests if not one.waits and one.until_ms < now_ms]
+    @property
+    def reservations(self) -> list[OpenRequest]:
+        return [one for one in self.requests if not one.waits]
 
     def room_for(self, request: Request, limit: Limit) -> bool:
         known = self.find(request.id)
@@ -194,7 +202,12 @@ class QuotaState:
         """What these destinations hold now, without the reservations that their logs have ended. None: the destination does not
         exist any more, or has another quota; nor has it requests here."""
         usages = {name: usage for name, usage in self.usages.items() if name not in found}
-        after = replace(self, usages={**usages, **{name: one.usage for name, one in found.items() if one is not None}})
+        highest = max((one.highest for one in found.values() if one is not None), default=0)
+        after = replace(
+            self,
+            base=max(self.base, highest),
+            usages={**usages, **{name: one.usage for name, one in found.items() if one is not None}},
+        )
         for one in self.requests:
             looked = found.get(one.request.destination, _NOT_LOOKED)
             if looked is None:
@@ -203,11 +216,11 @@ class QuotaState:
                 after = after._change(one.request, _E.END)
         return after
 
-    def lapse(self, now_ms: int) -> QuotaState:
-        """Without the waiting requests that are not renewed any more."""
+    def lapse(self, old: Container[OpenRequest]) -> QuotaState:
+        """Without the waiting requests that are old."""
         after = self
         for one in self.waiting:
-            if one.until_ms < now_ms:
+            if one in old:
                 after = after._change(one.request, _E.LAPSE)
         return after
 
@@ -234,7 +247,9 @@ class QuotaState:
         others = tuple(one for one in self.requests if one.request.id != request.id)
         if state is _S.ABSENT:
             return replace(self, requests=others)
-        number = known.number if known is not None and event is _E.RENEW else self.base + self.number
+        number = self.base + self.number
+        if known is not None and event is _E.RENEW:
+            number, until_ms = known.number, max(until_ms, known.until_ms + 1)
         slot = 0
         if state is _S.RESERVED:
             taken = set(replace(self, requests=others).slots(request.destination))

@@ -6,6 +6,7 @@ Sets represent the states of messages; message_state.py has the table of their t
     CLAIMED     in `claims[id].picks`, with `in_doubt_since_ms` 0
     IN_DOUBT    in `claims[id].picks`, with `in_doubt_since_ms` set
     MOVING      in `intents[slot].picks`: a transfer to another destination is open (transfer.py)
+    PLEDGED     in `pledges[key].picks`: a transaction will acknowledge it, or return it (transaction.py)
     DONE        at or below `floor`, or in `done`
 
 A message is in exactly one of them. Every method returns a new record set and reads neither clock nor disk. The holder of
@@ -25,6 +26,7 @@ from spark_jms.core.expiration import EXPIRER
 from spark_jms.core.life_cycle import LOGGED, OFF, LifeCycle, LoggedEvent
 from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.message_state import TRANSITIONS, MessageEvent, MessageState
+from spark_jms.core.pledge import Pledge, with_ticket
 from spark_jms.core.ranges import Ranges, union
 from spark_jms.core.redelivery import (
     Delays,
@@ -58,6 +60,7 @@ class RecordSet:
     limit: LimitAccount = NOTHING_DROPPED  # of a subscription with a limit
     life: LifeCycle = OFF
     expired: int = 0  # how many messages have expired, each counted once
+    pledges: Mapping[str, Pledge] = field(default_factory=dict)  # key -> messages of an open transaction
 
     # -- reading --------------------------------------------------------------------------------------------------
     @property
@@ -67,7 +70,9 @@ class RecordSet:
 
     @property
     def moving(self) -> Ranges:
-        return union(intent.picks for intent in self.intents.values())
+        """Moving, or pledged to a transaction: the end of the transfer or transaction alone changes them."""
+        moving = union(intent.picks for intent in self.intents.values())
+        return moving | union(pledge.picks for pledge in self.pledges.values()) if self.pledges else moving
 
     def available(self, first: int, last: int) -> Ranges:
         """The available messages of first..last."""
@@ -179,6 +184,8 @@ class RecordSet:
         if claim is None:
             return self
         picks = claim.picks if part is None else part & claim.picks
+        if not picks:
+            return self
         if not delivered:
             return self._move(claim, picks, MessageEvent.RETURN)
         return self._move(claim, picks, MessageEvent.REDELIVER, until_ms=until_ms)
@@ -237,8 +244,11 @@ class RecordSet:
         return replace(after, limit=LimitAccount(last, self.limit.dropped + picks.count))
 
     def start_at(self, floor: int) -> RecordSet:
-        """Skip messages up to `floor`: the subscription starts behind them."""
-        return self.skip(Ranges.of((self.floor + 1, floor))) if floor > self.floor else self
+        """Skip messages up to `floor`: the subscription starts behind them. A server that was away may have kept the record set of an
+        earlier one of this name: what that one has dropped and expired does not count."""
+        if floor <= self.floor:
+            return self
+        return replace(self.skip(Ranges.of((self.floor + 1, floor))), limit=NOTHING_DROPPED, expired=0)
 
     def delivered_to_table(self, position: int) -> RecordSet:
         """The acknowledgement table has all rows up to `position`."""
@@ -252,9 +262,15 @@ class RecordSet:
 
     def cleared(self) -> RecordSet:
         """As a subscription that was never used, for one that was dropped. The position in the acknowledgement table stays,
-        or rows of a new subscription of this name would look like rows that are written; so do the life-cycle log and transfers."""
+        or rows of a new subscription of this name would look like rows that are written; so do the life-cycle log, transfers and
+        pledges."""
         return RecordSet(
-            position=self.position, intents=self.intents, nonce=self.nonce, slots=self.slots, life=self.life
+            position=self.position,
+            intents=self.intents,
+            nonce=self.nonce,
+            slots=self.slots,
+            life=self.life,
+            pledges=self.pledges,
         )
 
     # -- transfers ------------------------------------------------------------------------------------------------
@@ -290,7 +306,51 @@ class RecordSet:
         """No target has the messages or will ever have them: they are available again, flagged."""
         return self._end(self.intents[slot], MessageEvent.REFUSE)
 
+    # -- transactions ---------------------------------------------------------------------------------------------
+    def pledge(self, session: str, pledge: Pledge) -> RecordSet:
+        """Claimed messages wait for the decision of a transaction. Raises ConsumerClosedException when the consumer does not hold
+        them any more, as `acknowledge` does."""
+        claim = self.claims.get(pledge.claim)
+        held = claim is not None and claim.consumer == pledge.consumer and self.speaks_for(pledge.consumer, session)
+        if claim is None or not held or pledge.picks - claim.picks or not pledge.picks or pledge.key in self.pledges:
+            raise ConsumerClosedException(
+                f"claim {pledge.claim} of consumer {pledge.consumer} was revoked or taken over by another instance: its "
+                "messages go to others. Close this consumer and create a new one."
+            )
+        after = self._move(claim, pledge.picks, MessageEvent.PLEDGE)
+        return replace(after, pledges={**self.pledges, pledge.key: pledge})
+
+    def fulfilled(self, ticket: Ticket, epoch: int, now_ms: int) -> RecordSet:
+        """The transaction is committed: acknowledge what was pledged to it. Repeatable."""
+        after = self
+        for pledge in with_ticket(self.pledges, ticket):
+            row = Acknowledgement(after.position + 1, pledge.consumer, pledge.claim, pledge.picks, epoch, now_ms)
+            after = after._end_pledge(pledge, MessageEvent.ACKNOWLEDGE, now_ms)
+            after = replace(after, outbox=after.outbox.appended(row), position=row.position)
+        return after
+
+    def withdrawn(self, ticket: Ticket, now_ms: int, until_ms: int = 0) -> RecordSet:
+        """The transaction was rolled back: what was pledged to it is available again, flagged and counted. Repeatable."""
+        after = self
+        for pledge in with_ticket(self.pledges, ticket):
+            after = after._end_pledge(pledge, MessageEvent.REDELIVER, now_ms, until_ms)
+        return after
+
     # -- inside ---------------------------------------------------------------------------------------------------
+    def _end_pledge(self, pledge: Pledge, event: MessageEvent, now_ms: int, until_ms: int = 0) -> RecordSet:
+        """Take a pledge's messages out of PLEDGED."""
+        transition = TRANSITIONS[MessageState.PLEDGED, event]
+        noted = LoggedEvent(LOGGED[event], pledge.picks, now_ms, pledge.consumer, pledge.claim, str(pledge.ticket))
+        kept = {key: other for key, other in self.pledges.items() if key != pledge.key}
+        after = replace(self, pledges=kept, life=self.life.noted(noted))
+        if not transition.redelivers:
+            return after._finish(pledge.picks)
+        return replace(
+            after,
+            deliveries=counted(after.deliveries, pledge.picks),
+            delays=delayed(after.delays, pledge.picks, until_ms),
+        )
+
     def _move(
         self,
         claim: Claim,
@@ -301,7 +361,7 @@ class RecordSet:
         row: Acknowledgement | None = None,
     ) -> RecordSet:
         """Take `picks` of a claim through one transition of the table. CLAIM, DOUBT and RECOVER move a whole claim. After
-        MOVE the caller enters the intent. `row` joins the outbox."""
+        MOVE the caller enters the intent, after PLEDGE the pledge. `row` joins the outbox."""
         known = self.claims.get(claim.id)
         transition = TRANSITIONS[known.state if known else MessageState.AVAILABLE, event]
         life = self._life_after(event, claim, picks, row.acknowledged_ms if row else now_ms)

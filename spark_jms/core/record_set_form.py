@@ -9,6 +9,7 @@
     claim/<id>              JSON: consumer, session, messages, times
     outbox/<position>       JSON: an acknowledgement that waits for its table
     intent/<slot>           JSON: an open transfer (transfer.py)
+    pledge/<ticket>/<claim> JSON: messages that wait for the decision of a transaction (pledge.py)
     limit                   JSON: how far the subscription's limit was applied, and how many messages it has dropped
     event/<position>        JSON: an event that waits for the life-cycle table (life_cycle.py)
 
@@ -29,13 +30,15 @@ from spark_jms.core.chunked_ranges import Chunk, ChunkedRanges
 from spark_jms.core.claim import Claim
 from spark_jms.core.life_cycle import LifeCycle, LoggedEvent, WaitingEvents
 from spark_jms.core.life_event import LifeEvent
+from spark_jms.core.pledge import pledge_from_json, pledge_to_json
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.subscription_limit import NOTHING_DROPPED, LimitAccount
 from spark_jms.core.transfer import intent_from_json, intent_to_json
 from spark_jms.errors import FormatVersionError, RecordSetError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+_WITHOUT_PLEDGES = 2  # the version of a record set without pledges, which earlier releases read
 HEAD, LIMIT_ACCOUNT = "head", "limit"
 
 
@@ -48,7 +51,7 @@ def changed_objects(before: RecordSet | None, after: RecordSet) -> dict[str, byt
     """The objects to write when `before` becomes `after`; None deletes one. `before` None: everything is written."""
     old = before or RecordSet()
     out: dict[str, bytes | None] = {}
-    if before is None or _in_head(before) != _in_head(after):
+    if before is None or _in_head(before) != _in_head(after) or bool(before.pledges) != bool(after.pledges):
         out[HEAD] = _dump(_head(after))
     if (
         old.done.chunks is not after.done.chunks
@@ -78,6 +81,13 @@ def changed_objects(before: RecordSet | None, after: RecordSet) -> dict[str, byt
             {f"intent/{slot}": intent for slot, intent in after.intents.items()},
             lambda intent: _dump(intent_to_json(intent)),
         )
+    if old.pledges is not after.pledges:
+        _compare(
+            out,
+            {f"pledge/{key}": pledge for key, pledge in old.pledges.items()},
+            {f"pledge/{key}": pledge for key, pledge in after.pledges.items()},
+            lambda pledge: _dump(pledge_to_json(pledge)),
+        )
     return out
 
 
@@ -106,6 +116,7 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
             slots={int(slot): int(number) for slot, number in head["slots"].items()},
             outbox=Outbox(sorted((_read_row(v) for _, v in _under(objects, "outbox/")), key=lambda row: row.position)),
             intents={int(slot): intent_from_json(json.loads(v)) for slot, v in _under(objects, "intent/")},
+            pledges={key: pledge_from_json(json.loads(v)) for key, v in _under(objects, "pledge/")},
             limit=_read_limit(objects.get(LIMIT_ACCOUNT)),
             life=LifeCycle(
                 int(head.get("life", 0)),
@@ -127,7 +138,7 @@ _in_head = attrgetter("floor", "position", "consumers", "nonce", "slots", "life.
 
 def _head(state: RecordSet) -> dict[str, Any]:
     return {
-        "v": FORMAT_VERSION,
+        "v": FORMAT_VERSION if state.pledges else _WITHOUT_PLEDGES,
         "floor": state.floor,
         "position": state.position,
         "consumers": dict(state.consumers),

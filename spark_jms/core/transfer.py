@@ -83,11 +83,13 @@ def is_undecided(path: str, transactions: Mapping[str, int]) -> bool:
 
 @dataclass(frozen=True)
 class TransferTarget:
-    """A destination, by its name at the time and its table's id, and the files staged in its directory."""
+    """A destination, by its name at the time and its table's id, and the files staged in its directory. `member`: to which all
+    messages go, units of order too; None: the destination's route decides, at the commit that appends them."""
 
     destination: str
     table_id: str
     files: tuple[StagedFile, ...]
+    member: int | None = None
 
 
 @dataclass(frozen=True)
@@ -189,15 +191,17 @@ def intent_to_json(intent: Intent) -> dict[str, Any]:
         "claim": intent.claim,
         "reason": intent.reason,
         "madeMs": intent.made_ms,
-        "targets": [
-            {
-                "destination": target.destination,
-                "table": target.table_id,
-                "files": [[f.path, f.member, f.rows, f.bytes, f.modified_ms, f.stats] for f in target.files],
-            }
-            for target in intent.targets
-        ],
+        "targets": [_target_to_json(target) for target in intent.targets],
     }
+
+
+def _target_to_json(target: TransferTarget) -> dict[str, Any]:
+    value: dict[str, Any] = {
+        "destination": target.destination,
+        "table": target.table_id,
+        "files": [[f.path, f.member, f.rows, f.bytes, f.modified_ms, f.stats] for f in target.files],
+    }
+    return value if target.member is None else {**value, "member": target.member}
 
 
 def intent_from_json(value: Mapping[str, Any]) -> Intent:
@@ -210,6 +214,7 @@ def intent_from_json(value: Mapping[str, Any]) -> Intent:
                 str(target["destination"]),
                 str(target["table"]),
                 tuple(StagedFile(*file) for file in target["files"]),
+                None if target.get("member") is None else int(target["member"]),
             )
             for target in value["targets"]
         ),

@@ -54,17 +54,21 @@ PARTS_SCHEMA = pa.schema(
 )
 PART_COLUMNS = ("JMSXGroupID", "properties", "JMSTimestamp", "JMSDeliveryTime", "JMSExpiration")  # what `parts` reads
 NO_PARTS = PARTS_SCHEMA.empty_table()
+ASLEEP_SCHEMA = PARTS_SCHEMA.append(pa.field("wakes_ms", pa.int64()))  # when the unit may expire (known_parts.py)
+_FOR_EVER_MS = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class WorkVerdict:
     """What becomes of the parts of one member now. `deliverable`: rows of PARTS_SCHEMA, whole units; `refused`: complete units
-    that the selector does not take; `faulty`: reason -> parts. All others wait, or are claimed."""
+    that the selector does not take; `faulty`: reason -> parts. All others wait, or are claimed. `incomplete`: rows of ASLEEP_SCHEMA,
+    in no order, of units that only another part or the end of their time can change."""
 
     deliverable: pa.Table
     refused: Ranges = EMPTY
     expired: Ranges = EMPTY
     faulty: Mapping[str, Ranges] = field(default_factory=dict)
+    incomplete: pa.Table = field(default_factory=lambda: ASLEEP_SCHEMA.empty_table())
 
 
 # -- what the properties say -------------------------------------------------------------------------------------------
@@ -155,8 +159,11 @@ def judge(
     if not good.num_rows:
         return WorkVerdict(NO_PARTS, faulty=faulty)
     over = pc.and_(pc.greater(good["expires_ms"], 0), pc.less_equal(good["expires_ms"], now_ms))
-    rows = good.append_column("over", over).append_column(
-        "due", pc.less_equal(good["due_ms"], now_ms if due_ms is None else due_ms)
+    ends = pc.if_else(pc.greater(good["expires_ms"], 0), good["expires_ms"], _FOR_EVER_MS)
+    rows = (
+        good.append_column("over", over)
+        .append_column("due", pc.less_equal(good["due_ms"], now_ms if due_ms is None else due_ms))
+        .append_column("ends_ms", ends)
     )
     units = rows.group_by("unit", use_threads=False).aggregate(
         [
@@ -168,14 +175,18 @@ def judge(
             ("over", "any"),
             ("taken", "all"),
             ("sent_ms", "min"),
+            ("ends_ms", "min"),
         ]
     )
     whole = pc.and_(units["end_any"], pc.equal(units["number_count"], units["number_max"]))
-    expired = units["over_any"]
+    over, wakes = units["over_any"], units["ends_ms_min"]
     if expires_after_ms is not None:
-        late = pc.less_equal(pc.add(units["sent_ms_min"], expires_after_ms), now_ms)
-        expired = pc.or_(expired, pc.and_not(late, whole))
-    expired = pc.and_(expired, units["free_all"])
+        late_ms = pc.add(units["sent_ms_min"], expires_after_ms)
+        over = pc.or_(over, pc.and_not(pc.less_equal(late_ms, now_ms), whole))
+        wakes = pc.min_element_wise(wakes, late_ms)
+    doubtful = pc.is_in(units["unit"], pc.unique(parts["unit"].filter(pc.is_valid(faults))))
+    incomplete = pc.and_not(pc.invert(pc.or_(whole, over)), doubtful)
+    expired = pc.and_(over, units["free_all"])
     ready = pc.and_not(pc.and_(pc.and_(whole, units["free_all"]), units["due_all"]), expired)
     of = pc.index_in(good["unit"], value_set=units["unit"].combine_chunks())
 
@@ -187,7 +198,12 @@ def judge(
         _ranges(chosen(pc.and_not(ready, units["taken_all"]))),
         _ranges(chosen(expired)),
         faulty,
+        _asleep(chosen(incomplete), wakes.combine_chunks().take(of), incomplete.combine_chunks().take(of)),
     )
+
+
+def _asleep(rows: pa.Table, wakes: Any, mask: Any) -> pa.Table:
+    return rows.append_column(ASLEEP_SCHEMA.field("wakes_ms"), wakes.filter(mask))
 
 
 def are_in(sequences: Any, chosen: Ranges) -> Any:

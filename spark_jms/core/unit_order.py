@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.integers import FEW
 from spark_jms.core.routing import slot_of
 from spark_jms.errors import MessageFormatError
 
@@ -67,6 +68,11 @@ class UnitMessages:
 
     def first_of_units(self) -> dict[str, int]:
         """unit -> its lowest sequence."""
+        if self.rows.num_rows < FEW:
+            found: dict[str, int] = {}
+            for unit, sequence in zip(self.rows["unit"].to_pylist(), self.rows["sequence"].to_pylist(), strict=True):
+                found[unit] = min(sequence, found.get(unit, sequence))
+            return found
         firsts = self.rows.group_by("unit", use_threads=False).aggregate([("sequence", "min")])
         return dict(zip(firsts["unit"].to_pylist(), firsts["sequence_min"].to_pylist(), strict=True))
 

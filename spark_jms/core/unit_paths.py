@@ -37,7 +37,8 @@ which harms no order. A member that is removed is empty, and needs no barrier.
 When the slot moves, a unit with a path stays where it is. `unitOfOrderRouting: hash` makes no new paths, and keeps those that
 exist until they end.
 
-Transfers (`jmsq move`, redrive, error destinations) follow paths and make none. A send to `server@destination` does neither.
+Transfers (`jmsq move`, redrive, error destinations) follow the paths that stand when they are appended, and make none. A send to
+`server@destination` does neither.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class PublishedUsage:
             "formatVersion": FORMAT_VERSION,
             "destination": self.destination,
             "members": {str(m): [u.last, *u.unfinished.to_json(), u.server] for m, u in sorted(self.members.items())},
-            "subscriptions": dict(self.subscriptions),
+            "subscriptions": dict(sorted(self.subscriptions.items())),
         }
 
     @staticmethod

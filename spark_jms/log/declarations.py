@@ -250,7 +250,7 @@ def create_table(domain: Domain, path: str, schema: pa.Schema, destination: Dest
     promoted = PromotedColumns.of(destination.promoted_properties).fields
     columns = pa.schema([*schema, *PARTITION_SCHEMA, *promoted])
     data = first_commit(destination.name, columns, PARTITION_SCHEMA.names, configuration, now_ms())
-    domain.storage.create(f"{path}/{commit_path(0)}", data)
+    domain.storage.child(path).create(commit_path(0), data)  # which makes its directory, also where it was deleted
 
 
 def _change(domain: Domain, wanted: Destination, empty: Callable[[str, int], bool]) -> DeclarationChange:

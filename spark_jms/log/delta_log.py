@@ -336,6 +336,6 @@ class DeltaLog:
     def _unknown(self, version: int, error: Exception) -> CommitOutcomeUnknownError:
         return CommitOutcomeUnknownError(
             f"{self.name}: the storage failed while version {version} of the log was written ({error}), so the commit may "
-            "be in the log or appear there later. To send messages at most once, repeat them with a transaction: "
-            "send_many(…, transaction=(application id, version))"
+            "be in the log or appear there later. To send messages once, repeat them by their number in a producer id: "
+            "send(…, sequence=n); or with send_many(…, transaction=(application id, version))"
         )

@@ -14,7 +14,8 @@ ROOT/_jmsq/leases/<server>                   its lease: log/server_leases.py
 ROOT/_jmsq/lease-terms/<server>/             the terms of its lease: log/server_terms.py
 ROOT/_jmsq/quotas/<quota>                    its settings
 ROOT/_jmsq/quota-ledgers/<ledger>/           who has reserved room in a quota: log/quota_ledger.py
-ROOT/_jmsq/usage/<table id>                  what a destination holds, for its senders: log/usage.py
+ROOT/_jmsq/published-usage/<table id>/<n>    what a destination holds, for its senders: log/usage.py
+ROOT/_jmsq/usage-history/                    what passed through the destinations: log/usage_history.py
 ROOT/_jmsq/flow/<table id>/<query id>        how fast a query's sink may send: spark/flow.py
 ROOT/_jmsq/left-out/<table id>/<consumer>/   messages left out of a batch: claims/left_out.py
 ROOT/_jmsq/query-progress/<table id>/        what queries acknowledge while a server is away: claims/noted_progress.py
@@ -40,7 +41,7 @@ from spark_jms.log.connection_factories import ConnectionFactories
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.quotas import Quotas
-from spark_jms.log.register import Register, RegisterEntry
+from spark_jms.log.register import ACKNOWLEDGEMENTS, REGISTER, Register, RegisterEntry
 from spark_jms.log.root import open_storage
 from spark_jms.log.server_terms import ServerTerms
 from spark_jms.log.servers import ServerEntry, Servers
@@ -109,7 +110,7 @@ class Domain:
         """As it is declared now (T6); 0: none. Raises DomainError."""
         data = self.storage.get(DOMAIN_FILE)
         if data is None:
-            raise DomainError(f"{self.root} cannot be reached: its domain file is missing; try again")
+            raise self._unreachable()
         return int(json.loads(data).get(_SCAN_INTERVAL, _DEFAULT_SCAN_MS))
 
     def set_expiration_scan_interval(self, interval_ms: int) -> None:
@@ -119,9 +120,13 @@ class Domain:
             self.storage.put(DOMAIN_FILE, json.dumps(self.declaration, indent=1).encode())
             self.storage.sync([DOMAIN_FILE])
 
-    def is_present(self) -> bool:
-        """The root can be reached now."""
-        return self.storage.exists(DOMAIN_FILE)
+    def check_present(self) -> None:
+        """Raises DomainError when the root cannot be reached now: then an absent file proves nothing."""
+        if not self.storage.exists(DOMAIN_FILE):
+            raise self._unreachable()
+
+    def _unreachable(self) -> DomainError:
+        return DomainError(f"{self.root} cannot be reached: its domain file is missing; try again")
 
     def mark(self, *, upgrading: bool) -> None:
         """Write the current format version, which earlier versions of spark-jms refuse; while `upgrading`, so do we."""
@@ -143,8 +148,24 @@ class Domain:
         return server_store_uri(self.root, server, self.servers.entry(server).store, self.id)
 
     def destinations(self) -> list[str]:
-        """Without those that are being dropped."""
-        return [name for name in self.register.names() if (e := self.register.entry(name)) and e.dropping is None]
+        """Without those that are being dropped. Raises DomainError when the root or the register is missing."""
+        names = self.register.names()
+        if not names:
+            self._check_register()
+        return [name for name in names if (e := self.register.entry(name)) and e.dropping is None]
+
+    def _check_register(self) -> None:
+        """A register without a name may have none, or be lost."""
+        self.check_present()
+        if (
+            any("/_delta_log/" in file.path for file in self.storage.list(ACKNOWLEDGEMENTS))
+            and not self.register.names()
+        ):
+            raise DomainError(
+                f"{self.root}/{REGISTER} names no destination, but there are tables of destinations: the folder was lost, or the "
+                f"first `jmsq apply` was interrupted. Restore the folder from a copy, or run `jmsq apply --root {self.root} "
+                "MODULE.yaml`, which enters the tables that have the names of its destinations"
+            )
 
     def log(self, destination: str) -> DeltaLog:
         """Raises InvalidDestinationError, which lists the existing destinations, DestinationDroppedError, or

@@ -3,29 +3,39 @@
 ROOT/_jmsq/quota-ledgers/<ledger>/<number>     the state after entry <number>, its own mark, and the mark of the entry before it
 
 Only the newest entries are kept. So a process that slept may find its next number free although it was used and deleted: its
-entry is then a *stray*. After it has created an entry, a process lists the ledger, and its entry counts only if it is linked to
-the newest one without a gap:
+entry is then a *stray*. After it has created an entry, a process looks for the one before it. Deletion goes in ascending order and
+keeps the newest, so if that is there, with the mark that our entry names, no later one was deleted, and ours counts. Otherwise it
+lists the ledger, and its entry counts only if it is linked to the newest one without a gap:
 
-    the newest number is ours            it counts
+    the newest number is ours            it counts if the one before it is there: the newest entries are never deleted, so else
+                                         the ledger was deleted
     later numbers exist                  it counts if all numbers from ours to the newest are there, each with the mark of the one
-                                         before it: deletion goes in ascending order and keeps the newest, so strays cannot fill
-                                         that gap with true marks
-    otherwise                            it is a stray: we delete it and read again
+                                         before it: strays cannot fill that gap with true marks
+    otherwise                            it is a stray
+
+A process deletes its own stray and reads again. That of a killed process can be above the newest entry, where the ledger was
+deleted and began again: `read` deletes the newest one if it is not linked to the one before it. So a ledger may be deleted at any
+time.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spark_jms.core.quota import QuotaState
+from spark_jms.core.quota import OpenRequest, QuotaState
+from spark_jms.core.quota_watch import QuotaWatch
 from spark_jms.errors import DomainError, FormatVersionError
-from spark_jms.log.storage import Storage
+from spark_jms.log.storage import FileInfo, Storage
 
 LEDGERS = "_jmsq/quota-ledgers"
 FORMAT_VERSION = 1
-KEPT = 6  # entries behind the newest: each append lists them
+KEPT = 6  # entries behind the newest, at least
+_DELETE_EVERY = 8  # entries: one lists the ledger and deletes the old ones
+_UNFINISHED_MS = 60_000  # a temporary file that is so much older than the newest entry is of a killed process
 
 
 @dataclass(frozen=True)
@@ -53,9 +63,11 @@ class QuotaLedger:
         self.name, self.quota = name, name.partition("@")[0]
         self._storage, self._folder = storage, f"{LEDGERS}/{name}"
         self._newest = _NOTHING
+        self._watch, self._lock = QuotaWatch(), threading.Lock()
 
     def read(self) -> LedgerEntry:
-        """The newest entry. Raises DomainError when it is damaged, FormatVersionError when a later version wrote it."""
+        """The newest entry. Raises DomainError when it is damaged, FormatVersionError when a later version wrote it, and
+        OSError."""
         entry = self._newest
         while (following := self._get(entry.number + 1)) is not None:
             if following.previous != entry.mark:
@@ -68,27 +80,68 @@ class QuotaLedger:
         self._newest = entry = self._load()
         return entry
 
+    def follow(self) -> LedgerEntry:
+        """As `read`, with a question less: perhaps an entry that was deleted long ago, when this process has slept. Only for an
+        append, which finds out."""
+        entry = self._newest
+        if not entry.number:
+            return self.read()
+        while (following := self._get(entry.number + 1)) is not None:
+            if following.previous != entry.mark:
+                return self.read()
+            entry = following
+        self._newest = entry
+        return entry
+
+    def old(self, entry: LedgerEntry, now_s: float, now_ms: int) -> frozenset[OpenRequest]:
+        """The requests of the newest entry whose senders are dead or slow, as far as this process has seen."""
+        with self._lock:
+            self._watch = self._watch.after(entry.state.requests, now_s)
+            return self._watch.old(now_s, now_ms)
+
     def append(self, before: LedgerEntry, state: QuotaState, at_ms: int, what: str) -> LedgerEntry | None:
-        """None when another process has written this entry."""
+        """None when another process has written this entry, or has deleted the ledger. Raises OSError."""
         entry = LedgerEntry(state, secrets.token_hex(8), before.mark, at_ms, what)
-        if not self._storage.create(self._path(entry.number), _encode(entry)):
+        try:
+            created = self._storage.create(self._path(entry.number), _encode(entry))
+        except FileNotFoundError:  # the folder was deleted
+            self._storage = self._storage.child("")  # which makes folders again
+            created = False
+        if not created:
             return None
-        numbers = self._numbers()
-        if not self._counts(entry, max(numbers, default=0)):
+        if not self._follows(entry, before) and not self._counts(entry, _numbers(self._files())):
             self._storage.delete(self._path(entry.number))
-            self._newest = _NOTHING  # what we knew may be a stray too
+            self._newest = self._load()  # what we knew may be a stray too, or one is above the newest entry
             return None
         self._newest = entry
-        for number in [number for number in numbers if number < entry.number - KEPT]:
-            self._storage.delete(self._path(number))
+        if entry.number % _DELETE_EVERY == 0:
+            self._delete_old(entry.number)
         return entry
+
+    def _follows(self, entry: LedgerEntry, before: LedgerEntry) -> bool:
+        known = self._get(entry.number - 1) if entry.number > 1 else None
+        return known is not None and known.mark == before.mark
+
+    def _delete_old(self, newest: int) -> None:
+        files = self._files()
+        for file in sorted(files, key=lambda file: file.path):
+            if _is_garbage(file, newest, files):
+                self._storage.delete(file.path)
+
+    def delete(self) -> None:
+        """With all entries. Another one of this name begins again."""
+        self._storage.delete_all(self._folder)
+        self._newest = _NOTHING
 
     def history(self) -> list[LedgerEntry]:
         """The entries that are kept, the oldest first."""
-        found = (self._get(number) for number in self._numbers())
+        found = (self._get(number) for number in _numbers(self._files()))
         return [entry for entry in found if entry is not None]
 
-    def _counts(self, entry: LedgerEntry, newest: int) -> bool:
+    def _counts(self, entry: LedgerEntry, numbers: Sequence[int]) -> bool:
+        newest = max(numbers, default=0)
+        if newest <= entry.number:
+            return newest == 1 or (newest == entry.number and newest - 1 in numbers)
         before = entry
         for number in range(entry.number + 1, newest + 1):
             following = self._get(number)
@@ -99,16 +152,28 @@ class QuotaLedger:
 
     def _load(self) -> LedgerEntry:
         while True:
-            newest = max(self._numbers(), default=0)
+            newest = max(_numbers(self._files()), default=0)
             if not newest:
                 return _NOTHING
             entry = self._get(newest)
-            if entry is not None:  # else a stray, or the ledger has grown far meanwhile
-                return entry
+            if entry is None:
+                continue  # a stray, or the ledger has grown far meanwhile
+            if self._is_stray(entry):
+                self._storage.delete(self._path(newest))
+                continue
+            return entry
 
-    def _numbers(self) -> list[int]:
-        names = (info.path.rsplit("/", 1)[1] for info in self._storage.list(self._folder))
-        return sorted(int(name) for name in names if name.isdecimal())  # a dot marks a temporary file
+    def _is_stray(self, newest: LedgerEntry) -> bool:
+        """The one before it is missing or another one. Another process may have gone far beyond it: then it is not the newest now."""
+        if newest.number == 1:
+            return False
+        before = self._get(newest.number - 1)
+        if before is not None:
+            return before.mark != newest.previous
+        return _numbers(self._files())[-1:] == [newest.number]
+
+    def _files(self) -> list[FileInfo]:
+        return list(self._storage.list(self._folder))
 
     def _get(self, number: int) -> LedgerEntry | None:
         data = self._storage.get(self._path(number))
@@ -131,6 +196,23 @@ class QuotaLedger:
 
     def _path(self, number: int) -> str:
         return f"{self._folder}/{number:012d}"
+
+
+def _numbers(files: Sequence[FileInfo]) -> list[int]:
+    names = (_name(file) for file in files)
+    return sorted(int(name) for name in names if name.isdecimal())  # a dot marks a temporary file
+
+
+def _is_garbage(file: FileInfo, newest: int, files: Sequence[FileInfo]) -> bool:
+    """Of a ledger whose newest entry has this number. The times of all files are those of one clock, the storage's."""
+    name = _name(file)
+    if name.isdecimal():
+        return int(name) < newest - KEPT
+    return file.modified_ms < max(one.modified_ms for one in files) - _UNFINISHED_MS
+
+
+def _name(file: FileInfo) -> str:
+    return file.path.rsplit("/", 1)[1]
 
 
 def _encode(entry: LedgerEntry) -> bytes:

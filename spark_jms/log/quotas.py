@@ -14,38 +14,31 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
-from spark_jms.core.quota import Limit, Observation, QuotaState, Request
+from spark_jms.core.quota import FIFO, Limit, QuotaState, Request
+from spark_jms.core.quota_watch import RENEW_S, RESERVED_S, WAITING_S
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.usage import MessageUsage
-from spark_jms.errors import DomainError, InvalidDestinationError, JmsqError, ModuleFileError
-from spark_jms.log.admission import Grant, LargerThanQuotaError, QuotaExceededError, needs_of, transaction_id
-from spark_jms.log.commit import Decision, commit
+from spark_jms.errors import DomainError, JmsqError, ModuleFileError
+from spark_jms.log.admission import Grant, LargerThanQuotaError, QuotaExceededError, needs_of
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.named_files import NamedFiles
 from spark_jms.log.quota_ledger import LEDGERS, LedgerEntry, QuotaLedger
-from spark_jms.log.send import TransactionId
-from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.quota_observer import QuotaLook, QuotaObserver
 from spark_jms.log.storage import Storage, now_ms
 from spark_jms.log.usage import UsageFiles
 from spark_jms.settings.quota import SERVER_QUOTA, QuotaSettings, from_stored, to_stored
 
 log = logging.getLogger("spark_jms")
 QUOTAS = "_jmsq/quotas"
-WAITING_MS = 6_000  # a waiting sender that has not renewed its request for so long is dead
-RENEW_MS = WAITING_MS // 3
-RESERVED_MS = (
-    5_000  # a sender that has not committed for so long may have its reservation ended, if others need the room
-)
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.002, 0.02
 _ATTEMPTS = 200
 
 
 class Quotas:
-    """Thread-safe. `log_of` gives a destination's log by name."""
+    """Thread-safe. `log_of` gives a destination's log by name. `clock_ms` is for people: nothing is judged by it."""
 
     def __init__(
         self,
@@ -53,8 +46,10 @@ class Quotas:
         usages: UsageFiles,
         log_of: Callable[[str], DeltaLog],
         clock_ms: Callable[[], int] = now_ms,
+        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._storage, self._usages, self._log_of, self._clock_ms = storage, usages, log_of, clock_ms
+        self._storage, self._log_of, self._clock_ms, self._monotonic_s = storage, log_of, clock_ms, monotonic_s
+        self._observer = QuotaObserver(usages, log_of)
         self._files = NamedFiles(storage, QUOTAS)
         self._lock = threading.Lock()
         self._ledgers: dict[str, QuotaLedger] = {}
@@ -112,9 +107,11 @@ class Quotas:
 
     def ledgers(self, quota: str) -> list[QuotaLedger]:
         """Those with entries."""
-        folders = {info.path.removeprefix(f"{LEDGERS}/").split("/", 1)[0] for info in self._storage.list(LEDGERS)}
-        found = (QuotaLedger(self._storage, name) for name in sorted(folders))
+        found = (QuotaLedger(self._storage, name) for name in self._ledger_names())
         return [ledger for ledger in found if ledger.quota == quota]
+
+    def _ledger_names(self) -> list[str]:
+        return sorted({info.path.removeprefix(f"{LEDGERS}/").split("/", 1)[0] for info in self._storage.list(LEDGERS)})
 
     # -- senders ------------------------------------------------------------------------------------------------------
     def reserve(self, request: Request, quota: str, epoch: int, wait_s: float, *, stays: bool) -> Grant | None:
@@ -125,7 +122,8 @@ class Quotas:
         attempt, table = _Attempt(request), request.destination
         try:
             while True:
-                grant = self._try(attempt, quota, epoch, waits=wait_s > 0 or stays)
+                with _named(quota, table):
+                    grant = self._try(attempt, quota, epoch, waits=wait_s > 0 or stays)
                 if grant is not None:
                     return grant
                 if time.monotonic() >= deadline:
@@ -158,7 +156,13 @@ class Quotas:
         """Enter what the destination holds now into the ledgers of its quotas."""
         for quota in self._log_of(destination).refresh().destination.quotas:
             ledger = self.ledger(quota, self.limit(quota), destination)
-            self._change(ledger, destination, lambda state: state, "looked")
+            self._change(ledger, destination, lambda state: state, "looked", own=destination)
+
+    def forget(self, destination: str) -> None:
+        """Its own ledgers, before it is dropped or gets another name. Shared ones find out with their next look."""
+        for name in self._ledger_names():
+            if name.endswith(f"@{destination}"):
+                QuotaLedger(self._storage, name).delete()
 
     def knows(self, destination: str) -> bool:
         """The ledgers of all its quotas count the destination."""
@@ -166,68 +170,54 @@ class Quotas:
         ledgers = (self.ledger(quota, self.limit(quota), destination) for quota in counted)
         return all(destination in ledger.read().state.usages for ledger in ledgers)
 
-    def now(self, ledger: QuotaLedger, destinations: Iterable[str] = ()) -> QuotaState:
+    def now(self, ledger: QuotaLedger, destinations: Iterable[str] = ()) -> QuotaLook:
         """The ledger's newest state, with what its destinations, and these, hold now. Changes nothing."""
-        state = ledger.read().state.lapse(self._clock_ms())
-        return self._observed(ledger, state, {*state.usages, *destinations})
+        entry = ledger.read()
+        state = entry.state.lapse(ledger.old(entry, self._monotonic_s(), self._clock_ms()))
+        return self._observer.look(ledger, state, {*state.usages, *destinations})
 
     # -- inside -------------------------------------------------------------------------------------------------------
     def _try(self, attempt: _Attempt, quota: str, epoch: int, *, waits: bool) -> Grant | None:
         """None: there is no room now."""
         request, limit = attempt.request, self.limit(quota)
-        _check_possible(request.destination, request.need, quota, limit)
-        self._log_of(request.destination)  # raises when it was dropped or renamed: no ledger would count what is sent
-        ledger = self.ledger(quota, limit, request.destination)
-        changed, looked = {request.destination}, False
+        own = request.destination
+        _check_possible(own, request.need, quota, limit)
+        ledger = self.ledger(quota, limit, own)
+        changed, looked = {own}, False
         while True:
-            entry, now = ledger.read(), self._clock_ms()
+            entry = ledger.read() if attempt.is_sure else ledger.follow()
+            now, now_s = self._clock_ms(), self._monotonic_s()
+            old = ledger.old(entry, now_s, now)
+            lapsed = entry.state.successor(now).lapse({one for one in old if one.request.id != request.id})
             # The destinations are looked at after the entry is read, or a commit between the two would count nowhere.
-            draft = self._observed(ledger, entry.state.successor(now).lapse(now), changed)
-            granted = draft.grant(request, limit, now + RESERVED_MS)
-            if granted is None and not looked and (draft.is_next(request.id) or limit.policy != "FIFO"):
+            draft = self._observer.look(
+                ledger, lapsed, changed, own
+            ).state  # raises when its own was dropped or renamed
+            granted = draft.grant(request, limit, now + int(RESERVED_S * 1000))
+            if granted is None and not attempt.is_sure:
+                attempt.is_sure = True
+                continue
+            if granted is None and not looked and (draft.is_next(request.id) or limit.policy != FIFO):
                 # A look at many destinations takes so long that another process writes the entry first, each time. So it only tells
                 # which of them to look at again, behind the newest entry.
-                seen, looked = self._looked(ledger, draft, now), True
+                look, looked = self._observer.look_at_all(ledger, draft, old, now, own), True
+                seen, attempt.unreadable = look.state, look.unreadable
                 changed |= {name for name in draft.usages if not seen.is_same_of(name, draft)}
                 if len(changed) > 1:
                     continue
-                draft, granted = seen, seen.grant(request, limit, now + RESERVED_MS)
+                draft, granted = seen, seen.grant(request, limit, now + int(RESERVED_S * 1000))
             attempt.state = draft
             if granted is not None:
                 if ledger.append(entry, granted, now, f"granted {_shown(request.need)} to {request.by}"):
                     made = granted.find(request.id)
                     assert made is not None
                     return Grant(quota, ledger.name, request, made.number, made.slot, epoch)
-            elif not waits or attempt.renewed_ms + RENEW_MS > now:
+            elif not waits or now_s < attempt.renew_s:
                 return None
-            elif ledger.append(entry, draft.wait(request, now + WAITING_MS), now, f"{request.by} waits"):
-                attempt.renewed_ms, attempt.ledger = now, ledger
+            elif ledger.append(entry, draft.wait(request, now + int(WAITING_S * 1000)), now, f"{request.by} waits"):
+                attempt.renew_s, attempt.ledger = now_s + RENEW_S, ledger
                 return None
             time.sleep(random.uniform(0, 0.002))  # another process was first
-
-    def _looked(self, ledger: QuotaLedger, draft: QuotaState, now: int) -> QuotaState:
-        """With what all its destinations hold now, and without overdue reservations."""
-        for one in draft.overdue(now):
-            with suppress(InvalidDestinationError):
-                end = TransactionId(transaction_id(ledger.name, one.slot), one.number)
-                commit(self._log_of(one.request.destination), partial(decide_end, end, now))
-        return self._observed(ledger, draft, draft.usages)
-
-    def _observed(self, ledger: QuotaLedger, state: QuotaState, destinations: Iterable[str]) -> QuotaState:
-        return state.observe({name: self._observation(ledger, name, state.slots(name)) for name in destinations})
-
-    def _observation(self, ledger: QuotaLedger, destination: str, slots: Iterable[int]) -> Observation | None:
-        """None: there is no such destination, or it has another quota."""
-        try:
-            snapshot = self._log_of(destination).refresh()
-        except InvalidDestinationError:
-            return None
-        declared = snapshot.destination
-        if ledger.quota not in declared.quotas:
-            return None
-        numbers = {slot: snapshot.transactions.get(transaction_id(ledger.name, slot), 0) for slot in slots}
-        members = {member for member in declared.member_ids if declared.quota_of(member) == ledger.quota}
-        return Observation(self._usages.at(snapshot, members), numbers)
 
     def _withdraw(self, ledger: QuotaLedger, request: Request, number: int | None = None) -> None:
         try:
@@ -238,13 +228,18 @@ class Quotas:
             log.warning("a request of %s stays in quota %s for some seconds: %s", request.by, ledger.name, error)
 
     def _change(
-        self, ledger: QuotaLedger, destination: str, change: Callable[[QuotaState], QuotaState], what: str
+        self,
+        ledger: QuotaLedger,
+        destination: str,
+        change: Callable[[QuotaState], QuotaState],
+        what: str,
+        own: str = "",
     ) -> LedgerEntry | None:
-        """One entry with this change and what the destination holds then."""
+        """One entry with this change and what the destination holds then. Raises when `own` cannot be read."""
         for _ in range(_ATTEMPTS):
             entry = ledger.read()
-            looked = self._observed(ledger, entry.state.successor(self._clock_ms()), [destination])
-            made = ledger.append(entry, change(looked), self._clock_ms(), what)
+            look = self._observer.look(ledger, entry.state.successor(self._clock_ms()), [destination], own)
+            made = ledger.append(entry, change(look.state), self._clock_ms(), what)
             if made is not None:
                 return made
             time.sleep(random.uniform(0, 0.002))
@@ -255,8 +250,21 @@ class Quotas:
         waiting = len([one for one in state.waiting if one.request.id != request.id])
         return (
             f"{request.destination}: quota {quota} has no room for {_shown(request.need)}: of {_maximum(limit)}, "
-            f"{_shown(state.used)} are used and {_shown(state.reserved)} reserved, and {waiting} other send(s) wait; nothing was sent"
+            f"{_shown(state.used)} are used and {_shown(state.reserved)} reserved, and {waiting} other send(s) wait"
+            f"{_unreadable(attempt.unreadable)}; nothing was sent"
         )
+
+
+@contextmanager
+def _named(quota: str, destination: str) -> Iterator[None]:
+    """A failure of the storage says what it has prevented."""
+    try:
+        yield
+    except OSError as error:
+        raise DomainError(
+            f"{destination}: no room can be reserved in quota {quota}, because its files cannot be read or written ({error}); "
+            "nothing was sent: send again when the storage works"
+        ) from error
 
 
 class _Attempt:
@@ -265,18 +273,17 @@ class _Attempt:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.state = QuotaState()  # as last seen
-        self.renewed_ms = -WAITING_MS
+        self.renew_s = float("-inf")  # when to renew the request, by the monotonic clock
+        self.unreadable: dict[str, str] = {}
+        self.is_sure = (
+            False  # it has met an entry that refuses it: from then on that entry must be the newest for certain
+        )
         self.ledger: QuotaLedger | None = None
         self._look_s = _SHORTEST_LOOK_S
 
     def pause(self, left_s: float) -> float:
         self._look_s = min(2 * self._look_s, _LONGEST_LOOK_S)
         return max(min(self._look_s, left_s), 0)
-
-
-def decide_end(reservation: TransactionId, now: int, snapshot: Snapshot) -> Decision | None:
-    """Pure. End an overdue reservation, whose sender then cannot commit. None: the log has ended it."""
-    return None if reservation.is_in(snapshot) else Decision("QUOTA", [reservation.action(now)])
 
 
 def _check_possible(destination: str, need: MessageUsage, quota: str, limit: Limit) -> None:
@@ -288,6 +295,11 @@ def _check_possible(destination: str, need: MessageUsage, quota: str, limit: Lim
 
 def _shown(usage: MessageUsage) -> str:
     return f"{usage.messages:,} message(s) with {usage.bytes:,} bytes"
+
+
+def _unreadable(destinations: dict[str, str]) -> str:
+    told = (f"{name} cannot be read and counts with what it had ({why})" for name, why in sorted(destinations.items()))
+    return "".join(f"; {one}" for one in told)
 
 
 def _maximum(limit: Limit) -> str:

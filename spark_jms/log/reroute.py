@@ -44,7 +44,7 @@ def rewrite(
     moving = {
         file.path
         for file in files
-        if file.member not in destination.reachable_members or _is_misplaced(storage, file, routing)
+        if file.member not in destination.reachable_members or is_misplaced(storage, file, routing)
     }
     if not moving:
         return list(files)
@@ -67,7 +67,7 @@ def rewrite(
     return staged
 
 
-def _is_misplaced(storage: Storage, file: StagedFile, routing: Routing) -> bool:
+def is_misplaced(storage: Storage, file: StagedFile, routing: Routing) -> bool:
     """It has units of order that belong to another member by now."""
     if json.loads(file.stats)["nullCount"].get("JMSXGroupID") == file.rows:
         return False

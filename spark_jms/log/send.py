@@ -28,6 +28,7 @@ import attrs
 
 from spark_jms.core.balancing import ANY_MEMBER, Balancing
 from spark_jms.core.destination import Destination
+from spark_jms.core.producer_sequence import NumberedMessages, new_versions
 from spark_jms.core.quota import Request
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.staged_file import StagedFile
@@ -105,16 +106,18 @@ def send(
     wait_s: float = 0,
     balancing: Balancing = ANY_MEMBER,
     sender: Sender | None = None,
+    numbered: Sequence[NumberedMessages] = (),
 ) -> Sent:
     """Commit staged files as new messages, in the given order. `routed_by` is the `route_id` of the snapshot by whose
     declaration they were routed. When the declaration or a pause has changed since, `reroute` stages them again, which
     makes them new messages; without it only the rows of removed members are routed again, by `balancing`. Of several sends with one
-    transaction exactly one counts, and the others delete their files. While insertion is paused, or the destination's
+    transaction exactly one counts, and the others delete their files. `numbered`: which of the messages are of producers with an id,
+    in their order (M1). While insertion is paused, or the destination's
     quota has no room, this waits up to `wait_s`.
 
-    Raises QuotaExceededError, ProductionPausedError, InsertionPausedError, DestinationReplacedError when they were routed for
-    another table, and CommitOutcomeUnknownError when the storage cannot tell whether it has the commit. After any error but the
-    latter nothing was committed. ResourceAllocationException while the domain's store is overloaded (R13)."""
+    Raises QuotaExceededError, what `new_versions` raises, ProductionPausedError, InsertionPausedError, DestinationReplacedError when
+    they were routed for another table, and CommitOutcomeUnknownError when the storage cannot tell whether it has the commit. After
+    any error but the latter nothing was committed. ResourceAllocationException while the domain's store is overloaded (R13)."""
     shipment, now = _Send(log, list(staged), routed_by, transaction, reroute, balancing), now_ms()
     deadline = time.monotonic() + wait_s
     room = Room(log, sender, deadline)
@@ -128,7 +131,7 @@ def send(
                 done = commit_prepared(
                     log,
                     shipment.prepare,
-                    lambda snapshot, ready: decide_send(snapshot, ready, transaction, now, room.grants),
+                    lambda snapshot, ready: decide_send(snapshot, ready, transaction, now, room.grants, numbered),
                 )
                 break
             except QuotaNeeded as needed:
@@ -290,12 +293,14 @@ def decide_send(
     transaction: TransactionId | None,
     now: int,
     grants: Sequence[Grant] = (),
+    numbered: Sequence[NumberedMessages] = (),
 ) -> SendDecision | None:
     """Pure. None when the transaction is in the log, or there is nothing to send. Raises ProductionPausedError,
-    InsertionPausedError, and QuotaNeeded when a quota counts the messages and no grant fits."""
+    InsertionPausedError, QuotaNeeded when a quota counts the messages and no grant fits, and what `new_versions` raises."""
     files = shipping.files
     if (transaction and transaction.is_in(snapshot)) or not (files or transaction):
         return None
+    producers = new_versions(snapshot.transactions, numbered, snapshot.destination.name) if numbered else {}
     snapshot.destination.check_up(file.member for file in files)
     snapshot.destination.check_production((file.member for file in files), shipping.planned_epoch)
     room = spent(snapshot, files, grants, now)
@@ -304,6 +309,7 @@ def decide_send(
     actions += room
     if transaction:
         actions.append(transaction.action(now))
+    actions += (TransactionId(app_id, version).action(now) for app_id, version in producers.items())
     return SendDecision("WRITE", actions, {"mode": "Append"}, sequences, tuple(files))
 
 

@@ -9,10 +9,13 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spark_jms.core.body_compression import saved_bytes
 from spark_jms.core.destination import Destination
 from spark_jms.core.message import ORDINAL, STORED_SCHEMA, check_message_sizes
+from spark_jms.core.routing import Routing, route
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.transfer import TargetOutcome, Ticket, TransferTarget, outcome_of
 from spark_jms.errors import CommitOutcomeUnknownError, DestinationReplacedError
@@ -20,9 +23,11 @@ from spark_jms.log.admission import Grant, QuotaNeeded, Sender, spent
 from spark_jms.log.commit import Decision, commit, commit_prepared
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.reroute import is_misplaced
 from spark_jms.log.send import Room, TransactionId, number
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import now_ms
+from spark_jms.log.unit_paths import new_paths
 
 ROW_COLUMNS = tuple(name for name in STORED_SCHEMA.names if name != ORDINAL)
 
@@ -48,7 +53,7 @@ def stage_transfer(
     writer = _writer(log, snapshot.destination, ticket)
     try:
         for batch in rows:
-            check_message_sizes(batch, snapshot.destination.max_message_bytes)
+            check_message_sizes(batch, snapshot.destination.max_message_bytes, saved_bytes(batch))
             if member is None:
                 writer.write_normalised(batch)
             else:
@@ -59,7 +64,7 @@ def stage_transfer(
         raise
     if snapshot.destination.durability == "power":  # the intent may outlive the power, and these may be the only copy
         log.storage.sync([file.path for file in files])
-    return TransferTarget(snapshot.destination.name, snapshot.table_id, tuple(files))
+    return TransferTarget(snapshot.destination.name, snapshot.table_id, tuple(files), member)
 
 
 def target_outcome(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> TargetOutcome:
@@ -121,6 +126,7 @@ def decide_append(
     snapshot.destination.check_insertion(file.member for file in files)
     actions = [] if within else spent(snapshot, files, grants, now)
     actions += number(snapshot, files, now).actions
+    actions += new_paths(snapshot, files)
     return Decision(
         "TRANSFER", [*actions, TransactionId(ticket.app_id, ticket.appended).action(now)], {"mode": "Append"}
     )
@@ -140,21 +146,37 @@ def _outcome(snapshot: Snapshot, target: TransferTarget, ticket: Ticket) -> Targ
 
 
 def _files_for(log: DeltaLog, target: TransferTarget, ticket: Ticket, snapshot: Snapshot) -> Sequence[StagedFile]:
-    """The staged files, those of removed members written again for the others. The old ones stay: another process may
-    commit them, and clean-up deletes them when the transfer is decided."""
+    """The staged files as they fit this snapshot. Those of removed members are written again for the others. When a unit of order
+    belongs to another member by now, as its slot has moved or it has got or lost a path, all files are written again, which
+    keeps the order of each unit. The old files stay: another process may commit them, and clean-up deletes them when the
+    transfer is decided."""
     destination = snapshot.destination
     if _outcome(snapshot, target, ticket) is not TargetOutcome.UNDECIDED:
         return ()
-    kept = destination.reachable_members
-    moving = [file for file in target.files if file.member not in kept]
-    if not moving:
+    routing, reachable = destination.route, set(destination.reachable_members)
+    misplaced = target.member is None and any(is_misplaced(log.storage, file, routing) for file in target.files)
+    kept = [file for file in target.files if file.member in reachable and not misplaced]
+    if len(kept) == len(target.files):
         return target.files
     writer = _writer(log, destination, ticket)
-    for file in moving:
+    for file in target.files:
+        if file in kept:
+            continue
         with log.storage.open_input(file.path) as source:
             for batch in pq.ParquetFile(source).iter_batches():
-                writer.write_normalised(batch.select(ROW_COLUMNS))
-    return [file for file in target.files if file.member in kept] + writer.close()
+                rows = batch.select(ROW_COLUMNS)
+                if file.member in reachable:
+                    writer.write_routed(rows, _members_of(rows, file, routing))
+                else:
+                    writer.write_normalised(rows)
+    return kept + writer.close()
+
+
+def _members_of(rows: pa.RecordBatch, file: StagedFile, routing: Routing) -> pa.Int32Array:
+    """Only units of order leave a member that messages may go to."""
+    units = rows.column("JMSXGroupID")
+    here = pa.repeat(pa.scalar(file.member, pa.int32()), rows.num_rows)
+    return pc.if_else(pc.is_valid(units), route(routing, units, 0), here)
 
 
 def _writer(log: DeltaLog, destination: Destination, ticket: Ticket) -> MessageWriter:

@@ -1,16 +1,18 @@
 """The usage of destinations as senders read it, without a store (T1, T3, T5). core/usage.py has the rule.
 
-ROOT/_jmsq/usage/<table id>     what was unfinished when a process with the record sets looked last
+ROOT/_jmsq/published-usage/<table id>/<number>     what was unfinished when a process with the record sets looked
 
-The file is replaced as a whole; of two processes that publish at once the later one counts, and both look again soon. A missing
-or damaged file is like none: all messages in the log then count.
+The newest number counts. A process reads it, looks at the record sets, and creates the next number, which only one process can: so
+what is published never becomes older, however long a process stands still in between. The one that was late looks again. Files
+before the newest one are deleted; one that is created late, below the newest, is never read. A missing or damaged file is like
+none: all messages in the log then count.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from spark_jms.core.usage import MessageUsage, PublishedUsage, total
@@ -20,7 +22,7 @@ from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.storage import Storage
 
 log = logging.getLogger("spark_jms")
-USAGE = "_jmsq/usage"
+USAGE = "_jmsq/published-usage"
 
 
 class UsageFiles:
@@ -28,19 +30,31 @@ class UsageFiles:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._read: dict[str, tuple[bytes, PublishedUsage | None]] = {}  # by table: the newest content
+        self._read: dict[str, _Publication] = {}  # by table: the newest one
         self._bases: dict[tuple[str, int], _Known] = {}  # by table and member
 
     def read(self, table_id: str) -> PublishedUsage | None:
-        data = self._storage.get(f"{USAGE}/{table_id}")
-        if data is None:
-            return None
-        known = self._read.get(table_id)
-        if known is not None and known[0] == data:
-            return known[1]
+        return self._newest(table_id, self._numbers(table_id)).usage
+
+    def _numbers(self, table_id: str) -> list[int]:
+        return sorted(_numbers(info.path.rsplit("/", 1)[1] for info in self._storage.list(f"{USAGE}/{table_id}")))
+
+    def _newest(self, table_id: str, numbers: Sequence[int]) -> _Publication:
+        """Of these numbers, or a later one. What a number says never changes, so it is read once."""
+        while numbers:
+            known = self._read.get(table_id)
+            if known is not None and known.number == numbers[-1]:
+                return known
+            data = self._storage.get(_path(table_id, numbers[-1]))
+            if data is not None:
+                found = self._read[table_id] = _Publication(numbers[-1], data, self._parsed(table_id, data))
+                return found
+            numbers = self._numbers(table_id)  # a later one has replaced it
+        return _NONE
+
+    def _parsed(self, table_id: str, data: bytes) -> PublishedUsage | None:
         try:
-            self._read[table_id] = data, PublishedUsage.from_json(json.loads(data))
-            return self._read[table_id][1]
+            return PublishedUsage.from_json(json.loads(data))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("%s/%s/%s is damaged and counts as missing: %r", self._storage.uri, USAGE, table_id, error)
             return None
@@ -48,7 +62,12 @@ class UsageFiles:
     def at(self, snapshot: Snapshot, only: Collection[int] | None = None) -> MessageUsage:
         """What the table, or `only` these members of it, hold at this version, at most. With a publication this looks at the files
         that were sent since, without one at every file; in a series of calls only at the newest ones."""
-        published = self.read(snapshot.table_id)
+        return self.by(self.read(snapshot.table_id), snapshot, only)
+
+    def by(
+        self, published: PublishedUsage | None, snapshot: Snapshot, only: Collection[int] | None = None
+    ) -> MessageUsage:
+        """The same by a publication that was read before."""
         subscriptions, messages, size = snapshot.destination.subscriptions.values(), 0, 0
         for member, files in snapshot.members.items():
             if not len(files) or (only is not None and member not in only):
@@ -70,18 +89,54 @@ class UsageFiles:
             known = self._bases[member] = _Known(files.base, after, _behind(found, after))
         return known.usage
 
-    def publish(self, table_id: str, usage: PublishedUsage) -> None:
-        if self.read(table_id) != usage:
-            self._storage.put(f"{USAGE}/{table_id}", json.dumps(usage.to_json()).encode())
+    def publish(self, table_id: str, look: Callable[[], PublishedUsage | None]) -> bool:
+        """`look` finds the usage, or None when the table is another one. False: another process has published meanwhile."""
+        numbers = self._numbers(table_id)
+        before = self._newest(table_id, numbers)
+        found = look()
+        if found is None:
+            return True
+        data = json.dumps(found.to_json()).encode()
+        if data == before.data:
+            return True
+        if not self._storage.create(_path(table_id, before.number + 1), data):
+            return False
+        for number in numbers:
+            if number <= before.number:
+                self._storage.delete(_path(table_id, number))
+        return True
 
     def delete(self, table_id: str) -> None:
-        self._storage.delete(f"{USAGE}/{table_id}")
+        self._storage.delete_all(f"{USAGE}/{table_id}")
 
     def of_server(self, server: str) -> MessageUsage:
         """The sum over all destinations that publish, as far as they have published."""
-        names = [info.path.rsplit("/", 1)[1] for info in self._storage.list(USAGE)]
-        found = [self.read(name) for name in names if not name.startswith(".")]
+        numbers: dict[str, list[int]] = {}
+        for info in self._storage.list(USAGE):
+            table, _, name = info.path.removeprefix(f"{USAGE}/").partition("/")
+            numbers.setdefault(table, []).extend(_numbers([name]))
+        found = [self._newest(table, sorted(of)).usage for table, of in numbers.items()]
         return total(one.on_server(server) for one in found if one is not None)
+
+
+@dataclass(frozen=True)
+class _Publication:
+    """`usage` None: it is damaged, or a later spark-jms wrote it."""
+
+    number: int
+    data: bytes
+    usage: PublishedUsage | None
+
+
+_NONE = _Publication(0, b"", None)
+
+
+def _numbers(names: Iterable[str]) -> Iterator[int]:
+    return (int(name) for name in names if name.isdecimal())  # a dot marks a temporary file
+
+
+def _path(table_id: str, number: int) -> str:
+    return f"{USAGE}/{table_id}/{number:012d}"
 
 
 @dataclass(frozen=True)

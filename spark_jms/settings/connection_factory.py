@@ -13,6 +13,8 @@ from typing import Any
 import attrs
 
 from spark_jms.errors import OptionError
+from spark_jms.settings.destination import COMPRESSIONS, DEFAULT_COMPRESSION
+from spark_jms.settings.environment import BUFFER_SIZE, DEFAULT_BUFFER, PATH
 from spark_jms.settings.table import Setting, Table, setting, settings_of
 from spark_jms.settings.types import Choice, Duration, Flag, Maximum, Size, Whole
 
@@ -131,6 +133,44 @@ class ConnectionFactory(Table):
         1,
         "With one-way sends: every send of this number waits, and those before it are in the table then. With 1 each waits; 300 is "
         "a good start.",
+    )
+    transaction_timeout_ms: int = setting(
+        "transactionTimeout",
+        Duration("1 s", high="365 days"),
+        3_600_000,
+        "After so long a transaction of a transacted session is rolled back, where `timeout` is not given.",
+    )
+    database_transaction_timeout_ms: int = setting(
+        "databaseTransactionTimeout",
+        Duration("1 s", high="365 days"),
+        30_000,
+        "The same of a session with a [database as last resource](TRANSACTIONS.md#a-database-as-last-resource).",
+    )
+
+    message_buffer_bytes: int | None = setting(
+        "messageBufferSize",
+        BUFFER_SIZE,
+        None,
+        "So much of the messages that wait in a connection stays in memory; more is paged to files, or read again from the log "
+        "([paging](LIMITS.md#paging)). It is not a quota: nothing is refused for it.",
+        without=f"JMSQ_MESSAGE_BUFFER_SIZE, else {DEFAULT_BUFFER}",
+    )
+    paging_directory: str | None = setting(
+        "pagingDirectory",
+        PATH,
+        None,
+        "Where the pages are: a directory on a disk of each host, which is created. Its files have no names, and end with their "
+        "process.",
+        without="JMSQ_PAGING_DIRECTORY, else TMPDIR if it is set, else the host's directory of temporary files on a disk",
+    )
+    paging_message_compression_enabled: bool = setting(
+        "pagingMessageCompressionEnabled",
+        Flag(),
+        False,
+        "Whether pages are compressed, as `messageCompressionOptions` says.",
+    )
+    message_compression_options: str = setting(
+        "messageCompressionOptions", Choice(COMPRESSIONS), DEFAULT_COMPRESSION, "How pages are compressed."
     )
 
     def __attrs_post_init__(self) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import attrs
 
+from spark_jms.settings.destination import COMPRESSIONS
 from spark_jms.settings.table import Table, setting
-from spark_jms.settings.types import Text
+from spark_jms.settings.types import Choice, Size, Text
 
 ROOT_VARIABLE = "JMSQ_ROOT"
 SERVER_VARIABLE = "JMSQ_SERVER"
 DEBUG_VARIABLE = "JMSQ_DEBUG"
+TRACING_VARIABLE = "JMSQ_TRACING"
 CACHE_VARIABLE = "JMSQ_CACHE"
 PATH = Text("a path")
+BUFFER_SIZE = Size("64 KiB", "1024 GiB")
+DEFAULT_BUFFER = "a third of the memory that the process may use, at most 512 MB"
 
 
 @attrs.frozen
@@ -29,7 +33,36 @@ class Environment(Table):
         "The home server of this host: senders and pinned receivers prefer the members on it (server affinity). A destination "
         "that is not on it is used as if the variable were not set.",
     )
+    message_buffer_bytes: int | None = setting(
+        "JMSQ_MESSAGE_BUFFER_SIZE",
+        BUFFER_SIZE,
+        None,
+        "The same as `messageBufferSize`, where no connection factory sets it: for clients, for `jmsq`, and for each Python worker "
+        "of Spark ([paging](LIMITS.md#paging)).",
+        without=DEFAULT_BUFFER,
+    )
+    paging_directory: str | None = setting(
+        "JMSQ_PAGING_DIRECTORY",
+        PATH,
+        None,
+        "The same as `pagingDirectory`, where no connection factory sets it.",
+        without="TMPDIR if it is set, else the host's directory of temporary files on a disk",
+    )
+    paging_compression: str | None = setting(
+        "JMSQ_PAGING_COMPRESSION",
+        Choice(COMPRESSIONS),
+        None,
+        "How pages are compressed where no connection factory enables it.",
+        without="not at all",
+    )
     debug: str | None = setting(DEBUG_VARIABLE, Text(), None, "Not empty: `jmsq` prints a traceback with an error.")
+    tracing: str | None = setting(
+        TRACING_VARIABLE,
+        Text("false, or anything else"),
+        None,
+        "With `false` the client makes no [spans](MONITORING.md#traces), and gives its messages no trace context, also where the "
+        "application has set a tracer provider.",
+    )
     cache: str | None = setting(
         CACHE_VARIABLE,
         PATH,

@@ -15,6 +15,8 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {  # extra -> what Python imports; setup
     "postgresql": ("sqlalchemy", "psycopg", "msgspec"),
     "objectstore": ("obstore",),
     "console": ("aiohttp", "msgspec"),
+    "metrics": ("prometheus_client",),
+    "tracing": ("opentelemetry",),
 }
 
 

@@ -18,6 +18,7 @@ VIEWS = {
     "subscriptions": "position, backlog and holder of each subscription and member",
     "events": "what became of messages and when, of a destination with `messageLoggingEnabled`, including rows on their way to "
     "their table",
+    "usage": "the [usage history](LIMITS.md#the-usage-history) of the destination: what passed in each minute, and what it held",
 }
 
 ON_POISON = {

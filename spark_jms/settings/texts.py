@@ -46,6 +46,7 @@ _PLACES = {
     "factory": "a connection factory",
     "quota": "a quota",
     "jdbc": "a jdbc: URI",
+    "environment": "the environment",
 }
 _CONSUMER = "`Context.consumer(acknowledge=…)`"
 _REFUSED = "refused"
@@ -67,14 +68,30 @@ TUNING = (
     TextName("MessagesMaximum", "", ("factory.messagesMaximum",)),
     TextName("weblogic.MaxMessageSize", "10 MB", ("factory.maxMessageSize",)),
     TextName("Prefetch Mode for Synchronous Consumers", "", ("factory.synchronousPrefetchMode",)),
-    TextName("weblogic.ThreadPoolSize", "5", instead="no pool: each consumer with a listener has a thread of its own"),
+    TextName(
+        "weblogic.ThreadPoolSize",
+        "5",
+        instead=f"{_REFUSED}: each consumer with a listener has a thread of its own, so no listener waits for others",
+    ),
     TextName("Messaging Performance Preference", "25", ("module.messagingPerformancePreference",)),
     TextName("Default Compression Threshold", "", ("factory.defaultCompressionThreshold",)),
     TextName("Store Message Compression Enabled", "", ("module.storeMessageCompressionEnabled",)),
-    TextName("Paging Message Compression Enabled", "", ("module.pagingMessageCompressionEnabled",)),
-    TextName("Message Compression Options", "", ("module.messageCompressionOptions",)),
-    TextName("Paging Directory", "tmp of the server", ("module.pagingDirectory",)),
-    TextName("Message Buffer Size", "a third of the heap, at most 512 MB", ("module.messageBufferSize",)),
+    TextName("Paging Message Compression Enabled", "", ("factory.pagingMessageCompressionEnabled",)),
+    TextName(
+        "Message Compression Options", "", ("module.messageCompressionOptions", "factory.messageCompressionOptions")
+    ),
+    TextName(
+        "Paging Directory",
+        "tmp of the server",
+        ("factory.pagingDirectory", "environment.JMSQ_PAGING_DIRECTORY"),
+        differs="a connection has no server's directory",
+    ),
+    TextName(
+        "Message Buffer Size",
+        "a third of the heap, at most 512 MB",
+        ("factory.messageBufferSize", "environment.JMSQ_MESSAGE_BUFFER_SIZE"),
+        differs="the memory of the process, since there is no heap",
+    ),
     TextName("Quota", "", ("module.quota",)),
     TextName("Bytes Maximum", "", ("quota.bytesMaximum", "server.bytesMaximum")),
     TextName("Messages Maximum", "", ("quota.messagesMaximum", "server.messagesMaximum")),
@@ -104,10 +121,18 @@ TUNING = (
     TextName("sorted destination", "", ("module.destinationKeys",)),
     TextName("One Way Send Mode", "", ("factory.oneWaySendMode",)),
     TextName("One Way Send Window Size", "1", ("factory.oneWaySendWindowSize",)),
-    TextName("JTA time-out", "30 s"),
-    TextName("transacted session time-out", "1 h"),
-    TextName("XA Enabled", ""),
-    TextName("MDB transaction batching", ""),
+    TextName("JTA time-out", "30 s", ("factory.databaseTransactionTimeout",)),
+    TextName("transacted session time-out", "1 h", ("factory.transactionTimeout",)),
+    TextName(
+        "XA Enabled",
+        instead=f"{_REFUSED}: no transaction manager enlists a connection; a [transacted session](TRANSACTIONS.md) spans "
+        "destinations and servers by itself",
+    ),
+    TextName(
+        "MDB transaction batching",
+        "",
+        instead="`consumer(listener=…, transaction_batch=…)` of a [transacted session](TRANSACTIONS.md)",
+    ),
     TextName("CLIENT_ACKNOWLEDGE", "", instead=f'{_CONSUMER}: "client"'),
     TextName("AUTO_ACKNOWLEDGE", "", instead=f'{_CONSUMER}: "auto"'),
     TextName("DUPS_OK_ACKNOWLEDGE", "", instead=f'{_CONSUMER}: "dups-ok"'),

@@ -6,6 +6,7 @@ acknowledgements  which consumer acknowledged which sequences, and when
 claims            messages that consumers have claimed
 subscriptions     position and backlog of each subscription and member
 events            what became of messages: the life-cycle log
+usage             what passed through the destination in each minute, and what it held
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from spark_jms.log.domain import Domain
 
 _TARGET_PARTITION_BYTES = 128 * 2**20
-_VIEW_SCHEMAS = {
+VIEW_SCHEMAS = {
     "acknowledgements": "destination string, subscription string, member int, consumer string, claim string, epoch bigint, "
     "acknowledged timestamp, messages bigint, first bigint, last bigint, ranges string",
     "claims": "destination string, subscription string, member int, claim string, consumer string, session string, "
@@ -38,14 +39,16 @@ _VIEW_SCHEMAS = {
     "deaths int, withheld bigint, ranges string",
     "subscriptions": "destination string, subscription string, member int, floor bigint, last_sequence bigint, "
     "backlog bigint, claimed bigint, holder string, epoch bigint, delayed bigint, expired bigint, "
-    "subscription_messages_limit bigint, subscription_limit_deleted_count bigint",
+    "subscription_messages_limit bigint, subscription_limit_deleted_count bigint, durable boolean, away boolean",
     "events": "destination string, subscription string, member int, event string, happened timestamp, consumer string, "
     "claim string, messages bigint, first bigint, last bigint, ranges string, detail string, key string",
+    "usage": "destination string, begins timestamp, sent bigint, finished bigint, expired bigint, dropped bigint, "
+    "messages_used bigint, bytes_used bigint",
 }
 
 
 def view_schema(options: Options) -> str:
-    return _VIEW_SCHEMAS.get(options.view) or spark_schema(options.columns)
+    return VIEW_SCHEMAS.get(options.view) or spark_schema(options.columns)
 
 
 @dataclass
@@ -62,6 +65,7 @@ class JmsqReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         from spark_jms.claims import life_cycle_view, views
+        from spark_jms.claims.usage_history import usage_history
         from spark_jms.log.domain import Domain
 
         o = self.options
@@ -69,7 +73,9 @@ class JmsqReader(DataSourceReader):
         table = domain.log(self._address.destination)
         declared = table.refresh().destination
         only, subscription = self._address.read_members(declared), self._subscription(declared)
-        if o.view in _VIEW_SCHEMAS:
+        if o.view == "usage":
+            return [ViewPartition([views.as_row(row) for row in usage_history(domain, [table.name])])]
+        if o.view in VIEW_SCHEMAS:
             read = life_cycle_view.events if o.view == "events" else getattr(views, o.view)
             with views.opened_store(domain) as store:
                 rows = read(domain, store, table.name, subscription)

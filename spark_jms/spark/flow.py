@@ -68,6 +68,7 @@ class SinkFlow:
         files = NamedFiles(self.domain.storage, f"{FLOW}/{self.table.snapshot.table_id}")
         stored = self._read(files, query)
         known, pace, armed = stored or QueryPace(), (stored or QueryPace()).pace, dict((stored or QueryPace()).armed)
+        pace = pace.not_after(self.clock_ms())
         most_s, waited_s = min(longest_s, LONGEST_COMMIT_WAIT_S), 0.0
         while True:
             armed = {one.name: one.after(armed.get(one.name, UNARMED)) for one in watched}

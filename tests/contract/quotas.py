@@ -6,6 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import pytest
+
 from spark_jms import apply
 from spark_jms.client import Context
 from spark_jms.core.quota import QuotaState
@@ -27,7 +29,7 @@ def made(root: str, quota: dict[str, Any], **destinations: Any) -> None:
 
 def state_of(context: Context, quota: str = "small", destination: str = "orders") -> QuotaState:
     found = context._domain.quotas
-    return found.now(found.ledger(quota, found.limit(quota), destination))
+    return found.now(found.ledger(quota, found.limit(quota), destination)).state
 
 
 def receive(context: Context, count: int, destination: str = "orders") -> None:
@@ -45,3 +47,10 @@ def waiting(context: Context, count: int) -> Callable[[], bool]:
 def send_later(threads: ThreadPoolExecutor, context: Context, text: str, count: int = 1) -> Future[Any]:
     producer = context.producer("orders", send_timeout=LIMIT_S)
     return threads.submit(producer.send_many, [{"text": text}] * count)
+
+
+def let_pass(context: Context, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """So much time for the context, which has seen the ledger before."""
+    found = context._domain.quotas
+    now_s = found._monotonic_s()
+    monkeypatch.setattr(found, "_monotonic_s", lambda: now_s + seconds)

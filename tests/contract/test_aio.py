@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pyarrow as pa
@@ -13,6 +16,7 @@ import pytest
 
 import spark_jms
 from spark_jms import aio
+from spark_jms.aio.blocking_calls import AT_ONCE, BlockingCalls
 from spark_jms.aio.room import SendRoom
 from spark_jms.client import Context, Message
 from spark_jms.errors import (
@@ -410,6 +414,73 @@ def test_cancelled_acknowledge_takes_place(root: str) -> None:
     running(root, body)
     with spark_jms.connect(root, housekeeping=False) as context:
         assert list(context.browser("orders")) == []
+
+
+def test_calls_of_cancelled_coroutines_keep_their_turn(root: str) -> None:
+    """M7: no more than AT_ONCE calls run at a time, however many coroutines were cancelled."""
+
+    async def body(_: aio.AsyncContext) -> None:
+        calls, release, running = BlockingCalls(), threading.Event(), Counter[str]()
+
+        def block() -> None:
+            running["calls"] += 1
+            assert release.wait(LIMIT_S)
+
+        for _ in range(2):
+            tasks = [asyncio.create_task(calls.run(block)) for _ in range(AT_ONCE)]
+            await until(lambda: running["calls"] == AT_ONCE)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            for task in tasks:
+                await cancelled(task)
+        assert running["calls"] == AT_ONCE
+        release.set()
+        assert await calls.run(lambda: 5) == 5
+        calls.close()
+
+    running(root, body)
+
+
+def test_cancelled_request_keeps_no_thread(root: str) -> None:
+    """M7, C15: it waits for ever otherwise, since it has no time-out. Later requests get their replies."""
+
+    async def body(context: aio.AsyncContext) -> None:
+        waiting = context.blocking._requestor._waiting
+        for _ in range(3):
+            request = asyncio.create_task(context.request("orders", text="no reply"))
+            await until(lambda: len(waiting) == 2)
+            assert await cancelled(request)
+            await until(lambda: not waiting)
+        async with context.consumer("orders", acknowledge="individual") as consumer:
+            request = asyncio.create_task(context.request("orders", text="question"))
+            async for message in consumer:
+                if message.text == "question":
+                    await message.reply(text="answer")
+                    break
+            assert (await request).text == "answer"
+
+    running(root, body)
+
+
+@pytest.mark.parametrize("failure", ["missing", "cancelled"])
+def test_failed_connection_leaves_no_thread(tmp_path: Path, root: str, failure: str) -> None:
+    """M7: a program that connects again and again gathers none."""
+
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "jmsq-asyncio-call"]
+
+    async def main() -> None:
+        for _ in range(5):
+            if failure == "missing":
+                with pytest.raises(DomainError):
+                    await aio.connect(str(tmp_path / "nothing"))
+            else:
+                opening = asyncio.create_task(aio.connect(root, housekeeping=False)._open())
+                await asyncio.sleep(0)
+                assert await cancelled(opening)
+        await until(lambda: not threads())
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
 
 
 def test_cancelled_opening_leaves_nothing_open(root: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -17,6 +18,7 @@ from spark_jms.client import Completion, Context, Message, shared_send
 from spark_jms.core.pause import INSERTION, PRODUCTION
 from spark_jms.errors import (
     ClosedError,
+    CommitOutcomeUnknownError,
     InsertionPausedError,
     MessageFormatError,
     MessageSizeError,
@@ -274,6 +276,7 @@ def test_quota_makes_messages_wait_in_order() -> None:
             assert [(text, type(error)) for text, error in outcomes.failed] == [
                 (text, QuotaExceededError) for text in numbers(3, 5)
             ]
+            assert all("orders" in str(error) for _, error in outcomes.failed), "also of the one behind the refused one"
             producer = context.producer("orders", send_timeout=LIMIT_S)
             send_texts(producer, outcomes, 5, 9)
             with context.consumer("orders", acknowledge="auto") as consumer:
@@ -298,6 +301,36 @@ def test_storage_failure_reaches_each_listener(context: Context, monkeypatch: py
     producer.close()
     assert all("no space left" in str(error) for _, error in outcomes.failed)
     assert outcomes.texts() == numbers(3, 5) == [message.text for message in browse(context)]
+
+
+def test_error_after_the_commit_reaches_no_other_message(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T11: what follows a send, such as housekeeping, fails: the listener has its message all the same."""
+    outcomes, producer = Outcomes(), context.producer("orders")
+
+    def fail(*_: object) -> None:
+        raise OSError("housekeeping failed")
+
+    monkeypatch.setattr(producer, "_sent", fail)
+    send_texts(producer, outcomes, 0, 3)
+    producer.close()
+    assert (outcomes.texts(), outcomes.failed) == (numbers(0, 3), [])
+
+
+def test_interrupt_of_the_thread_that_sends_reaches_the_listeners(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T11: else its sends, and closing, would wait for ever."""
+    outcomes, producer = Outcomes(), context.producer("orders")
+    with monkeypatch.context() as broken:
+        broken.setattr(shared_send.SharedSender, "send_all", lambda *_: sys.exit(1))
+        send_texts(producer, outcomes, 0, 3)
+        context._asynchronous.wait_until_complete(producer._name)
+    send_texts(producer, outcomes, 3, 5)
+    producer.close()
+    assert [(text, type(error)) for text, error in outcomes.failed] == [
+        (text, CommitOutcomeUnknownError) for text in numbers(0, 3)
+    ]
+    assert outcomes.texts() == numbers(3, 5)
 
 
 def test_listener_that_raises_does_not_stop_the_others(context: Context, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from spark_jms import connect
 from spark_jms.claims.housekeeper import Housekeeper, published_failures
 from spark_jms.cli.main import cli
-from spark_jms.client import context as context_module
+from spark_jms.client import context_destinations
 from spark_jms.errors import UnreadableTableError
 from spark_jms.log import housekeeping
 from spark_jms.log.purge import purge
@@ -140,7 +140,7 @@ def test_failing_housekeeping_fails_no_send_and_no_receive(monkeypatch: pytest.M
         raise OSError("a damaged file")
 
     monkeypatch.setattr(Housekeeper, "run", broken)
-    monkeypatch.setattr(context_module, "HOUSEKEEPING_EVERY_S", 0.01)
+    monkeypatch.setattr(context_destinations, "HOUSEKEEPING_EVERY_S", 0.01)
     with memory_domain(orders="queue") as root, connect(root) as context, context.consumer("orders") as consumer:
         assert context.statistics().healthy
         looked.set()

@@ -14,8 +14,9 @@ import spark_jms
 from spark_jms.admin.move import MoveOrder, move
 from spark_jms.client import ConnectionFactory, Context, Message
 from spark_jms.client.compressed import CompressedMessage
+from spark_jms.core import body_compression
 from spark_jms.core.destination import FORMAT_VERSION
-from spark_jms.errors import FormatVersionError, MessageSizeError, OptionError
+from spark_jms.errors import FormatVersionError, MessageFormatError, MessageSizeError, OptionError
 from spark_jms.log.compaction import compact
 from spark_jms.log.domain import Domain
 from spark_jms.spark.browser import JmsqReader
@@ -145,6 +146,35 @@ def test_message_size_counts_what_was_sent(context: Context) -> None:
     with pytest.raises(MessageSizeError):
         context.producer("orders").send(text="a" * 10_001)
     context.producer("orders").send(text="a" * 10_000)
+
+
+def test_moved_message_counts_what_was_sent(root: str, context: Context) -> None:
+    """T8, T17, C18: a destination takes no larger message by a transfer than by a send."""
+    spark_jms.apply(root, {"destinations": {"narrow": {"kind": "queue", "maxMessageSize": "5 KB"}}})
+    context.producer("orders").send(text="a" * 4_000)
+    context.producer("orders").send(text="a" * 9_000)
+    assert stored_bodies(root, "orders") == [True, True]
+    order = MoveOrder("orders", "narrow", limit=1)
+    move(Domain(root), context._store, order, 10)
+    with pytest.raises(MessageSizeError, match="`compression`"):
+        move(Domain(root), context._store, order, 10)
+    assert [m.text for m in receive_all(context, "narrow")] == ["a" * 4_000]
+
+
+def test_damaged_body_is_named_by_its_sequence(root: str, context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T8: not by its row in a file."""
+    for text in ("short", LONG, LONG):
+        context.producer("orders").send(text=text)
+    whole, bodies = body_compression.unpack, 0
+
+    def second_is_damaged(packed: bytes) -> bytes:
+        nonlocal bodies
+        bodies += 1
+        return whole(packed if bodies == 1 else packed[:-9])
+
+    monkeypatch.setattr(body_compression, "unpack", second_is_damaged)
+    with pytest.raises(MessageFormatError, match="orders, member 0, sequence 3: the compressed body is damaged"):
+        query(root, "orders", columns="text")
 
 
 def test_first_compressed_body_raises_the_format(root: str, context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

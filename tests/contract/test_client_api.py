@@ -40,13 +40,13 @@ def test_send_declares_each_argument_of_a_message() -> None:
     """C11: an editor completes them."""
     parameters = inspect.signature(Producer.send).parameters
     named = {name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
-    assert named == {"completion", *get_type_hints(MessageArguments)}
+    assert named == {"completion", "sequence", *get_type_hints(MessageArguments)}
 
 
 PUBLIC = {
-    Context: "browser close closed consumer create_temporary_queue create_temporary_topic destinations producer request "
-    "reset_statistics statistics subscriptions unsubscribe",
-    Producer: "close closed reset_statistics send send_many send_table send_unit_of_work statistics",
+    Context: "browser close closed consumer create_temporary_queue create_temporary_topic destinations last_resource metrics producer "
+    "request reset_statistics statistics subscriptions transacted_session unsubscribe",
+    Producer: "close closed last_sequence producer_id reset_statistics resume send send_many send_table send_unit_of_work statistics",
     Consumer: "close closed messages receive recover reset_statistics statistics",
 }
 

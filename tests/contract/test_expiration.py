@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 
-from spark_jms import apply, connect
-from spark_jms.admin.housekeeping import Rounds
+from spark_jms import connect
 from spark_jms.admin.pause import pause, resume
 from spark_jms.admin.statistics import collect
 from spark_jms.claims import expiration, expiration_scan, planner, views
@@ -26,14 +23,13 @@ from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.record_sets import state_of
 from spark_jms.claims.scan import Question, Scan
 from spark_jms.claims.subscriber import Subscriber
-from spark_jms.cli.main import cli
 from spark_jms.client.context import Context
 from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.destination import Destination
 from spark_jms.core.expiration import EXPIRER
 from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.pause import INSERTION
 from spark_jms.core.ranges import EMPTY, Ranges
-from spark_jms.errors import ModuleFileError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain
@@ -287,7 +283,8 @@ def test_log_tells_of_each_message_once(context: Context, caplog: pytest.LogCapt
 def test_consumer_is_not_held_up_by_many_expired_messages(
     context: Context, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T6: it logs some with each batch, and looks at none of the others again."""
+    """T6: while it has messages to deliver it logs some in a second, by whatever clock, and looks at none of the others again;
+    the rest with a batch that is empty."""
     monkeypatch.setattr(expiration, "BESIDE", 10)
     looked: list[int] = []
     looks = planner.scan
@@ -301,10 +298,52 @@ def test_consumer_is_not_held_up_by_many_expired_messages(
     send(context, "logged", *map(str, range(50, 60)), time_to_live=None)
     later = Later(context, "logged")
     with caplog.at_level(logging.WARNING, "spark_jms.expiration"):
-        assert [later.batch(2)[1] for _ in range(5)] == [[51, 52], [53, 54], [55, 56], [57, 58], [59, 60]]
+        assert [later.batch(2)[1] for _ in range(2)] == [[51, 52], [53, 54]]
+        assert len(caplog.records) == 10
+        later.now_ms += expiration.BESIDE_EVERY_MS
+        assert [later.batch(2)[1] for _ in range(2)] == [[55, 56], [57, 58]]
+        assert len(caplog.records) == 20
+        later.now_ms -= HOUR_MS  # the clock was put back
+        assert later.batch(2)[1] == [59, 60]
+        assert len(caplog.records) == 30
+        assert [later.batch(2)[1] for _ in range(2)] == [[], []]
         assert len(caplog.records) == 50
     assert looked == [2, 58, 2, 2, 2, 2]
     assert expired(context, "logged") == 50
+
+
+def test_consumer_pauses_only_where_nothing_depends_on_the_expired_messages() -> None:
+    """T4, T6, T12: not for a limit that counts them, a unit of work, or those that cost nothing but their record."""
+
+    def pauses(**settings: Any) -> list[bool]:
+        declared = Destination("x", "topic", expiration_policy=settings.pop("expiration_policy", "Log"), **settings)
+        made = expiration.Expiration(*[None] * 4, lambda: HOUR_MS, beside=True)  # type: ignore[arg-type]
+        return [made._pauses(declared) for _ in range(2)]
+
+    assert pauses() == [False, True]
+    assert pauses(expiration_policy="Discard") == [False, False]
+    assert pauses(messages_limit_override=10) == [False, False]
+    assert pauses(unit_of_work_handling_policy="SingleMessageDelivery") == [False, False]
+
+
+def test_search_lets_other_threads_run_while_it_logs(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6: after every 25 lines, and without the record; a consumer, whose plan waits for it, does not."""
+    held: list[str | None] = []
+    record = f"{context._domain.log('logged').refresh().table_id}/-/0"
+
+    def breathe() -> None:
+        held.append(next(info.holder for name, info in context._store.infos("").items() if name.endswith(record)))
+
+    monkeypatch.setattr(expiration, "breathe", breathe)
+    send(context, "logged", *map(str, range(100)))
+    assert Search(context, "logged").run() == 100
+    assert held == [None] * 4
+    held.clear()
+    send(context, "logged", *map(str, range(100)))
+    later = Later(context, "logged")
+    later.batch()
+    later.subscriber.close()
+    assert (expired(context, "logged"), held) == (200, [])
 
 
 def test_plan_that_is_not_written_logs_nothing(context: Context, caplog: pytest.LogCaptureFixture) -> None:
@@ -462,19 +501,7 @@ def test_message_that_expires_while_prefetched_is_counted(context: Context, capl
     assert soon.message_id in caplog.text
 
 
-# -- declaring ---------------------------------------------------------------------------------------------------------
-def test_redirect_needs_an_error_destination(tmp_path: Path) -> None:
-    """T6: it is refused by name, as is dropping the one it has; other policies need none."""
-    destination = {"kind": "queue", "expirationPolicy": "Redirect"}
-    with pytest.raises(ModuleFileError, match=r"expirationPolicy is Redirect, but there is no errorDestination"):
-        apply(str(tmp_path), {"destinations": {"orders": destination}})
-    with pytest.raises(ModuleFileError, match="Discard, Log, Redirect"):
-        apply(str(tmp_path), {"destinations": {"orders": {**destination, "expirationPolicy": "Drop"}}})
-    with pytest.raises(ModuleFileError, match="did you mean JMSPriority"):
-        apply(
-            str(tmp_path),
-            {"destinations": {"orders": {"kind": "queue", "expirationLoggingPolicy": "JMSPrioritty"}}},
-        )
+# -- tables, servers -----------------------------------------------------------------------------------------------------
 
 
 def test_table_with_a_policy_is_refused_by_releases_that_would_discard(context: Context) -> None:
@@ -484,39 +511,6 @@ def test_table_with_a_policy_is_refused_by_releases_that_would_discard(context: 
         for name in ("plain", "logged", "moved")
     }
     assert versions == {"plain": "1", "logged": "6", "moved": "6"}
-
-
-def test_interval_is_a_key_of_the_module_file(tmp_path: Path) -> None:
-    """T6: a file without it leaves it unchanged."""
-    root, queues = str(tmp_path), {"orders": {"kind": "queue"}}
-    apply(root, {"destinations": queues, "expirationScanInterval": "2 min"})
-    apply(root, {"destinations": queues})
-    with connect(root, housekeeping=False) as context:
-        assert context._domain.expiration_scan_interval_ms() == 120_000
-    with pytest.raises(ModuleFileError, match=r"expirationScanInterval is 30, but must be"):
-        apply(root, {"destinations": queues, "expirationScanInterval": 30})
-
-
-def test_housekeeping_searches(tmp_path: Path) -> None:
-    """T6, C13: one process at a time, under the lease; a round tells how many have expired."""
-    apply(str(tmp_path), {"destinations": {"orders": {"kind": "queue"}}})
-    with connect(str(tmp_path), housekeeping=False) as context:
-        gone = context.producer("orders").send(text="gone", time_to_live=0.001)
-        wait_until(lambda: now_ms() > gone.expiration_ms)
-        rounds = Rounds(context._domain, context._store, clean_up=True)
-        assert [done.expired_messages for done in rounds.run(["orders"])] == [1]
-        assert [done.expired_messages for done in rounds.run(["orders"])] == [0]
-        rounds.close()
-        assert expired(context, "orders") == 1
-
-
-def test_example(run_example: Callable[[str], str]) -> None:
-    """T6"""
-    assert run_example("client_expiration.py").splitlines() == [
-        "logged: <ExpiredJMSMessage JMSMessageID=… > <UserProperties item='tulips' /> </ExpiredJMSMessage>",
-        "late has: a bid for roses, expired in bids",
-        "expired: bids 1, quotes 1",
-    ]
 
 
 def test_life_cycle_log_tells_of_what_the_search_expires() -> None:
@@ -531,24 +525,6 @@ def test_life_cycle_log_tells_of_what_the_search_expires() -> None:
         found = [pq.read_table(f"{table.storage.uri}/{path}").to_pylist() for path in table.refresh().files]
         assert [(row["event"], row["messages"]) for rows in found for row in rows] == [(LifeEvent.EXPIRED.value, 2)]
         assert not state.life.waiting
-
-
-def test_counts_are_shown(tmp_path: Path) -> None:
-    """T6, C14: by `jmsq stat` and `jmsq subscriptions`; without expired messages `stat` has no such table."""
-    root = str(tmp_path)
-    apply(root, {"destinations": {"orders": {"kind": "queue"}}})
-
-    def shown(*arguments: str) -> str:
-        return CliRunner().invoke(cli, [*arguments, "--root", root]).output
-
-    with connect(root, housekeeping=False) as context:
-        assert "Expired messages" not in shown("stat")
-        gone = context.producer("orders").send(text="gone", time_to_live=0.001)
-        wait_until(lambda: now_ms() > gone.expiration_ms)
-        assert context.consumer("orders").receive(0) is None
-    assert "Expired messages" in shown("stat")
-    assert json.loads(shown("stat", "--json"))["destinations"][0]["expired"] == 1
-    assert json.loads(shown("subscriptions", "--json"))[0]["expired"] == 1
 
 
 def test_message_of_a_member_that_a_subscription_does_not_have_does_not_expire_there(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ import pytest
 from spark_jms import aio, apply, connect
 from spark_jms.admin.drop import drop_destination
 from spark_jms.client import Context, Message
+from spark_jms.client.producer import flow_of
 from spark_jms.core.destination import Destination
 from spark_jms.core.thresholds import FlowThreshold, FlowThresholds
-from spark_jms.core.usage import MessageUsage
+from spark_jms.core.usage import MemberUsage, MessageUsage, PublishedUsage
 from spark_jms.errors import ClosedError, ModuleFileError, OptionError
 from spark_jms.log import flow_watch
 from spark_jms.log.declarations import apply_destinations
@@ -151,6 +152,49 @@ def test_coroutines_keep_the_pace_without_blocking_their_loop(root: str) -> None
     assert debt > 100
 
 
+def test_cancelled_coroutine_owes_nothing(root: str) -> None:
+    """T5, M7: the message that it did not send is not paid for by later ones."""
+
+    async def course() -> float:
+        async with await aio.connect(root, connection_factory=SLOW) as context, context.producer("orders") as producer:
+            await producer.send_many({"text": "x"} for _ in range(12))
+            await producer.send(text="armed now")
+            await producer.send_many({"text": "x"} for _ in range(300))
+            before = producer.statistics().flow.debt
+            waiting = [asyncio.create_task(producer.send(text="never")) for _ in range(100)]
+            while producer.statistics().flow.debt < before + 90:
+                await asyncio.sleep(0.001)
+            for task in waiting:
+                task.cancel()
+            await asyncio.wait(waiting)
+            while producer.statistics().flow.debt > before:
+                await asyncio.sleep(0.001)
+            return producer.statistics().flow.debt - before
+
+    assert asyncio.run(asyncio.wait_for(course(), 30)) <= 0
+
+
+def test_interrupted_wait_owes_nothing(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T5: Ctrl-C while flow control keeps a send back: nothing was sent."""
+    with connect(root, housekeeping=False, connection_factory=SLOW) as context:
+        send(context, "orders", 12)
+        producer = context.producer("orders")
+        producer.send(text="armed now")
+        producer.send_many({"text": "x"} for _ in range(300))
+        flow = flow_of(producer)
+        assert flow is not None
+        before = producer.statistics().flow.debt
+
+        def interrupt(_: float) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(flow, "_sleep", interrupt)
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                producer.send_many({"text": "x"} for _ in range(100))
+        assert before - 100 < producer.statistics().flow.debt <= before
+
+
 def test_asynchronous_sends_keep_the_pace(root: str) -> None:
     """T5, T11: the caller waits; one-way sends turn flow control off."""
     one_way = attrs.evolve(SLOW, one_way_send_mode="enabled")
@@ -265,7 +309,9 @@ class Sink:
     now_ms: int = 1_000_000
     slept: list[float] = field(default_factory=list)
 
-    def commit(self, batch: int, messages: int, destination: str = "orders", query: str = "q") -> float:
+    def commit(
+        self, batch: int, messages: int, destination: str = "orders", query: str = "q", longest_s: float = 3600.0
+    ) -> float:
         def sleep(seconds: float) -> None:
             self.slept.append(seconds)
             self.now_ms += round(seconds * 1000)
@@ -273,7 +319,7 @@ class Sink:
         domain = Domain(self.root)
         log = domain.log(destination)
         log.refresh()
-        return SinkFlow(domain, log, self.factory, lambda: self.now_ms, sleep).wait(query, batch, messages, 3600.0)
+        return SinkFlow(domain, log, self.factory, lambda: self.now_ms, sleep).wait(query, batch, messages, longest_s)
 
     def stored(self, query: str = "q") -> dict[str, Any] | None:
         domain = Domain(self.root)
@@ -298,6 +344,15 @@ def test_sink_waits_for_what_its_batches_owe(context: Context, root: str) -> Non
     assert sink.commit(0, 100, query="another") == 0
 
 
+def test_sink_does_not_wait_for_a_clock_that_was_set_back(context: Context, root: str) -> None:
+    """T5: what is owed is paid for by the time that passes from now on."""
+    send(context, "orders", 11)
+    sink = Sink(root)
+    sink.commit(0, 500)
+    sink.now_ms -= 3_600_000
+    assert sink.commit(1, 1) == pytest.approx(5, abs=0.1)
+
+
 def test_sink_is_free_again_below_the_threshold(context: Context, root: str) -> None:
     """T5: then nothing is stored."""
     send(context, "orders", 11)
@@ -310,6 +365,59 @@ def test_sink_is_free_again_below_the_threshold(context: Context, root: str) -> 
     sink.now_ms += 60_000
     assert sink.commit(2, 10_000) == 0
     assert sink.stored() is None
+
+
+def test_sink_waits_no_longer_than_its_files_are_safe(context: Context, root: str) -> None:
+    """T5, C13: clean-up deletes staged files that are too old."""
+    send(context, "orders", 11)
+    sink = Sink(root)
+    sink.commit(0, 5000)
+    assert sink.commit(1, 1, longest_s=2.0) == pytest.approx(2)
+
+
+def test_sink_stays_armed_between_the_thresholds(context: Context, root: str) -> None:
+    """T5: by what its last batch knew, although a new process commits."""
+    send(context, "orders", 11)
+    sink = Sink(root)
+    sink.commit(0, 1)
+    consume(context, "orders", 4)
+    sink.now_ms += 20_000
+    sink.commit(1, 1)
+    stored = sink.stored()
+    assert stored is not None
+    assert stored["armed"] == {"orders": [True, False]}
+    assert stored["pace"]["limit"] == 10
+
+
+def test_sink_without_flow_control_is_free(context: Context, root: str) -> None:
+    """T5: its connection factory turns it off."""
+    send(context, "orders", 11)
+    sink = Sink(root, attrs.evolve(GENTLE, flow_control_enabled=False))
+    sink.commit(0, 5000)
+    assert sink.commit(1, 5000) == 0
+    assert sink.stored() is None
+
+
+def test_producers_of_a_destination_share_one_look(context: Context) -> None:
+    """T5: a process looks once a second, however many producers it has."""
+    watches = {id(context.producer(name)._flow._watch) for name in ("orders", "orders", "large")}  # type: ignore[union-attr]
+    assert len(watches) == 2
+
+
+def test_usage_of_a_server_is_that_of_its_members(context: Context) -> None:
+    """T5: of all destinations on it, and of no other server."""
+    usages = context._domain.usages
+
+    def publish(table: str, *servers: str) -> None:
+        members = {m: MemberUsage(9, MessageUsage(m + 1, 10), server) for m, server in enumerate(servers)}
+        assert usages.publish(table, lambda: PublishedUsage(table, members))
+
+    publish("one", "a", "b")
+    publish("two", "b")
+    publish("three", "a", "a")
+    assert usages.of_server("a") == MessageUsage(1 + 1 + 2, 30)
+    assert usages.of_server("b") == MessageUsage(2 + 1, 20)
+    assert usages.of_server("c") == MessageUsage()
 
 
 def test_sink_without_thresholds_reads_and_writes_nothing(root: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from spark_jms.admin.backup import back_up
 from spark_jms.admin.claims import find_claim, release_claim
 from spark_jms.admin.drop import drop_destination
 from spark_jms.admin.restore import restore
-from spark_jms.claims import distributed
+from spark_jms.claims import branches
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.distributed import DistributedSubscriber
 from spark_jms.claims.left_out import LEFT_OUT
@@ -41,7 +41,7 @@ def root(tmp_path: Path) -> str:
 @pytest.fixture
 def instance(root: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
     """Makes instances of one query; the one before has died."""
-    monkeypatch.setattr(distributed, "RESUME_S", 0.2)
+    monkeypatch.setattr(branches, "RESUME_S", 0.2)
     domain = Domain(root)
     opened: list[DistributedSubscriber] = []
     with open_stores(domain) as store:
@@ -123,21 +123,21 @@ def test_instance_that_stood_still_acknowledges_nothing_that_was_left_out(root: 
 def test_replay_waits_a_moment_for_a_server(root: str, instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     """M10: a server that answers in time takes part; one that is down by its table is not waited for."""
     batch = first_batch(instance())
-    monkeypatch.setattr(distributed, "RESUME_S", 60.0)
+    monkeypatch.setattr(branches, "RESUME_S", 60.0)
     restarted = instance()
     away = Away(root, "b")
     away.__enter__()
     calls = 0
-    each = DistributedSubscriber._each
+    each = branches.Branches.each
 
-    def counted(self: DistributedSubscriber, act: Callable[..., object]) -> list[object]:
+    def counted(self: branches.Branches, act: Callable[..., object]) -> list[object]:
         nonlocal calls
         calls += 1
         if calls == 2:
             away.__exit__()
         return each(self, act)
 
-    monkeypatch.setattr(DistributedSubscriber, "_each", counted)
+    monkeypatch.setattr(branches.Branches, "each", counted)
     assert restarted.resume(batch) == {}
     assert marks(root) == 0
     stop_server(Domain(root), "b")
@@ -157,8 +157,8 @@ def test_away_servers_are_waited_for_at_once(root: str, instance: Instance, monk
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(distributed, "RESUME_S", 60.0)
-    monkeypatch.setattr(distributed, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(branches, "RESUME_S", 60.0)
+    monkeypatch.setattr(branches, "time", SimpleNamespace(sleep=sleep))
     restarted = DistributedSubscriber(
         Domain(root), first._store, "orders", "-", "q", ConsumerSettings(), monotonic_s=lambda: now[0]
     )
@@ -185,7 +185,7 @@ def test_mark_of_a_later_version_is_refused_by_name(root: str, instance: Instanc
 
 def test_copied_checkpoint_leaves_nothing_out(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C9: a copy beside its running original is refused. It makes no mark, which the original would obey."""
-    monkeypatch.setattr(distributed, "RESUME_S", 0.2)
+    monkeypatch.setattr(branches, "RESUME_S", 0.2)
     domain = Domain(root)
     with open_stores(domain) as store, open_stores(domain) as other:
         original = DistributedSubscriber(domain, store, "orders", "-", "q", ConsumerSettings())
@@ -227,7 +227,7 @@ def test_narrowing_query_waits_for_its_servers(root: str, instance: Instance, mo
     restarted = instance(isolates_poison=True)
     with Away(root, "b"), pytest.raises(MemberUnavailableError, match="server b, which is away"):
         restarted.resume(batch)
-    monkeypatch.setattr(distributed, "RESUME_S", 60.0)
+    monkeypatch.setattr(branches, "RESUME_S", 60.0)
     assert restarted.resume(batch) == {}
 
 

@@ -19,10 +19,10 @@ from spark_jms.admin.move import MoveOrder, move
 from spark_jms.admin.purge import drop_backlog, purge_files
 from spark_jms.admin.rename import rename_destination
 from spark_jms.admin.restore import restore
-from spark_jms.claims import views
+from spark_jms.claims import life_cycle_view, views
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.life_cycle_table import LifeCycleTable
-from spark_jms.claims.life_cycle_view import EventRow, events
+from spark_jms.claims.life_cycle_view import EventRow, events, newest_events
 from spark_jms.cli.main import cli
 from spark_jms.client.context import Context
 from spark_jms.core.batch import Batch, Limits
@@ -393,6 +393,51 @@ def test_events_command(context: Context) -> None:
     assert [row["event"] for row in json.loads(run("orders", "--json", "--sequence", "3"))["events"]] == ["sent"]
     assert "acknowledged" in run("orders", "--event", "acknowledged")
     assert "messageLoggingEnabled is off" in run("plain")
+
+
+def write_events(context: Context, destination: str) -> None:
+    table = context._domain.life_cycle(destination)
+    assert table is not None
+    log = context._domain.log(destination).refresh()
+    LifeCycleTable(table, log.table_id).write_sent(log)
+
+
+@pytest.mark.parametrize("limit", [1, 5, 1000])
+def test_newest_events_are_the_end_of_all(context: Context, limit: int) -> None:
+    """T6: also of those of one kind, and of what is not in the table yet."""
+    domain, store = context._domain, context._store
+    for number in range(6):
+        context.producer("spread").send(text=str(number))
+        write_events(context, "spread")
+    with context.consumer("spread", acknowledge="auto") as consumer:
+        for _ in range(4):
+            assert consumer.receive(timeout=10) is not None
+    everything = events(domain, store, "spread")
+    assert newest_events(domain, store, "spread", limit, lambda row: True) == everything[-limit:]
+    sent = [row for row in everything if row.event == "sent"]
+    assert newest_events(domain, store, "spread", limit, lambda row: row.event == "sent") == sent[-limit:]
+
+
+def test_newest_events_read_the_newest_files(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6: a long life-cycle log costs `jmsq events` no more than a short one."""
+    for number in range(8):
+        context.producer("orders").send(text=str(number))
+        write_events(context, "orders")
+    table = context._domain.life_cycle("orders")
+    assert table is not None
+    assert len(table.refresh().members[0].files) >= 4
+    monkeypatch.setattr(life_cycle_view, "_CLOCKS_DIFFER_MS", -10_000)  # as if the files were minutes apart
+    read: list[str] = []
+    original = life_cycle_view._rows_of
+
+    def noted(log: Any, file: Any, *more: Any) -> Any:
+        read.append(file.path)
+        return original(log, file, *more)
+
+    monkeypatch.setattr(life_cycle_view, "_rows_of", noted)
+    (newest,) = newest_events(context._domain, context._store, "orders", 1, lambda row: True)
+    assert newest.last == 8
+    assert len(read) == 1
 
 
 def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

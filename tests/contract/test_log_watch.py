@@ -127,7 +127,7 @@ def test_unannounced_news_return_to_frequent_polls(root: str) -> None:
     with spark_jms.connect(root) as context:
         consumer = context.consumer("orders", acknowledge="auto")
         receiver = receiver_of(consumer)
-        context._watch.close()
+        context._consumers._watch.close()
         receiver._watched = True
         threading.Timer(0.05, lambda: context.producer("orders").send(text="a")).start()
         message = consumer.receive(timeout=LIMIT_S)

@@ -311,6 +311,7 @@ def test_target_that_cannot_be_reached_decides_nothing(context: Context, monkeyp
                 context._store.connect("admin"),
                 context._domain.log("orders").snapshot,
                 housekeeper._state,
+                pledges=housekeeper._pledges,
             )
     housekeeper.close()
     run(context, MoveOrder("orders", "errors"))

@@ -84,6 +84,8 @@ def test_old_checkpoint_is_refused_by_a_server_that_was_away(root: str, instance
     with Away(root, "b"):
         with pytest.raises(StaleCheckpointError, match=f"ends with claim {copied.claim}"):
             restarted.next_batch(copied, Limits())
+        with pytest.raises(StaleCheckpointError):  # a second attempt of this instance too
+            restarted.next_batch(copied, Limits())
         with pytest.raises(StaleCheckpointError, match=r"\(none\)"):
             instance().next_batch(Batch("q", table=query.table_id), Limits())
 

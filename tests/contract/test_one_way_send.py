@@ -226,6 +226,52 @@ def test_failure_closes_the_producer_and_the_next_send_tells(
     assert texts(context) == ["before", "wait", "after"]
 
 
+def test_error_counts_what_was_lost_since_the_last_two_way_send(opened: Callable[..., Context]) -> None:
+    """T11: not the messages that were deleted before it."""
+    context = opened()
+    producer = context.producer("orders")
+    with refuse(context, ProductionPausedError("paused")):
+        send(producer, "deleted")
+        wait_until(lambda: producer.statistics().deleted == 1)
+    assert send(producer, "two-way").message_id
+    with refuse(context, OSError("the network is down")):
+        send(producer, "lost")
+        wait_until(lambda: producer.closed)
+    with pytest.raises(ClosedError, match=r" 1 one-way message.s. "):
+        send(producer)
+    assert producer.statistics().deleted == 2
+
+
+@pytest.mark.parametrize("way", ["send", "send_many"])
+def test_two_way_send_does_not_pass_a_failure_that_it_waits_for(opened: Callable[..., Context], way: str) -> None:
+    """T11: the producer is closed by then, so nothing behind the lost message is sent."""
+    context = opened()
+    producer = context.producer("orders")
+    calls: dict[str, Callable[[], object]] = {
+        "send": lambda: producer.send(text="behind"),
+        "send_many": lambda: producer.send_many([{"text": "behind"}] * 101),
+    }
+    hold, errors = Hold(context), list[Exception]()
+    first = in_thread(lambda: context.producer("orders").send(text="held"))
+    hold.wait_until_held()
+
+    def behind() -> None:
+        try:
+            calls[way]()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            errors.append(error)
+
+    with refuse(context, OSError("the network is down")):
+        send(producer, "lost")
+        waiting = in_thread(behind)
+        wait_until(lambda: context._asynchronous._changed._waiters)  # type: ignore[attr-defined]
+        hold.open()
+        waiting.join(LIMIT_S)
+    first.join(LIMIT_S)
+    assert [type(error) for error in errors] == [ClosedError]
+    assert texts(context) == ["held"]
+
+
 def test_failure_reaches_the_exception_listener(opened: Callable[..., Context]) -> None:
     """T11: once, and close does not raise it again."""
     context = opened()

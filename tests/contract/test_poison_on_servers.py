@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import spark_jms
-from spark_jms.claims import branch, distributed, views
+from spark_jms.claims import branch, branches, views
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.errors import MemberUnavailableError
 from spark_jms.log.domain import Domain
@@ -28,7 +28,7 @@ SERVERS = ("a", "b", "c")
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker.signal, "alarm", lambda seconds: None)  # pytest-timeout has it
     monkeypatch.setattr("spark_jms.spark.source.IDLE_WAIT_S", 0.02)
-    monkeypatch.setattr(distributed, "RESUME_S", 0.1)
+    monkeypatch.setattr(branches, "RESUME_S", 0.1)
     monkeypatch.setattr(branch, "_FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(branch, "_LONGEST_PAUSE_S", 0.02)
 

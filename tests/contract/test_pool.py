@@ -127,6 +127,49 @@ def test_closed_client_is_made_again(pool: ClientPool) -> None:
         third.send(text="b")
 
 
+@pytest.mark.parametrize("kind", ["producer", "consumer"])
+@pytest.mark.parametrize("reused", [False, True])
+def test_interrupt_while_a_client_is_taken_leaves_none_in_use(
+    pool: ClientPool, monkeypatch: pytest.MonkeyPatch, kind: str, reused: bool
+) -> None:
+    """T17: Ctrl-C between the taking and the block: the client is given back, and used again."""
+    take = getattr(pool, kind)
+    if reused:
+        with take("orders"):
+            pass
+    close_idle, interrupts = pool._close_idle, iter([KeyboardInterrupt])
+
+    def interrupted() -> None:
+        for error in interrupts:
+            raise error
+        close_idle()
+
+    monkeypatch.setattr(pool, "_close_idle", interrupted)
+    with pytest.raises(KeyboardInterrupt), take("orders"):
+        pytest.fail("the block is not entered")
+    assert (pool.statistics().in_use, pool.statistics().idle) == (0, 1)
+    with take("orders"):
+        assert pool.statistics().in_use == 1
+    assert pool.statistics().made == 1
+
+
+def test_consumer_whose_session_has_ended_is_made_again(hand: Hand) -> None:
+    """T17: the process stalled for longer than its session's time-out; the application sees no error of it."""
+    with (
+        memory_domain(orders="queue") as root,
+        ClientPool(lambda: spark_jms.connect(root, housekeeping=False), 2, IDLE_S, hand) as pool,
+    ):
+        with pool.consumer("orders") as consumer:
+            assert consumer.receive(timeout=0) is None
+        members = consumer._receiver._subscriber.members  # type: ignore[union-attr]
+        members.store.crash(members.session)  # type: ignore[attr-defined]
+        hand.now_s += 5
+        with pool.consumer("orders") as again:
+            assert again.receive(timeout=0) is None
+            assert again.name != consumer.name
+        assert consumer.closed
+
+
 def test_pool_is_bounded(pool: ClientPool, hand: Hand) -> None:
     """T17: at most two idle ones, none for longer than a minute."""
     with pool.producer("orders") as one, pool.producer("prices") as two, pool.consumer("orders") as three:

@@ -14,8 +14,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from spark_jms import connect
 from spark_jms.admin.move import MoveOrder, move
 from spark_jms.admin.quota import quotas
+from spark_jms.core import quota_watch
 from spark_jms.core.balancing import ANY_MEMBER
-from spark_jms.core.quota import QuotaState
 from spark_jms.core.usage import MessageUsage
 from spark_jms.errors import JmsqError
 from spark_jms.log import quotas as quotas_module
@@ -24,13 +24,14 @@ from spark_jms.log.admission import Grant, LargerThanQuotaError, QuotaExceededEr
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.quota_ledger import QuotaLedger
-from spark_jms.log.quotas import Quotas
+from spark_jms.log.quota_observer import QuotaLook, QuotaObserver
+from spark_jms.log.storage import now_ms
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.sink import JmsqStreamWriter, StagedMessage
 from spark_jms.store import MemoryStore
 from spark_jms.store.errors import ResourceAllocationException
 from spark_jms.testing import wait_until
-from tests.contract.quotas import LIMIT_S, QUEUE, made, receive, send_later, state_of, waiting
+from tests.contract.quotas import LIMIT_S, QUEUE, let_pass, made, receive, send_later, state_of, waiting
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def test_message_of_a_topic_counts_once_until_all_have_finished_it(root: str) ->
             message = first.receive(timeout=LIMIT_S)
             assert message is not None
             message.acknowledge()
-        context._publishers["prices"].publish(paced=False)
+        context._destinations._publishers["prices"].publish(paced=False)
         assert context._domain.usage_of("prices").messages == 2
         with pytest.raises(QuotaExceededError):
             producer.send(text="x")
@@ -156,9 +157,9 @@ def test_long_look_at_other_destinations_does_not_lose_the_room(root: str, monke
         context.producer("more").send_many([{"text": "x"}] * 2)
         receive(context, 2, "more")
         wait_until(lambda: context._domain.usage_of("more").messages == 0, LIMIT_S)
-        look, other, looks = Quotas._looked, Domain(root), []
+        look, other, looks = QuotaObserver.look_at_all, Domain(root), []
 
-        def overtaken(self: Quotas, ledger: QuotaLedger, *rest: Any) -> QuotaState:
+        def overtaken(self: QuotaObserver, ledger: QuotaLedger, *rest: Any) -> QuotaLook:
             found = look(self, ledger, *rest)
             looks.append(ledger.name)
             assert len(looks) < 20, "each look is lost"
@@ -167,7 +168,7 @@ def test_long_look_at_other_destinations_does_not_lose_the_room(root: str, monke
             assert same.append(entry, entry.state.successor(), 0, "another process") is not None
             return found
 
-        monkeypatch.setattr(Quotas, "_looked", overtaken)
+        monkeypatch.setattr(QuotaObserver, "look_at_all", overtaken)
         context.producer("orders", send_timeout=LIMIT_S).send_many([{"text": "x"}] * 2)
         assert state_of(context).used.messages == 2
 
@@ -239,8 +240,7 @@ def test_dead_waiting_sender_lapses(root: str, monkeypatch: pytest.MonkeyPatch) 
         producer = context.producer("orders", send_timeout=0)
         with pytest.raises(QuotaExceededError):
             producer.send(text="behind it")
-        later = quotas_module.now_ms() + quotas_module.WAITING_MS + 1
-        monkeypatch.setattr(context._domain.quotas, "_clock_ms", lambda: later)
+        let_pass(context, monkeypatch, quota_watch.WAITING_S)
         producer.send(text="new")
 
 
@@ -265,11 +265,10 @@ def test_reservation_of_a_dead_sender_is_voided(root: str, monkeypatch: pytest.M
         producer = context.producer("orders", send_timeout=0)
         with pytest.raises(QuotaExceededError):
             producer.send(text="no room beside the reservation")
-        later = quotas_module.now_ms() + quotas_module.RESERVED_MS + 1
-        monkeypatch.setattr(context._domain.quotas, "_clock_ms", lambda: later)
+        let_pass(context, monkeypatch, quota_watch.RESERVED_S)
         producer.send_many([{"text": "y"}] * 2)
         with pytest.raises(sending.QuotaNeeded):  # the sleeper wakes
-            sending.spent(context._domain.log("orders").refresh(), [file_of(2)], grants, later)
+            sending.spent(context._domain.log("orders").refresh(), [file_of(2)], grants, now_ms())
         assert state_of(context).requests == ()
 
 

@@ -6,7 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from spark_jms.admin.domain_sample import DESTINATIONS, take
+from spark_jms.admin.drop import drop_destination
+from spark_jms.claims.views import opened_store
+from spark_jms.cli.main import cli
 from spark_jms.client import connect
 from spark_jms.core.destination import Destination
 from spark_jms.errors import DomainError, InvalidDestinationError
@@ -150,3 +155,47 @@ def test_creation_that_lost_a_race_leaves_no_table(monkeypatch: pytest.MonkeyPat
         assert domain.register.entry("orders") == winner
         assert {path.name for path in Path(root).iterdir()} == {"_jmsq", "orders"}
         assert list(Path(root, ACKNOWLEDGEMENTS).iterdir()) == []
+
+
+def test_missing_register_is_named() -> None:
+    """C18, M5: the domain does not look empty: each read names the folder, and an apply enters the tables again."""
+    with memory_domain("file", orders="queue") as root:
+        domain = Domain(root)
+        with opened_store(domain) as store:
+            send_and_receive(root, "a")
+            shutil.rmtree(f"{root}/{REGISTER}")
+            lost = r"_jmsq/destinations names no destination, but there are tables .*run `jmsq apply"
+            with pytest.raises(DomainError, match=lost):
+                domain.destinations()
+            with pytest.raises(DomainError, match=lost):
+                domain.log("orders")
+            assert f"DomainError: {root}/_jmsq/destinations names no" in take(domain, store).problems[DESTINATIONS]
+            assert "names no destination" in CliRunner().invoke(cli, ["list", "--root", root]).stderr
+            apply(root)
+            assert domain.destinations() == ["orders"]
+            send_and_receive(root, "b")
+
+
+def test_missing_root_is_named() -> None:
+    """C18, M5: as of a root on a file system that is not mounted now."""
+    with memory_domain("file", orders="queue") as root:
+        domain = Domain(root)
+        Path(root).rename(f"{root}-away")
+        try:
+            for call in (domain.destinations, lambda: domain.log("orders")):
+                with pytest.raises(DomainError, match="cannot be reached: its domain file is missing"):
+                    call()
+        finally:
+            Path(f"{root}-away").rename(root)
+        assert domain.destinations() == ["orders"]
+
+
+def test_domain_without_destinations_is_empty() -> None:
+    """C18: before the first apply, and after the last drop."""
+    with memory_domain("file") as root:
+        domain = Domain(root)
+        assert domain.destinations() == []
+        apply(root)
+        with opened_store(domain) as store:
+            drop_destination(domain, store, "orders")
+        assert domain.destinations() == []

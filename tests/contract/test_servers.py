@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import spark_jms
-from spark_jms.claims import distributed, views
+from spark_jms.claims import branches, views
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.distributed import DistributedSubscriber
 from spark_jms.claims.record_sets import read_state as state
@@ -259,7 +259,7 @@ def test_server_that_hangs_holds_up_no_other(root: str, query: Any, monkeypatch:
         return prepare(self, *args, **named)
 
     monkeypatch.setattr(Subscriber, "prepare", hangs)
-    monkeypatch.setattr(distributed, "ANSWER_S", 0.5)
+    monkeypatch.setattr(branches, "ANSWER_S", 0.5)
     second = next_batch(subscriber, first)
     assert second.delivered.keys() == {0, 2}
     assert subscriber.away().keys() == {"b"}

@@ -11,17 +11,22 @@ import pytest
 from spark_jms import apply, connect
 from spark_jms.admin.statistics import collect
 from spark_jms.claims import subscription_limit, views
+from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.life_cycle_view import events
+from spark_jms.claims.subscriber import Subscriber
 from spark_jms.client import Consumer, Context
+from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.destination import Destination
 from spark_jms.core.subscription_limit import LIMIT
 from spark_jms.core.unit_of_work import END, NUMBER, UNIT
 from spark_jms.errors import ModuleFileError
 from spark_jms.log.declarations import apply_destinations
+from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain
 from tests.contract.messages import texts, texts_now
 
+HOUR_MS = 3_600_000
 FIVE: dict[str, Any] = {"kind": "topic", "messages_limit_override": 5}
 TOPICS: dict[str, Any] = {
     "prices": FIVE,
@@ -30,6 +35,8 @@ TOPICS: dict[str, Any] = {
     "units": {**FIVE, "unit_of_work_handling_policy": "SingleMessageDelivery"},
     "spread": {**FIVE, "kind": "distributed-topic", "members": 2},
     "logged": {**FIVE, "message_logging_enabled": True},
+    "reported": {**FIVE, "expiration_policy": "Log"},
+    "returned": {**FIVE, "expiration_policy": "Redirect", "error_destination": "orders"},
     "free": "topic",
     "orders": "queue",
 }
@@ -211,6 +218,27 @@ def test_life_cycle_log_tells_what_made_room_and_what_was_refused(context: Conte
     keep_house(context, "logged")
     found = [row for row in events(context._domain, context._store, "logged", "red") if row.subscription]
     assert [(row.event, row.ranges) for row in found] == [("refused", "2, 4, 6, 8, 10, 12"), ("removed", "1")]
+
+
+@pytest.mark.parametrize("topic", ["reported", "returned"])
+def test_expired_message_leaves_by_its_policy_and_not_by_the_limit(context: Context, topic: str) -> None:
+    """T4, T6: it is logged or redirected; what has not expired makes room."""
+    subscribed(context, topic, "s")
+    send(context, topic, *numbered(1, 3), time_to_live="1 h")
+    send(context, topic, *numbered(4, 9))
+    later = now_ms() + 2 * HOUR_MS
+    query = Subscriber(context._domain, context._store, topic, "s", "c", ConsumerSettings(), lambda: later)
+    query.make_room()
+    batch = query.next_batch(Batch("c", table=query.table_id), Limits())
+    query.close()
+    assert batch is not None
+    assert batch.members[0].picks.text() == "5-9"
+    assert deleted(context, topic, "s") == 1
+    (row,) = rows(context, topic).values()
+    if topic == "reported":
+        assert row.expired == 3
+    else:
+        assert [message.text for message in context.browser("orders")] == numbered(1, 3)
 
 
 def test_each_member_has_the_limit(context: Context) -> None:

@@ -204,3 +204,53 @@ def test_shared_subscription_begins_on_a_member_with_its_first_consumer_there(
         send(partitioned, "mine", to="a@prices")
         assert received(narrow, 1) == ["mine"]
     assert left_behind(partitioned) == []
+
+
+class Killed(BaseException):
+    """As kill -9: nothing behind it runs."""
+
+
+def test_consumer_killed_while_it_joins_with_more_members_leaves_no_old_floors(
+    partitioned: Context, keeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C10, C13, D7: the next consumer of these members begins with what is sent from then on; the floors that the subscription
+    had there are of messages that a purge has removed."""
+
+    def killed(snapshot: Any, position: Any) -> Any:
+        raise Killed
+
+    with partitioned.consumer("a@prices", subscription="s", durable=False) as narrow:
+        send(partitioned, "before", to="b@prices")
+        assert purged(partitioned, keeper) == 1
+        with monkeypatch.context() as patch:
+            patch.setattr(subscription_use, "start_floors", killed)
+            with pytest.raises(Killed):
+                partitioned.consumer("prices", subscription="s", durable=False)
+        keeper.run()
+        assert len(uses(partitioned)) == 1
+        with partitioned.consumer("prices", subscription="s", durable=False) as wide:
+            send(partitioned, "after", to="b@prices")
+            assert received(wide, 1) == ["after"]
+        send(partitioned, "mine", to="a@prices")
+        assert received(narrow, 1) == ["mine"]
+    assert left_behind(partitioned) == []
+
+
+def test_purge_while_a_consumer_joins_with_more_members_keeps_everything(
+    partitioned: Context, keeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C10, C13, D7: it has entered before it reads the floors of these members."""
+    start_floors = subscription_use.start_floors
+
+    def beside(snapshot: Any, position: Any) -> Any:
+        floors = start_floors(snapshot, position)
+        send(partitioned, "after", to="b@prices")
+        assert purged(partitioned, keeper) == 0
+        return floors
+
+    with partitioned.consumer("a@prices", subscription="s", durable=False):
+        monkeypatch.setattr(subscription_use, "start_floors", beside)
+        with partitioned.consumer("prices", subscription="s", durable=False) as wide:
+            monkeypatch.undo()
+            assert received(wide, 1) == ["after"]
+            assert len(uses(partitioned)) == 1

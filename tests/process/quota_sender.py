@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from spark_jms import connect
+from spark_jms.core import quota_watch
 from spark_jms.log import quota_ledger, quotas
 from spark_jms.log.admission import Grant
 
 quota_ledger.KEPT = 10**9
-quotas.WAITING_MS, quotas.RENEW_MS, quotas.RESERVED_MS = 3_000, 500, 2_000
+quota_watch.WAITING_S, quotas.RENEW_S, quota_watch.RESERVED_S = 3.0, 0.5, 2.0
 
 
 def hold_after(count: int, path: Path) -> None:

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 import spark_jms
+from spark_jms.admin.domain_sample import take
 from spark_jms.claims.views import opened_store
 from spark_jms.client import Context
-from spark_jms.console.sample import take
 from spark_jms.log.domain import Domain
 from spark_jms.testing import memory_domain
 from spark_jms.testing.waiting import wait_until

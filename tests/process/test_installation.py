@@ -42,6 +42,7 @@ WITHOUT = {
     "replicated": ("jmsq", "store", "up"),
     "replicated, storeadmin": ("storeadmin", "lsd"),
     "console": ("jmsq", "--root", "x", "console"),
+    "metrics": ("jmsq", "--root", "x", "metrics"),
     "postgresql": ("jmsq", "store", "check", "jdbc:sqlite:///x.db"),
     "objectstore": ("jmsq", "--root", "s3://bucket/root", "list"),
 }

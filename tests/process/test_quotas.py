@@ -8,16 +8,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from spark_jms import apply, connect
 from spark_jms.client import Consumer
-from spark_jms.core.quota import PREEMPTIVE, Limit, QuotaState
-from spark_jms.log.quota_ledger import LedgerEntry
+from spark_jms.core.quota import PREEMPTIVE, Limit
 from spark_jms.testing import wait_until
+from tests.process.quota_checks import check_entries
 
 PROJECT = Path(__file__).parents[2]
 SENDER = Path(__file__).with_name("quota_sender.py")
@@ -107,7 +106,7 @@ def test_killed_senders_lose_nothing_and_hold_up_nobody(tmp_path: Path, policy: 
             assert set(sent) <= set(of_sender) <= set(tried), name
             assert len(of_sender) <= len(sent) + 1
         check_entries(ledger.history(), limit)
-        state = context._domain.quotas.now(ledger)
+        state = context._domain.quotas.now(ledger).state
         assert state.used.messages == 0
 
 
@@ -129,25 +128,3 @@ def drain(orders: Consumer, returns: Consumer, got: list[str]) -> Callable[[], b
         return False
 
     return once
-
-
-def check_entries(entries: list[LedgerEntry], limit: Limit) -> None:
-    assert entries[0].number == 1, "all entries are there"
-    for before, after in pairwise(entries):
-        assert after.previous == before.mark
-        assert limit.allows(after.state.used + after.state.reserved), after
-        if limit.policy != PREEMPTIVE:
-            assert overtaken(before.state, after.state) == [], after
-
-
-def overtaken(before: QuotaState, after: QuotaState) -> list[str]:
-    """The requests that waited before another one that this entry has granted, and wait still."""
-    known = {one.request.id: one for one in before.requests}
-    found = []
-    for one in after.requests:
-        if one.waits or one.number != after.number:
-            continue
-        earlier = known.get(one.request.id)
-        number = earlier.number if earlier is not None else after.number
-        found += [other.request.id for other in after.waiting if other.number < number]
-    return found

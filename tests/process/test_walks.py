@@ -54,7 +54,7 @@ def test_operator_looks_changes_backs_up_and_restores(tmp_path: Path) -> None:
         name: literal(OPERATING, name) for name in ("Looking", "Changing", "Housekeeping", "Backup and restore")
     }
     assert {name: len(commands) for name, commands in chapters.items()} == {
-        "Looking": 8,
+        "Looking": 9,
         "Changing": 13,
         "Housekeeping": 1,
         "Backup and restore": 3,

@@ -7,6 +7,7 @@ while the queue is renamed, or dropped and created again. Senders, movers and ad
 Then the faults end, and the consumers must drain the queue.
 
     clock.py           one clock for all processes
+    parsing.py         pure parsers run once for the same bytes
     tables.py          the destinations, each life of them, and which message is where
     senders.py         sends, and files staged and committed later
     consumers.py       one query or client in one process

@@ -24,6 +24,7 @@ from tests.queue_model.account import Account
 from tests.queue_model.administration import Administration, declared
 from tests.queue_model.clock import Clock
 from tests.queue_model.crowd import Crowd
+from tests.queue_model.parsing import parse_once
 from tests.queue_model.senders import Senders
 from tests.queue_model.tables import ROOT, Tables
 
@@ -169,6 +170,7 @@ def run(seed: int, trace: Callable[[str], object] = lambda line: None, often: Co
         for module in (batches, members, previous_batch, progress, storage):
             patch.setattr(module, "time", clock)
         patch.setattr(progress, "OPEN_TIMEOUT_S", 0.0)
+        parse_once(patch)
         world = QueueWorld(files, clock, seed)
         world.crowd.trace = trace
         for name in often:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_jms.claims import distributed, scan, stores, subscription_use
+from spark_jms.claims import branches, scan, stores, subscription_use
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.core import outages
 from spark_jms.core.destination import Destination
@@ -60,7 +60,7 @@ def new_subscription_begins_at_the_front(patch: Patch) -> None:
 
 
 def members_are_looked_for_at_their_server(patch: Patch) -> None:
-    patch.setattr(distributed, "recorded_on", lambda declared, server, name: declared.members_on(server))
+    patch.setattr(branches, "recorded_on", lambda declared, server, name: declared.members_on(server))
 
 
 PLANTED_IN_TOPICS = [

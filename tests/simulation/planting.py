@@ -133,13 +133,13 @@ def _catch_by_test(planted: Planted) -> Catch:
 def _find(name: str, seeds: int) -> None:
     """In a process of its own. First the seed that found the bug last time."""
     planted = plant(name)
-    from tests.simulator import Violation, World
+    from tests.simulator import Violation, run
 
     tried = 0
     for seed in dict.fromkeys((*SEEDS.get(planted.name, ()), *range(1, seeds + 1))):
         tried += 1
         try:
-            World(seed).run()
+            run(seed)
         except Violation as violation:
             print(json.dumps({"seeds": tried, "seed": seed, "text": str(violation)}))
             return

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.simulator.world import World
+from tests.simulator.world import run
 
 
 def main() -> int:
@@ -21,7 +21,7 @@ def main() -> int:
     began = time.perf_counter()
     for seed in range(first, first + options.seeds):
         try:
-            outcome = World(seed, trace=options.trace).run()
+            outcome = run(seed, trace=options.trace)
         except Exception as error:  # noqa: BLE001 - any error belongs to its seed, and the next seed still runs
             failures += 1
             print(

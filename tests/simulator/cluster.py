@@ -133,7 +133,7 @@ class SimCluster:
             self.disconnect(connection)
 
     def pause(self, daemon: SimDaemon) -> None:
-        daemon.paused = True
+        daemon.paused, daemon.slept_ms = True, self.now_ms
         self.note(f"daemon {daemon.index} stands still")
 
     def wake(self, daemon: SimDaemon) -> None:
@@ -156,6 +156,8 @@ class SimCluster:
                     connection = self.connections.get(number)
                     if connection is not None and connection.daemon is daemon:
                         self._answer(connection, message)
+                case AskDirectory(number, request):
+                    self._ask_directory(daemon, number, request)
                 case Drop(number):
                     if number in self.connections:
                         self.disconnect(self.connections[number])
@@ -166,8 +168,6 @@ class SimCluster:
                 case Log(_, text):
                     for observer in self._observers["logged"]:
                         observer.logged(daemon.index, text)
-                case AskDirectory(number, request):
-                    self._ask_directory(daemon, number, request)
                 case Stop():
                     self._stop(daemon)
                     return

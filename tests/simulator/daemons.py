@@ -43,7 +43,7 @@ class SimDaemon:
         self.paused = False
         self.inbox: list[tuple[DaemonCore, Callable[[], list[Action]]]] = []
         self.lives = 0
-        self.woke_ms = 0.0
+        self.slept_ms = self.woke_ms = 0.0  # the last time that it stood still: from, to
         self.fate: Fate | None = None
         self.wall_skew_us = 0
         self._clock_ms = 0.0  # at `_read_ms`

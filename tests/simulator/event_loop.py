@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.simulator.schedule import Schedule
 
@@ -34,7 +34,13 @@ class SimHandle(asyncio.TimerHandle):
 
 class SimLoop(asyncio.AbstractEventLoop):
     """One process. While it stands still (`paused`), its steps wait; after `die`, nothing of it runs any more. An error that
-    no caller takes ends the simulation."""
+    no caller takes ends the simulation.
+
+    After a turn its loop stays asyncio's running loop until that of another process has a turn, or `stop_all`: each change
+    asks the operating system for the id of this process, which would cost more than most turns.
+    """
+
+    _running: ClassVar[SimLoop | None] = None
 
     def __init__(self, schedule: Schedule, clock_rate: float = 1.0) -> None:
         self._schedule = schedule
@@ -80,13 +86,16 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._turning = False
             return
         self._turning = True
-        outer = asyncio._get_running_loop()
-        asyncio._set_running_loop(self)
+        outer, SimLoop._running = SimLoop._running, self
+        if outer is not self:
+            asyncio._set_running_loop(self)
         try:
             self._run_rounds()
         finally:
-            asyncio._set_running_loop(outer)
             self._turning = False
+            if outer is not None and outer is not self:
+                SimLoop._running = outer
+                asyncio._set_running_loop(outer)
         if self._ready and not self.paused:
             self._begin_turn()
         if self._failure is not None:
@@ -156,6 +165,15 @@ class SimLoop(asyncio.AbstractEventLoop):
     def is_closed(self) -> bool:
         return False
 
+    async def sleep(self, delay: float) -> None:
+        """As `asyncio.sleep`, which first has to find the loop."""
+        future = self.create_future()
+        handle = self.call_later(delay, _end_sleep, future)
+        try:
+            await future
+        finally:
+            handle.cancel()
+
     # ---- the process
 
     def pause(self) -> None:
@@ -175,6 +193,17 @@ class SimLoop(asyncio.AbstractEventLoop):
         while self._ready:
             self._turn()
         self.dead = True
+
+    @classmethod
+    def stop_all(cls) -> None:
+        """The world has ended: asyncio has no running loop."""
+        cls._running = None
+        asyncio._set_running_loop(None)
+
+
+def _end_sleep(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _raise_failure(task: asyncio.Task[Any]) -> None:

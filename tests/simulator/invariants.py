@@ -106,24 +106,37 @@ class Invariants(Observer):
 
     def check_lost(self, name: str) -> None:
         """R18: a daemon told a client that this region is lost."""
-        self._check_lost(name)
+        self._check_lost(name, [self._cluster.directory.entries.get(name)])
         self.lost += 1
 
     def logged(self, daemon: int, text: str) -> None:
         """R18: so it does in its log."""
         found = LOGGED_LOST.match(text)
         if found is not None:
-            self._check_lost(found[1])
-            entry = self._cluster.directory.entries.get(found[1])
+            entry = self._check_lost(found[1], self._seen(self._cluster.daemons[daemon], found[1]))
             if entry is not None:
                 self._told_lost.add((daemon, self._cluster.daemons[daemon].lives, entry.region_id))
 
-    def _check_lost(self, name: str) -> None:
+    def _seen(self, daemon: SimDaemon, name: str) -> list[RegionEntry | None]:
+        """What the daemon may have read of a region that it speaks of now, newest first: while it stood still an answer of the
+        directory waited for it, and the name may belong to another region since."""
+        seen = [self._cluster.directory.entries.get(name)]
+        if daemon.woke_ms == self._cluster.now_ms:
+            for past in reversed(self._history[name]):
+                seen.append(past.entry)
+                if past.since_ms <= daemon.slept_ms:
+                    break
+        return seen
+
+    def _check_lost(self, name: str, seen: list[RegionEntry | None]) -> RegionEntry | None:
+        """The newest of these that is lost."""
         if not self.may_lose:
             raise Violation(Promise.LOST, f"region {name} is lost, though one copy always lived")
-        entry = self._cluster.directory.entries.get(name)
-        if entry is not None and any(holder in self._cluster.directory.alive for holder in entry.holders()):
-            raise Violation(Promise.LOST, f"region {name} is said to be lost, and a copy lives: {entry}")
+        alive = self._cluster.directory.alive
+        for entry in seen:
+            if entry is None or not any(holder in alive for holder in entry.holders()):
+                return entry
+        raise Violation(Promise.LOST, f"region {name} is said to be lost, and a copy lives: {seen[0]}")
 
     # ---- requests to open
 

@@ -52,12 +52,12 @@ class ObjectProcess(StoreProcess):
             # A client whose writes have no answer still reads, and must not be served by a daemon that is primary no more.
             if self._reading < MOST_READS and self._chance.random() < 0.4:
                 self.loop.spawn(self._read())
-            await asyncio.sleep(self._chance.expovariate(1 / PAUSE_S))
+            await self.loop.sleep(self._chance.expovariate(1 / PAUSE_S))
             if self._chance.random() < 0.025:
                 break
         self._working = None
         while self._running or self._reading:
-            await asyncio.sleep(0.01)
+            await self.loop.sleep(0.01)
 
     def _begin_some(self, instance: StoreInstance) -> None:
         for _ in range(self._chance.randint(1, 4)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from abc import abstractmethod
 from collections.abc import Callable
@@ -84,7 +83,7 @@ class StoreProcess(Opener):
                 self._cluster.note(f"{self.name}: {type(error).__name__}: {error.detail()}")
             self.store.leave(self)
             self.instance = None
-            await asyncio.sleep(self._chance.uniform(0.05, 0.4))
+            await self.loop.sleep(self._chance.uniform(0.05, 0.4))
 
     async def _use_once(self, daemon: SimDaemon) -> None:
         finishing, self._daemon, self._removals = self.finishing, daemon, self.store.removals

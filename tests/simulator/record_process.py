@@ -78,7 +78,7 @@ class RecordProcess(StoreProcess):
         while instance.failure is None and not self.finishing and not self._leaving:
             with contextlib.suppress(StoreError):
                 await work(instance)
-            await asyncio.sleep(self._chance.expovariate(1 / PAUSE_S))
+            await self.loop.sleep(self._chance.expovariate(1 / PAUSE_S))
             self._leaving = self._leaving or self._chance.random() < 0.0125
 
     # ---- writes

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable
+from heapq import heappop, heappush
 
 
 class Schedule:
@@ -23,14 +23,14 @@ class Schedule:
             self._soon.append(step)
         else:
             self._count += 1
-            heapq.heappush(self._due, (at_ms, self._count, step))
+            heappush(self._due, (at_ms, self._count, step))
 
     def run_until(self, end_ms: float, stop: Callable[[], bool] | None = None) -> None:
         """Runs every step due up to `end_ms`. Asks `stop` once all steps of a moment have run.
 
         A step may call this method: it then waits while the rest of the world continues.
         """
-        due, soon, pop = self._due, self._soon, heapq.heappop
+        due, soon, pop = self._due, self._soon, heappop
         while self.now_ms <= end_ms:
             if due and due[0][0] <= self.now_ms:
                 step = pop(due)[2]

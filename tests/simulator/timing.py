@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import random
 import zlib
+from math import log
 
 TICK_MS = 50.0
+PEER_RATE, CLIENT_RATE, DIRECTORY_RATE = 1 / 0.8, 1 / 0.3, 1 / 0.5  # by the ms, of random delays
 
 
 class Timing:
@@ -58,9 +59,7 @@ class RandomTiming(Timing):
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
-
-    def _exponential(self, rate: float) -> float:
-        return -math.log(1.0 - self._chance.random()) / rate
+        self._random = chance.random
 
     def clock_offset_ms(self) -> float:
         return self._chance.choice((0.0, 5.0, 1e6, 3e9))
@@ -76,13 +75,13 @@ class RandomTiming(Timing):
         return self._chance.uniform(TICK_MS * 0.5, TICK_MS * 2.0)
 
     def peer_delay_ms(self) -> float:
-        return self._exponential(1 / 0.8) + 0.05
+        return -log(1.0 - self._random()) / PEER_RATE + 0.05
 
     def client_delay_ms(self) -> float:
-        return self._exponential(1 / 0.3)
+        return -log(1.0 - self._random()) / CLIENT_RATE
 
     def directory_delay_ms(self) -> float:
-        return self._exponential(1 / 0.5)
+        return -log(1.0 - self._random()) / DIRECTORY_RATE
 
     def delivers_after_cut(self) -> bool:
         return self._chance.random() < 0.5

@@ -1,4 +1,4 @@
-"""Views and SQL over the backlog (C1, C3, C13, C16)."""
+"""Views and SQL over the backlog (C1, C3, C13, C16, T3)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from spark_jms.claims.usage_history import UsageHistory
+from spark_jms.claims.views import opened_store
+from spark_jms.log.usage_history import USAGE_HISTORY
+
 if TYPE_CHECKING:
     from tests.spark.conftest import Bench
 
 
-def test_views_show_acknowledgements_claims_and_subscriptions(bench: Bench) -> None:
-    """C16: acknowledgements, claims and subscriptions can be read as tables."""
+def test_views_show_acknowledgements_claims_subscriptions_and_usage(bench: Bench) -> None:
+    """C16, T3: acknowledgements, claims, subscriptions and the usage history can be read as tables."""
     bench.send(bench.numbers(1, 20), "orders")
     bench.drain("orders", "ck", maxMessagesPerTrigger=8)
     acks = bench.browse("orders", view="acknowledgements").collect()
@@ -25,6 +29,14 @@ def test_views_show_acknowledgements_claims_and_subscriptions(bench: Bench) -> N
     assert sum(r.last_sequence for r in positions) == 20
     assert bench.browse("orders", view="all").count() <= 20  # finished messages stay until the next purge
     assert bench.browse("orders").count() == 0
+    with opened_store(bench.domain) as store:
+        UsageHistory(bench.domain, store).record(["orders"])
+    bench.browse("orders", view="usage").createOrReplaceTempView("usage")
+    passed = bench.spark.sql("SELECT sum(sent), sum(finished) > 0, max_by(messages_used, begins) FROM usage").first()
+    assert passed is not None
+    assert tuple(passed) == (20, True, 0)
+    table = bench.spark.read.format("delta").load(bench.domain.storage.child(USAGE_HISTORY).uri)
+    assert table.selectExpr("sum(sent)").collect()[0][0] == 20
 
 
 def test_temporary_view_reads_and_sends_by_sql(bench: Bench) -> None:

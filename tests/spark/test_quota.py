@@ -46,7 +46,7 @@ def test_query_waits_for_room_in_a_quota(bench: Bench) -> None:
     ledger = bench.domain.quotas.ledgers("few")[0]
     wait_until(lambda: bool(ledger.read().state.waiting), LIMIT_S, what="the batch to wait for room")
     query.stop()  # Spark interrupts no commit, so this takes as long as the batch waits
-    assert bench.domain.quotas.now(ledger).waiting == []
+    assert bench.domain.quotas.now(ledger).state.waiting == []
     assert sent(bench) == list(range(1, 21))
     query = forward(bench)
     received = []

@@ -37,11 +37,11 @@ def test_batch_send_balances_members_and_browsing_consumes_nothing(bench: Bench)
 
 
 def test_all_message_columns_arrive(bench: Bench) -> None:
-    """C2: every message column that a sender may set arrives; typed properties keep their types."""
+    """C2, M5: every message column that a sender may set arrives; typed properties keep their types; a trace context stays."""
     frame = bench.spark.sql(
         "select 'hi' text, 9 JMSPriority, 2000000000000L JMSExpiration, 'c1' JMSCorrelationID, 'back' JMSReplyTo, 'T' JMSType,"
         " 1 JMSDeliveryMode, 'g' JMSXGroupID, 3 JMSXGroupSeq,"
-        " named_struct('n', 7, 'ok', true, 's', 'x', 'none', cast(null as int)) properties"
+        " named_struct('n', 7, 'ok', true, 's', 'x', 'none', cast(null as int), 'traceparent', '00-1-2-01') properties"
     )
     bench.send(frame, "jobs")
     row = bench.browse("jobs").collect()[0]
@@ -54,7 +54,13 @@ def test_all_message_columns_arrive(bench: Bench) -> None:
         "T",
     )
     assert (row.JMSDeliveryMode, row.JMSXGroupID, row.JMSXGroupSeq, row.body) == (1, "g", 3, None)
-    assert row.properties == {"n": "7", "ok": "true", "s": "x", "JMS_JMSQ_Types": "n:int,ok:boolean,none:int"}
+    assert row.properties == {
+        "n": "7",
+        "ok": "true",
+        "s": "x",
+        "traceparent": "00-1-2-01",
+        "JMS_JMSQ_Types": "n:int,ok:boolean,none:int",
+    }
 
 
 def test_two_writes_in_one_foreach_batch_both_arrive(bench: Bench) -> None:

@@ -8,7 +8,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from spark_jms.claims import batches, branch, distributed, lane, members, previous_batch, progress, subscription_use
+from spark_jms.claims import (
+    batches,
+    branch,
+    branches,
+    distributed,
+    lane,
+    members,
+    previous_batch,
+    progress,
+    subscription_use,
+)
 from spark_jms.claims.distributed import DistributedSubscriber
 from spark_jms.claims.lane import Inline
 from spark_jms.claims.subscriber import Subscriber
@@ -24,6 +34,7 @@ def in_memory(files: MemoryStorage, clock: Clock) -> Iterator[pytest.MonkeyPatch
         for module in (
             batches,
             branch,
+            branches,
             breath,
             distributed,
             members,

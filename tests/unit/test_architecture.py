@@ -52,6 +52,12 @@ def test_importing_a_package_is_light(statement: str) -> None:
     assert heavy_after(statement, (*HEAVY, "pyspark")) == []
 
 
+def test_metrics_load_no_package_of_another_extra() -> None:
+    """M5, C11: `pip install spark-jms[metrics]` is enough for a domain without a replicated store."""
+    others = ("msgspec", "aiohttp", "uvloop", "sqlalchemy", "obstore", "pyspark")
+    assert heavy_after("import spark_jms.metrics, spark_jms.admin.domain_sample", others) == []
+
+
 def test_the_module_spark_finds_is_light() -> None:
     """Spark imports it in every planning worker of every query, whether the query is ours or not."""
     pysparks_own = heavy_after("import pyspark.sql.datasource", HEAVY)

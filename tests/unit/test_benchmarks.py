@@ -27,6 +27,7 @@ from benchmarks import (
     growth,
     jars,
     latency,
+    quotas,
     ranking,
     report,
     scaling,
@@ -454,6 +455,22 @@ def test_subscriptions_are_measured_by_time_and_bytes(monkeypatch: pytest.Monkey
         assert results.cells(table) == ["1 subscription", "5 subscriptions"]
     (storage,) = [c for c in results.comparisons if c.table == subscriptions.STORAGE]
     assert storage.verdict(results.ratio(storage)) == "met"
+
+
+def test_quotas_are_measured_beside_destinations_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """B1: single sends and batches, in pairs with targets."""
+    filled: list[str] = []
+    monkeypatch.setattr(quotas, "QUICK_WINDOW_S", 0.01)
+    monkeypatch.setattr(calls, "fill", lambda spark, root, destination, messages, tasks: filled.append(destination))
+    with Recorder(tmp_path / "samples.jsonl", Console(file=io.StringIO())) as recorder:
+        options = replace(OPTIONS, parts=("quotas",), quick=True, runs=1)
+        quotas.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+        results = recorder.results
+    for table, bound in ((quotas.SENDS, 0.7), (quotas.BATCHES, 0.9)):
+        assert sorted(results.cells(table)) == sorted(quotas.DESTINATIONS)
+        assert all(results.by_run(table, cell).keys() == {0, 1} for cell in quotas.DESTINATIONS)
+        assert [one.bound for one in results.comparisons if one.table == table] == [bound]
+    assert sorted(filled) == ["free", "free", "limited", "limited"]
 
 
 def test_send_modes_are_measured_beside_blocking_sends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -8,13 +8,17 @@ from datetime import datetime, timezone
 
 import pytest
 
+from spark_jms.admin.domain_sample import ClusterSample, DomainSample
+from spark_jms.admin.exposure import check_exposure
+from spark_jms.admin.quota import QuotaRow
+from spark_jms.admin.servers import ServerRow
+from spark_jms.admin.service_reports import ServiceReport
 from spark_jms.admin.statistics import DestinationStatistics, MemberStatistics, PauseRow
+from spark_jms.admin.transactions import TransactionRow
 from spark_jms.claims.views import ClaimRow, SubscriptionRow
 from spark_jms.console.chart import chart
 from spark_jms.console.history import MAX_SAMPLES, History, Point, Series
 from spark_jms.console.page import page
-from spark_jms.console.sample import ClusterSample, DomainSample
-from spark_jms.console.server import check_exposure
 from spark_jms.errors import OptionError
 from spark_jms.store import SessionInfo
 from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
@@ -125,3 +129,53 @@ def test_page_shows_pauses() -> None:
     history = History()
     history.add(replace(now, destinations=(replace(now.destinations[0], paused=rows),)))
     assert "<td>production, insertion of member 2</td>" in page(history, 1)
+
+
+def test_page_shows_what_cannot_be_read() -> None:
+    """M8, M5: a damaged destination, quota or part of the domain, beside what can be read."""
+    history = History()
+    history.add(
+        replace(sample(0, 1, 1), unread={"torn": HOSTILE}, unread_quotas={"q": "QuotaError"}, problems={"servers": "x"})
+    )
+    shown = page(history, 1)
+    assert "torn: &lt;script&gt;" in shown
+    assert "quota q: QuotaError" in shown
+    assert "servers: x" in shown
+    assert "<td>orders</td>" in shown
+    assert "<script" not in shown
+
+
+def test_page_shows_quotas_servers_flow_and_expired_messages() -> None:
+    """M8, T1, T5, T6, D4"""
+    now = sample(0, 1, 1)
+    quota = QuotaRow("small", True, "FIFO", ("orders", HOSTILE), 10, -1, 7, 4096, 2, 200, 3)
+    servers = (ServerRow("east", "file", ("orders/0",), "down", None, None, None, HOSTILE),)
+    one = replace(now.destinations[0], expired=12_345, exceeds_threshold=True)
+    history = History()
+    history.add(replace(now, quotas=(quota,), servers=servers, destinations=(one,)))
+    shown = page(history, 1)
+    for cell in ("7 of 10", "4,096", "orders/0", '<td class="bad">down</td>', '<td class="bad">slowed</td>', "12,345"):
+        assert cell in shown
+    assert '<td class="n">2</td><td class="n">3</td>' in shown
+    assert "<script" not in shown
+
+
+def test_page_shows_services_and_open_transactions() -> None:
+    """M8, C14, T16"""
+    at = datetime.now(timezone.utc)
+    service = {"service": "expiration", "state": "failing", "rounds": 4_321, "done": {}, "error": HOSTILE}
+    silent = {**service, "service": "lag", "state": "ok", "error": ""}
+    reports = (ServiceReport("h-1", "x", at, False, (service,), ()), ServiceReport("h-2", "x", at, True, (silent,), ()))
+    transaction = TransactionRow("t1", "committed", at, HOSTILE, False, ("orders",), (), ("append to orders",))
+    history = History()
+    history.add(replace(sample(0, 1, 1), services=reports, transactions=(transaction,)))
+    shown = page(history, 1)
+    for cell in (
+        "4,321",
+        '<td class="bad">failing</td>',
+        '<td class="bad">no sign of life</td>',
+        "append to orders",
+        "(dead)",
+    ):
+        assert cell in shown
+    assert "<script" not in shown

@@ -18,7 +18,11 @@ from spark_jms import client, module
 from spark_jms.settings.extras import EXTRAS, MissingExtraError, missing_extra, needs
 
 PROJECT = Path(__file__).parents[2]
-DISTRIBUTIONS = {"delta": "delta-spark"}  # where its name is not the module's
+DISTRIBUTIONS = {
+    "delta": "delta-spark",
+    "prometheus_client": "prometheus-client",
+    "opentelemetry": "opentelemetry-api",
+}  # where its name is not the module's
 FOR_DEVELOPERS = {"test", "dev", "demo", "bench"}
 
 

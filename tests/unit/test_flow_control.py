@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.flow_control import FlowParameters, Pace
+from spark_jms.core.flow_control import FREE, FlowParameters, Pace
 from spark_jms.core.thresholds import UNARMED, FlowThreshold, FlowThresholds
 from spark_jms.settings.threshold import wrong_pair
 
@@ -189,3 +189,19 @@ def test_thresholds_that_do_not_fit_are_named(high: int, low: int, wrong: str | 
     """T5: with a low threshold of 0 nothing would ever unarm."""
     found = wrong_pair("messages", high, low)
     assert found is None if wrong is None else found is not None and wrong in found
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.data())
+def test_senders_that_leave_delay_no_other(sends: list[int], data: st.DataObject) -> None:
+    """T5: the debt is that of the messages that are sent, and every ticket is paid for by then."""
+    pace = FREE.at(0, FlowParameters(10, 10, 1000, 1), armed=True).with_debt(10)
+    tickets = []
+    for messages in sends:
+        tickets.append(pace.due)
+        pace = pace.with_debt(messages)
+    leaving = data.draw(st.sets(st.integers(0, len(sends) - 1)))
+    for number in leaving:
+        pace = pace.without_debt(sends[number])
+    left = sum(messages for number, messages in enumerate(sends) if number not in leaving)
+    assert pace.debt == 10 + left
+    assert all(pace.wait_ms(ticket) <= pace.debt / 10 * 1000 for ticket in tickets)

@@ -74,7 +74,8 @@ class TestLifeCycle(LoggedModel.TestCase):
 
 def test_every_transition_is_logged_or_is_a_step_of_one_that_is() -> None:
     """T6: an event that is new in the table of states is not forgotten here."""
-    steps = {MessageEvent.DOUBT, MessageEvent.RECOVER, MessageEvent.MOVE}  # the message stays with its consumer
+    # the message stays with its consumer, or with the transfer or transaction whose end is logged
+    steps = {MessageEvent.DOUBT, MessageEvent.RECOVER, MessageEvent.MOVE, MessageEvent.PLEDGE}
     directly = {MessageEvent.SKIP, MessageEvent.EXPIRE}  # without a claim
     assert LOGGED.keys() | steps | directly == set(MessageEvent)
 

@@ -21,8 +21,10 @@ from spark_jms.core.quota import (
     QuotaState,
     Request,
 )
+from spark_jms.core.quota_watch import ABANDONED_MS, RESERVED_S, WAITING_S, QuotaWatch
 from spark_jms.core.usage import MessageUsage
-from spark_jms.log.quota_ledger import KEPT, QuotaLedger
+from spark_jms.log.quota_ledger import _DELETE_EVERY, KEPT, LEDGERS, QuotaLedger, _encode
+from spark_jms.log.storage import now_ms
 from spark_jms.testing.memory_storage import MemoryStorage
 
 NAMES = st.sampled_from(["orders", "prices"])
@@ -39,7 +41,7 @@ class Senders(RuleBasedStateMachine):
     )
     def begin(self, policy: str, messages: int, size: int) -> None:
         self.limit = Limit(messages, size, policy=policy)
-        self.state, self.ids, self.now = QuotaState(), 0, 0
+        self.state, self.ids, self.now, self.watch = QuotaState(), 0, 0, QuotaWatch()
         self.held = {"orders": MessageUsage(), "prices": MessageUsage()}
         self.logs: dict[str, dict[int, int]] = {"orders": {}, "prices": {}}  # slot -> its newest transaction
         self.grants: list[OpenRequest] = []  # reserved, and not committed yet: also by senders that sleep
@@ -73,7 +75,7 @@ class Senders(RuleBasedStateMachine):
         self.attempt(data.draw(st.sampled_from(self.wanting)))
 
     def attempt(self, request: Request) -> None:
-        draft = self.looked(request.destination).lapse(self.now)
+        draft = self.looked(request.destination).lapse(self.old())
         before = [one for one in draft.waiting if one.request.id != request.id]
         known = draft.find(request.id)
         granted = draft.grant(request, self.limit, self.now + 5)
@@ -126,10 +128,15 @@ class Senders(RuleBasedStateMachine):
     def pass_time(self, ms: int) -> None:
         self.now += ms
 
-    @precondition(lambda self: self.state.overdue(self.now))
+    def old(self) -> frozenset[OpenRequest]:
+        """As a process sees it that has looked all the time."""
+        self.watch = self.watch.after(self.state.requests, self.now)
+        return self.watch.old(self.now, 0)
+
+    @precondition(lambda self: any(not one.waits for one in self.old()))
     @rule()
-    def end_overdue(self) -> None:
-        one = self.state.overdue(self.now)[0]
+    def end_old(self) -> None:
+        one = next(one for one in self.old() if not one.waits)
         self.end(one)
         self.entry(self.looked(one.request.destination))
 
@@ -183,7 +190,8 @@ def test_ledger_keeps_a_bounded_tail(entries: int) -> None:
         before = ledger.read()
         assert ledger.append(before, before.state.successor(), 0, "x") is not None
     kept = QuotaLedger(storage, "small").history()
-    assert [one.number for one in kept] == list(range(max(1, entries - KEPT), entries + 1))
+    assert [one.number for one in kept] == list(range(kept[0].number, entries + 1))
+    assert min(entries, KEPT + 1) <= len(kept) <= KEPT + _DELETE_EVERY
     assert all(a.mark == b.previous for a, b in itertools.pairwise(kept))
 
 
@@ -196,7 +204,7 @@ def test_ledger_accepts_no_entry_of_a_process_that_slept() -> None:
     assert awake.append(entry, entry.state.successor(), 0, "x")
     known = sleeper.read()
     assert second.read() == known
-    for _ in range(KEPT + 3):
+    for _ in range(KEPT + 2 * _DELETE_EVERY):
         before = awake.read()
         assert awake.append(before, before.state.successor(), 0, "x")
     newest = awake.read()
@@ -207,6 +215,18 @@ def test_ledger_accepts_no_entry_of_a_process_that_slept() -> None:
     assert sleeper.append(newest, newest.state.successor(), 0, "x") is not None
 
 
+def test_entry_behind_the_stray_of_a_killed_process_is_a_stray() -> None:
+    """T1: that has the number of the entry which the sleeper knows, but another mark."""
+    storage = MemoryStorage()
+    sleeper, awake = QuotaLedger(storage, "small"), QuotaLedger(storage, "small")
+    append(awake, 2)
+    known = sleeper.read()
+    append(awake, KEPT + 2 * _DELETE_EVERY)
+    assert storage.create(f"{LEDGERS}/small/{2:012d}", _encode(dataclasses.replace(known, mark="another")))
+    assert sleeper.append(known, known.state.successor(), 0, "stray") is None
+    assert sleeper.read() == awake.read()
+
+
 def test_of_two_entries_with_one_number_one_counts() -> None:
     """T1: compare-and-append is all that senders share."""
     storage = MemoryStorage()
@@ -215,3 +235,83 @@ def test_of_two_entries_with_one_number_one_counts() -> None:
     assert one.append(start, start.state.successor(), 0, "one") is not None
     assert other.append(same, same.state.successor(), 0, "other") is None
     assert other.read().what == "one"
+
+
+def test_request_is_old_when_it_was_seen_unchanged_for_long_enough() -> None:
+    """T1: whatever the clock of its sender says; a renewed one is another one, and so is one that was seen again after an absence."""
+    limit = Limit(1)
+    request, late = Request("a", "orders", MessageUsage(1, 0), "a"), Request("b", "orders", MessageUsage(1, 0), "b")
+    granted = QuotaState().successor().grant(request, limit, until_ms=0)
+    assert granted is not None
+    state = granted.successor().wait(late, until_ms=10**15)
+    reserved, waits = state.find("a"), state.find("b")
+    watch = QuotaWatch().after(state.requests, 100)
+    assert watch.old(100 + RESERVED_S - 0.01, 0) == frozenset()
+    assert watch.old(100 + RESERVED_S, 0) == {reserved}
+    watch = watch.after(state.requests, 100 + RESERVED_S)
+    assert watch.old(100 + WAITING_S, 0) == {reserved, waits}
+    renewed = state.successor().wait(late, until_ms=10**15)  # its clock went back
+    assert renewed.find("b") != waits
+    watch = watch.after(renewed.requests, 104)
+    assert watch.old(100 + WAITING_S, 0) == {reserved}
+    assert watch.after((), 105).after(renewed.requests, 106).old(106, 0) == frozenset()
+
+
+def test_request_is_old_at_once_when_it_was_abandoned_long_ago() -> None:
+    """T1: else a program that ends at once, as `jmsq send`, would wait behind a dead sender for ever."""
+    request = Request("a", "orders", MessageUsage(1, 0), "a")
+    state = QuotaState().successor().wait(request, until_ms=1_000)
+    watch = QuotaWatch().after(state.requests, 0)
+    assert watch.old(0, 1_000 + ABANDONED_MS) == frozenset()
+    assert watch.old(0, 1_000 + ABANDONED_MS + 1) == set(state.requests)
+
+
+def test_numbers_of_a_new_ledger_are_above_those_that_the_log_knows() -> None:
+    """T1: also when the clock of the host where it begins is behind."""
+    request = Request("a", "orders", MessageUsage(1, 0), "a")
+    state = QuotaState().successor(now_ms=50).observe({"orders": Observation(MessageUsage(), highest=1_000)})
+    granted = state.grant(request, Limit(5), 0)
+    assert granted is not None
+    assert [one.number for one in granted.requests] == [1_001]
+
+
+def test_ledger_that_begins_again_accepts_no_entry_of_before() -> None:
+    """T1: neither that of a process that slept meanwhile, nor that of one that was killed behind its entry."""
+    storage = MemoryStorage()
+    sleeper, awake = QuotaLedger(storage, "small"), QuotaLedger(storage, "small")
+    for _ in range(9):
+        before = awake.read()
+        assert awake.append(before, before.state.successor(), 0, "x")
+    known = sleeper.read()
+    again = QuotaLedger(storage, "small")
+    again.delete()
+    assert again.append(again.read(), QuotaState().successor(), 0, "again")
+    assert sleeper.append(known, known.state.successor(), 0, "stray") is None
+    assert sleeper.read().what == "again"
+    killed = _encode(dataclasses.replace(known, state=known.state.successor()))
+    storage.create(f"{LEDGERS}/small/{10:012d}", killed)
+    for number in range(2, 15):
+        before = again.read()
+        made = again.append(before, before.state.successor(), 0, "y")
+        if made is None:  # the stray was in the way, and is deleted
+            before = again.read()
+            assert again.append(before, before.state.successor(), 0, "y")
+        assert QuotaLedger(storage, "small").read().number == number
+
+
+def test_ledger_deletes_unfinished_files_of_killed_processes() -> None:
+    """T1: long after they were written, by the storage's clock."""
+    storage = MemoryStorage()
+    storage.put(f"{LEDGERS}/small/.000000000001.aa", b"{")
+    ledger = QuotaLedger(storage, "small")
+    append(ledger, _DELETE_EVERY)
+    assert len(list(storage.list(f"{LEDGERS}/small"))) == _DELETE_EVERY, "it may still be written"
+    storage.files.contents[f"{LEDGERS}/small/.000000000001.aa"] = b"{", now_ms() - 120_000
+    append(ledger, _DELETE_EVERY)
+    assert not [info for info in storage.list(f"{LEDGERS}/small") if "/." in info.path]
+
+
+def append(ledger: QuotaLedger, count: int) -> None:
+    for _ in range(count):
+        before = ledger.follow()
+        assert ledger.append(before, before.state.successor(), 0, "x")

@@ -14,12 +14,13 @@ from spark_jms.core.acknowledgement import MAX_OUTBOX, MAX_OUTBOX_BYTES, Acknowl
 from spark_jms.core.claim import Claim
 from spark_jms.core.expiration import EXPIRER
 from spark_jms.core.message_state import TRANSITIONS, MessageEvent, MessageState
+from spark_jms.core.pledge import Pledge
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.record_set_form import changed_objects, from_objects, to_objects
 from spark_jms.core.redelivery import delay_end_ms
 from spark_jms.core.staged_file import StagedFile
-from spark_jms.core.transfer import Intent, TransferTarget
+from spark_jms.core.transfer import Intent, Ticket, TransferTarget
 from spark_jms.errors import ConsumerClosedException, FormatVersionError, RecordSetError
 
 LAST = 40
@@ -457,8 +458,8 @@ def test_transition_table_drives_every_change() -> None:
                     before._move(before.claims["k"], Ranges.of((2, 4)), event, 7)
                 continue
             after = before._move(before.claims["k"], Ranges.of((2, 4)), event, 7)
-            if event is MessageEvent.MOVE:
-                assert not after.claims  # the caller enters the intent: see below
+            if event in (MessageEvent.MOVE, MessageEvent.PLEDGE):
+                assert not after.claims  # the caller enters the intent or the pledge: see below
                 continue
             assert state_of(after) == transition.to
             assert bool(after.redelivered(Ranges.of((2, 4)))) == transition.redelivers
@@ -474,5 +475,16 @@ def test_transition_table_drives_every_change() -> None:
         assert ended.is_done(picks) == (transition.to is MessageState.DONE)
         assert bool(ended.available(1, 4) & picks) == (transition.to is MessageState.AVAILABLE)
         assert bool(ended.redelivered(picks)) == transition.redelivers
+    for event in MessageEvent:  # of pledged messages
+        transition = TRANSITIONS.get((MessageState.PLEDGED, event))
+        pledge = Pledge(Ticket("a" * 16, 0, 1), "transactions/0", Ranges.of((2, 4)), "q", "k", 0)
+        pledged = claimed.pledge("s", pledge)
+        if transition is None:
+            with pytest.raises(KeyError):
+                pledged._end_pledge(pledge, event, 7)
+            continue
+        ended = pledged._end_pledge(pledge, event, 7)
+        assert (state_of(ended), ended.pledges) == (transition.to, {})
+        assert bool(ended.redelivered(Ranges.of((2, 4)))) == transition.redelivers
     assert state_of(available.skip(Ranges.of((2, 4)))) == TRANSITIONS[MessageState.AVAILABLE, MessageEvent.SKIP].to
     assert state_of(available.expire(Ranges.of((2, 4)))) == TRANSITIONS[MessageState.AVAILABLE, MessageEvent.EXPIRE].to

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.record_set_form import changed_objects, from_objects, to_objects
-from spark_jms.core.subscription_limit import LIMIT, Droppable, LimitAccount, dropped
+from spark_jms.core.subscription_limit import LIMIT, NOTHING_DROPPED, Droppable, LimitAccount, dropped
 
 
 @dataclass(frozen=True)
@@ -121,3 +121,12 @@ def test_record_set_counts_what_it_drops() -> None:
     looked = after.limited(13, EMPTY, "limit-3", 7, 3000)
     assert list(changed_objects(after, looked)) == ["limit"]
     assert from_objects({**stored, "limit": b"[13,6]"}, "x").limit == looked.limit
+
+
+def test_subscription_that_reuses_a_record_set_begins_its_counts() -> None:
+    """T4, T6, C10: a server that was away has kept that of an earlier subscription of this name."""
+    earlier = RecordSet().expire(Ranges.of((1, 2))).limited(9, Ranges.of((3, 5)), "limit-1", 7, 1000)
+    assert (earlier.limit.dropped, earlier.expired) == (3, 2)
+    begun = earlier.start_at(12)
+    assert (begun.limit, begun.expired, begun.floor) == (NOTHING_DROPPED, 0, 12)
+    assert begun.start_at(12) is begun

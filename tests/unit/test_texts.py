@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_jms.client.consumer_arguments import check_delivery
+from spark_jms.client.consumer_arguments import check_mode
 from spark_jms.core.selector import Selector
 from spark_jms.errors import InvalidSelectorError, OptionError
 from spark_jms.settings.tables import GROUPS
@@ -130,4 +130,4 @@ def test_refused_names_are_refused_by_name() -> None:
     ):
         Selector.parse("a and JMS_BEA_SELECT('xpath', '/order/id/text()') = '7'")
     with pytest.raises(OptionError, match="acknowledge is 'MULTICAST_NO_ACKNOWLEDGE', but must be one of client, "):
-        check_delivery("MULTICAST_NO_ACKNOWLEDGE", None)
+        check_mode("MULTICAST_NO_ACKNOWLEDGE")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -165,7 +165,8 @@ def test_tickets_use_free_slots() -> None:
 def test_intent_round_trips() -> None:
     """C18: an intent is stored whole; one without targets is refused."""
     target = TransferTarget("errors", "id", (StagedFile("m0-x.parquet", 0, 5, 100, 17, '{"numRecords":5}'),))
-    intent = Intent(TICKET, Ranges.of((1, 5), (9, 9)), (target, target), "jmsq move", "move-1", "why", 99)
+    directed = replace(target, member=3)
+    intent = Intent(TICKET, Ranges.of((1, 5), (9, 9)), (target, directed), "jmsq move", "move-1", "why", 99)
     assert intent_from_json(intent_to_json(intent)) == intent
     with pytest.raises(ValueError, match="at least one target"):
         Intent(TICKET, Ranges.of((1, 5)), (), "c", "k", "", 0)

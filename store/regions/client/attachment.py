@@ -82,7 +82,8 @@ class Attachment:
         self._gone = ""
         self.used: Callable[[], list[tuple[str, int]]] = list  # the used bytes of each region, where they have changed
         self.counts: Callable[[], StoreRow | None] = lambda: None  # those of the store, where they have changed
-        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._ping())]
+        self._loop = asyncio.get_running_loop()
+        self._tasks = [self._loop.create_task(self._run()), self._loop.create_task(self._ping())]
 
     @classmethod
     async def to(
@@ -144,8 +145,7 @@ class Attachment:
         self, make: Callable[[int], RegionMessage], shape: Any = Any, timeout_s: float = ANSWER_TIMEOUT_S
     ) -> Any:
         """When the answer does not have that shape: ProtocolError, and the attachment ends."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        future: asyncio.Future[Any] = self._loop.create_future()
 
         def answered(value: Any, error: StoreError | None) -> None:
             if future.done():  # the caller was cancelled, or does not wait any longer
@@ -161,7 +161,7 @@ class Attachment:
             self.close(reason)
 
         self.begin(make, answered)
-        timer = loop.call_later(timeout_s, no_answer)
+        timer = self._loop.call_later(timeout_s, no_answer)
         try:
             answer = await future
         finally:
@@ -191,7 +191,7 @@ class Attachment:
 
     async def _ping(self) -> None:
         """Shows that the client lives, and makes the daemon answer: a stopped process keeps its connections open."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         woke_s = loop.time()
         while not self._gone:
             await asyncio.sleep(PING_S)

@@ -139,11 +139,11 @@ class Primaries(Mapping[str, Primary]):
         regions, most = self._regions(), self._shared.settings.resilvers_at_once
         if len(regions) < len(self._by_name):
             self._forget_ended()
-        resilvers = sum(region.replication.resilvering for region in regions)
+        resilvers = sum([region.replication.resilvering for region in regions])
         for region in regions:
-            resilvers -= region.replication.resilvering
-            region.tick(resilvers < most)
-            resilvers += region.replication.resilvering
+            others = resilvers - region.replication.resilvering
+            region.tick(others < most)
+            resilvers = others + region.replication.resilvering
 
     # ---- counts
 

@@ -20,6 +20,7 @@ from tests.contract.cli.commands import Jmsq
         (["send", "orders"], "one of --text, --file and --stdin"),
         (["send", "orders", "--text", "a", "--stdin"], "one of --text, --file and --stdin"),
         (["send", "orders", "--stdin", "--count", "2"], "--count does not go with --stdin"),
+        (["send", "orders", "--text", "a", "--producer-id", "p"], "--producer-id goes with --stdin"),
         (["send", "orders", "--text", "a", "--binary"], "--binary goes with --file"),
         (["send", "orders", "--text", "a", "-p", "color"], "NAME:TYPE=VALUE"),
         (["send", "orders", "--text", "a", "-p", "n:integer=5"], "TYPE one of string, boolean"),

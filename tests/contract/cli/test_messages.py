@@ -152,6 +152,16 @@ def test_receive_from_a_subscription_that_is_not_durable(jmsq: Jmsq, domain: str
     assert json.loads(jmsq("--json", "subscriptions", "prices").stdout) == []
 
 
+def test_lines_of_a_producer_id_are_sent_once(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """M1: a command that is repeated with more input sends the rest."""
+    send = ("send", "orders", "--stdin", "--producer-id", "loader")
+    assert js(*send, input="a\nb\n") == {"destination": "orders", "sent": 2, "commits": 1, "duplicates": 0}
+    assert js(*send, input="a\nb\nc")["duplicates"] == 2
+    assert jmsq(*send, input="a\nb\nc\nd\n").stdout == "sent 1 message(s) to orders; 3 line(s) were sent before\n"
+    got = lines(jmsq("browse", "orders", "--json"))
+    assert sorted(message["text"] for message in got) == ["a", "b", "c", "d"]
+
+
 def test_send_and_receive_a_unit_of_work(jmsq: Jmsq, domain: str) -> None:
     """T12, C14: all lines are one unit, and a unit counts as one message."""
     units = {"kind": "queue", "unitOfWorkHandlingPolicy": "SingleMessageDelivery"}

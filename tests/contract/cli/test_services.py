@@ -11,10 +11,14 @@ import pytest
 from spark_jms import apply, connect
 from spark_jms.admin.drop import drop_destination
 from spark_jms.admin.forward import Forwarders
-from spark_jms.admin.services import DomainServices, ServiceLoop, ServiceRound, ServiceRunner
+from spark_jms.admin.service_reports import SERVICES_FOLDER, ServiceReporter, service_reports
+from spark_jms.admin.services import DomainServices, LagRow, ServiceLoop, ServiceRound, ServiceRunner
 from spark_jms.claims import views
+from spark_jms.cli import services as services_command
 from spark_jms.log.domain import Domain
+from spark_jms.log.named_files import NamedFiles
 from spark_jms.log.storage import now_ms
+from spark_jms.setup.errors import JavaNotFoundError
 from spark_jms.testing import wait_until
 from tests.contract.cli.commands import Jmsq
 
@@ -32,7 +36,7 @@ def test_one_round_of_each_service(domain: str, js: Callable[..., Any]) -> None:
     found = js("services", "--once")
     services = by_name(found)
     assert {name: one["state"] for name, one in services.items()} == dict.fromkeys(
-        ("expiration", "housekeeping", "forwarding", "lag"), "ok"
+        ("expiration", "housekeeping", "forwarding", "lag", "usage"), "ok"
     )
     assert services["expiration"]["done"] == {"expired": 1}
     assert services["housekeeping"]["done"]["purged"] == 1
@@ -62,7 +66,7 @@ def test_failing_service_holds_up_no_other(
     services = by_name(js("services", "--once", code=1))
     assert services["forwarding"]["error"] == "OSError: the disk is on fire"
     assert {name: one["state"] for name, one in services.items() if name != "forwarding"} == dict.fromkeys(
-        ("expiration", "housekeeping", "lag"), "ok"
+        ("expiration", "housekeeping", "lag", "usage"), "ok"
     )
 
 
@@ -76,7 +80,7 @@ def test_dropped_destination_is_no_failure(domain: str) -> None:
         drop_destination(opened, store, "prices")
         apply(domain, {"destinations": {"new": {"kind": "queue"}}})
         runner.run_once()
-        assert [one.state for one in runner.status()] == ["ok"] * 4
+        assert [one.state for one in runner.status()] == ["ok"] * 5
         assert [row.destination for row in work.lag] == ["invoices", "new", "orders"]
         work.close()
 
@@ -104,3 +108,111 @@ def test_loop_survives_its_errors_and_remembers_the_last() -> None:
     assert healthy.error_at == failed.error_at
     assert healthy.done == {"looks": healthy.rounds - 1}
     assert json.dumps(healthy.done)
+
+
+def test_failing_loop_pauses_between_ticks() -> None:
+    """C13: the moments of a query come at its pace; a service that fails uses few of them, and is ok again after one."""
+    now, fails = [0.0], [True]
+    rounds: list[float] = []
+
+    def work() -> dict[str, ServiceRound]:
+        rounds.append(now[0])
+        if fails[0]:
+            raise ValueError("again")
+        return {"lag": ServiceRound()}
+
+    loop = ServiceLoop(("lag",), 1.0, work)
+    runner = ServiceRunner([loop])
+    for _ in range(20):
+        runner.tick(loop, lambda: now[0])
+        now[0] += 1.0
+    assert len(rounds) < 8
+    fails[0] = False
+    for _ in range(70):
+        runner.tick(loop, lambda: now[0])
+        now[0] += 1.0
+    assert runner.status()[0].state == "ok"
+    assert rounds[-3:] == [87.0, 88.0, 89.0]
+    runner.failed(loop, "its query has ended")
+    assert (runner.status()[0].state, runner.status()[0].error) == ("failing", "its query has ended")
+
+
+def test_running_processes_are_shown(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """C14: by their own reports, until they end; one that was killed gives no sign of life, and is forgotten after a day."""
+    assert "no process runs services" in jmsq("services", "--status").output
+    opened = Domain(domain)
+    reporter = ServiceReporter(opened, "threads")
+    runner = ServiceRunner([ServiceLoop(("lag",), 1.0, lambda: {"lag": ServiceRound({"looks": 3})})])
+    runner.run_once()
+    reporter.report(runner.status(), [LagRow("orders", 1234, 5, None)])
+    shown = js("services", "--status")[0]
+    assert (shown["engine"], shown["silent"], shown["lag"][0]["backlog"]) == ("threads", False, 1234)
+    assert shown["services"][0] | {"last_round": ""} == {
+        "service": "lag",
+        "rounds": 1,
+        "done": {"looks": 3},
+        "last_round": "",
+        "failing_since": None,
+        "error": "",
+        "error_at": None,
+        "state": "ok",
+    }
+    assert "looks 3" in jmsq("services", "--status").output
+    files = NamedFiles(opened.storage, SERVICES_FOLDER)
+    report = json.loads(files.get(reporter.process) or b"")
+    for age_ms, name in ((120_000, "killed-1"), (2 * 86_400_000, "old-1")):
+        files.put(name, json.dumps({**report, "atMs": now_ms() - age_ms}).encode())
+    damaged = [b"{", b"", b"[1]", b'{"atMs": 5}', json.dumps({**report, "atMs": 10**20}).encode(), b'{"atMs": 1e999}']
+    for number, data in enumerate(damaged):
+        files.put(f"damaged-{number}", data)
+    assert {one.process for one in service_reports(opened)} == {reporter.process, "killed-1", "old-1"}
+    reporter.forget_old()
+    reporter.end()
+    assert [(one.process, one.silent) for one in service_reports(opened)] == [("killed-1", True)]
+    assert "no sign of life" in jmsq("services", "--status").output
+
+
+def test_process_that_reports_rarely_is_not_silent(domain: str) -> None:
+    """C14: `--every 5m` misses no report after a minute."""
+    opened = Domain(domain)
+    reporter, files = ServiceReporter(opened, "threads", every_s=300.0), NamedFiles(opened.storage, SERVICES_FOLDER)
+    silent = []
+    for age_s in (0, 800, 1000):
+        reporter.report([], [])
+        report = json.loads(files.get(reporter.process) or b"")
+        files.put(reporter.process, json.dumps({**report, "atMs": report["atMs"] - age_s * 1000}).encode())
+        silent += [one.silent for one in service_reports(opened)]
+    assert silent == [False, False, True]
+
+
+def test_services_continue_without_their_reports(domain: str) -> None:
+    """C14: when the storage refuses them; the next report is written."""
+    opened = Domain(domain)
+    blocked = opened.storage.root / SERVICES_FOLDER
+    blocked.write_text("")
+    reporter = ServiceReporter(opened, "threads")
+    assert "cannot be written" in reporter.report([], [])
+    reporter.end()
+    blocked.unlink()
+    assert reporter.report([], []) == ""
+    assert [one.process for one in service_reports(opened)] == [reporter.process]
+    reporter.end()
+    assert service_reports(opened) == []
+
+
+@pytest.mark.parametrize(
+    ("installed", "java", "engine"), [(True, True, "spark"), (True, False, "threads"), (False, True, "threads")]
+)
+def test_engine_is_spark_where_it_can_run(
+    monkeypatch: pytest.MonkeyPatch, engine: str, *, installed: bool, java: bool
+) -> None:
+    """C13: plain loops where Spark or Java is missing."""
+
+    def found(*_: object) -> object:
+        if not java:
+            raise JavaNotFoundError
+        return object()
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: object() if installed else None)
+    monkeypatch.setattr("spark_jms.setup.java.find_java", found)
+    assert services_command._engine() == engine

@@ -36,6 +36,26 @@ def test_stat(domain: str, in_doubt: str, jmsq: Jmsq, js: Callable[..., Any]) ->
         assert word in text
 
 
+def test_stat_estimates_the_memory_of_headers(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """T7: 512 bytes for a message of a queue; of a topic 256, and 256 for each subscription that has not finished it."""
+
+    def estimate(destination: str) -> int:
+        (found,) = js("stat", destination)["destinations"]
+        return int(found["header_estimate_bytes"])
+
+    assert (estimate("orders"), estimate("prices")) == (0, 0)
+    jmsq("send", "orders", "--text", "x", "--count", "10")
+    jmsq("receive", "orders", "--max", "3")
+    assert estimate("orders") == 7 * 512
+    for name in ("a", "b", "c"):
+        jmsq("receive", "prices", "--subscription", name, "--timeout", "0", code=3)
+    jmsq("send", "prices", "--text", "x", "--count", "2")
+    assert estimate("prices") == 2 * (256 + 3 * 256) == 2 * 1024
+    jmsq("receive", "prices", "--subscription", "b", "--max", "1")
+    assert estimate("prices") == 2 * 256 + 5 * 256
+    assert "headers" in jmsq("stat").stdout
+
+
 def test_watching_shows_rates(domain: str, jmsq: Jmsq, monkeypatch: pytest.MonkeyPatch) -> None:
     from spark_jms.cli import statistics
 

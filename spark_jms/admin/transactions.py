@@ -1,0 +1,61 @@
+"""The open transactions of a domain, as `jmsq transactions` shows them (T16, C14)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from spark_jms.claims.coordinators import Coordinators, open_transactions
+from spark_jms.claims.views import moment
+from spark_jms.log.domain import Domain
+from spark_jms.store import Store
+
+
+@dataclass(frozen=True)
+class TransactionRow:
+    """`waits`: the steps that are left of a transaction that is decided, and what keeps them back. `owner_lives`: its own process
+    completes it; otherwise any other does."""
+
+    transaction: str
+    state: str
+    made: datetime
+    owner: str
+    owner_lives: bool
+    targets: tuple[str, ...]
+    origins: tuple[str, ...]
+    waits: tuple[str, ...]
+
+
+def transactions(domain: Domain, store: Store) -> list[TransactionRow]:
+    """Oldest first. Changes nothing."""
+    return [
+        TransactionRow(
+            str(look.transaction.ticket),
+            look.transaction.state.value,
+            moment(look.transaction.made_ms),
+            look.transaction.owner,
+            look.owner_lives,
+            tuple(target.destination for target in look.transaction.targets),
+            tuple(sorted({origin.destination for origin in look.transaction.origins})),
+            look.waits,
+        )
+        for look in open_transactions(domain, store)
+    ]
+
+
+def decide_transaction(domain: Domain, store: Store, transaction: str, *, commit: bool) -> tuple[str, ...]:
+    """A transaction in doubt whose database is lost. Returns why it does not end. Raises IllegalStateException."""
+    coordinators = Coordinators(domain, store)
+    try:
+        return coordinators.force(transaction, commit=commit)
+    finally:
+        coordinators.close()
+
+
+def complete_transactions(domain: Domain, store: Store) -> tuple[str, ...]:
+    """Those whose owners are dead, as housekeeping does. Returns why some do not end."""
+    coordinators = Coordinators(domain, store)
+    try:
+        return coordinators.recover()
+    finally:
+        coordinators.close()

@@ -1,0 +1,135 @@
+"""The destinations that a context uses: their logs and stores, their housekeeping, and the usage that the context publishes
+(C11, C13, T1)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from spark_jms.claims.background import BackgroundThread
+from spark_jms.claims.housekeeper import Housekeeper
+from spark_jms.claims.usage import PUBLISH_EVERY_S, UsagePublisher
+from spark_jms.core.address import DestinationAddress
+from spark_jms.core.client_identity import ClientIdentity
+from spark_jms.core.destination import is_temporary
+from spark_jms.core.health import BackgroundFailure, Health
+from spark_jms.core.subscription_place import kept_at
+from spark_jms.errors import InvalidDestinationError, ModuleFileError
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.domain import Domain
+from spark_jms.log.sender_housekeeping import SenderHousekeeping
+from spark_jms.store import Store
+
+HOUSEKEEPING_EVERY_S = 2.0
+
+
+class ContextDestinations:
+    """Thread-safe. `temporary_store` has the record sets of the context's temporary destinations. Without `housekeeping` only
+    the senders compact. `background` publishes the usage. `check` raises ClosedError when the context is closed."""
+
+    def __init__(
+        self,
+        domain: Domain,
+        identity: ClientIdentity,
+        store: Store,
+        temporary_store: Store,
+        background: BackgroundThread,
+        check: Callable[[], None],
+        *,
+        housekeeping: bool,
+    ) -> None:
+        self._domain, self._identity, self._housekeeping = domain, identity, housekeeping
+        self._store, self._temporary_store = store, temporary_store
+        self._background, self._check = background, check
+        # A thread of its own: compaction must not delay a hand-over.
+        self._housekeeping_thread = BackgroundThread("client housekeeping")
+        self._lock = threading.RLock()
+        self._housekeepers: dict[str, Housekeeper] = {}
+        self._sending = SenderHousekeeping(domain)
+        self._publishers: dict[str, UsagePublisher] = {}
+
+    def log(self, destination: str) -> DeltaLog:
+        """Raises InvalidDestinationError, which lists the existing destinations, and ClosedError."""
+        self._check()
+        try:
+            log = self._domain.log(destination)
+        except (ModuleFileError, TypeError) as error:
+            raise InvalidDestinationError(f"{destination!r} is not a destination: {error}") from None
+        log.verify()  # what is made now belongs to the table of now
+        return log
+
+    def use(self, destination: str) -> DeltaLog:
+        """Its log. From now on the context does its housekeeping. Raises InvalidDestinationError."""
+        log = self.log(destination)
+        with self._lock:
+            if self._housekeeping and destination not in self._housekeepers:
+                self._housekeepers[destination] = Housekeeper(self._domain, self.store_of(destination), destination)
+                run = self._housekeepers[destination].run
+                self._housekeeping_thread.add(f"housekeeping of {destination}", run, HOUSEKEEPING_EVERY_S)
+        return log
+
+    def stop_using(self, destination: str) -> None:
+        """Before a temporary destination is deleted: ends its housekeeping."""
+        with self._lock:
+            housekeeper = self._housekeepers.pop(destination, None)
+        if housekeeper is not None:
+            self._housekeeping_thread.remove(housekeeper.run)
+            housekeeper.close()
+
+    def store_of(self, destination: str) -> Store:
+        """The store with its record sets."""
+        return self._temporary_store if is_temporary(destination) else self._store
+
+    def kept(self, log: DeltaLog, subscription: str | None, *, exists: bool = False) -> str | None:
+        """What a subscription of this client is kept as. One that `exists` may be named by any context without a client id.
+        That a queue has none is found later."""
+        given = exists and self._identity.client_id is None
+        if subscription is None or given or not log.snapshot.destination.is_topic:
+            return subscription
+        return self._identity.kept(subscription)
+
+    def kept_at(self, address: DestinationAddress, subscription: str | None) -> str | None:
+        """What an existing subscription is kept as, of a topic or on its server. Raises InvalidDestinationError."""
+        log = self.log(address.destination)
+        kept = self.kept(log, subscription, exists=True)
+        return None if kept is None else kept_at(log.snapshot.destination, address.server, kept)
+
+    def sent(self, log: DeltaLog, version: int) -> None:
+        """A send has committed this version."""
+        if not self._housekeeping:
+            self._sending.sent(log, version)
+
+    def publish_usage(self, destination: str) -> None:
+        """Of a destination with a consumer here, from now on (T1)."""
+        with self._lock:
+            if destination not in self._publishers and not is_temporary(destination):
+                publisher = self._publishers[destination] = UsagePublisher(self._domain, self._store, destination)
+                self._background.add(f"usage of {destination}", publisher.publish, PUBLISH_EVERY_S)
+
+    def publish_last_usage(self, destination: str) -> None:
+        """A consumer of it is closed."""
+        if destination in self._publishers:
+            self._publishers[destination].publish_last()
+
+    def with_housekeeping(self) -> tuple[str, ...]:
+        """The names of the destinations whose housekeeping the context does."""
+        with self._lock:
+            return tuple(sorted(self._housekeepers))
+
+    def failures(self) -> list[BackgroundFailure]:
+        """Of the senders' compaction and of the housekeeping: those that last."""
+        return [*self._sending.failures, *(failure for one in self._health() for failure in one.failures.values())]
+
+    def failed_attempts(self) -> int:
+        return self._sending.failed_attempts + sum(one.failed_attempts for one in self._health())
+
+    def _health(self) -> list[Health]:
+        with self._lock:
+            return [self._housekeeping_thread.health, *(one.health for one in self._housekeepers.values())]
+
+    def close(self) -> None:
+        self._housekeeping_thread.close()
+        self._sending.close()
+        for housekeeper in self._housekeepers.values():
+            housekeeper.finish()
+            housekeeper.close()

@@ -1,0 +1,241 @@
+"""The transaction of a transacted session: what it has collected, and how it ends (T16).
+
+what it has                                   commit() is
+-----------                                   -----------
+messages for one destination                  one commit of its log
+messages of one consumer, on one server       one write of the store
+only changes of its last resource             the commit of that connection
+anything else                                 coordinated_commit.py, with the steps of core/transaction.py
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+
+from spark_jms.claims.coordinators import Coordinator, Coordinators
+from spark_jms.claims.last_resource import LastResource, roll_back_connection
+from spark_jms.client.collected_sends import CollectedSends
+from spark_jms.client.coordinated_commit import CoordinatedCommit, Delivered, OpenResource
+from spark_jms.client.receiver import Receiver
+from spark_jms.client.shared_send import OutgoingMessages
+from spark_jms.errors import (
+    CommitOutcomeUnknownError,
+    IllegalStateException,
+    JmsqError,
+    TransactionRolledBackException,
+    TransactionUnfinishedError,
+)
+from spark_jms.log.collected_send import stage_collected
+from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.message_buffer import MessageBuffer
+from spark_jms.log.send import send
+from spark_jms.store import OutcomeUnknownError, StoreError
+
+log = logging.getLogger("spark_jms")
+
+
+class SessionTransaction:
+    """The transaction of one session: what it has collected, and its end. `lock` makes sends, commit and rollback one at a time;
+    the consumers receive beside it."""
+
+    def __init__(
+        self,
+        coordinators: Coordinators,
+        timeout_s: float,
+        sent: Callable[[DeltaLog, int], None],
+        buffer: MessageBuffer,
+        resource: LastResource | None = None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`sent` is told of each log that has got messages, with its version."""
+        self.lock = threading.RLock()
+        self.receivers: list[Receiver] = []
+        self._coordinators, self._timeout_s, self._monotonic_s = coordinators, timeout_s, monotonic_s
+        self._sent, self._buffer, self._resource = sent, buffer, resource
+        self._database: OpenResource | None = None
+        self._coordinator: Coordinator | None = None
+        self._sends: dict[str, CollectedSends] = {}  # table -> what goes there
+        self._began_s: float | None = None
+        self._timed_out = False
+
+    # -- collecting -----------------------------------------------------------------------------------------------
+    def collect(self, log: DeltaLog, rows: pa.RecordBatch, outgoing: OutgoingMessages) -> Sequence[str]:
+        """See client/transacted_producer.py. Raises TransactionRolledBackException after the time-out."""
+        with self.lock:
+            self._check_time()
+            self._began_s = self._began_s or self._monotonic_s()
+            sends = self._sends.setdefault(log.snapshot.table_id, CollectedSends(log, self._buffer))
+            return sends.add(rows, outgoing)
+
+    def connection(self) -> Any:
+        """To the last resource, for the application's own changes. Raises IllegalStateException when the session has none."""
+        with self.lock:
+            if self._resource is None:
+                raise IllegalStateException(
+                    "this session has no last resource: transacted_session(last_resource=…), after context.last_resource(…)"
+                )
+            if self._database is None:
+                self._database = OpenResource(self._resource, self._resource.opened())
+            return self._database.connection
+
+    def leave(self, name: str) -> None:
+        """This consumer is closed."""
+        with self.lock:
+            self.receivers = [one for one in self.receivers if one.name != name]
+
+    def end_late(self) -> None:
+        """A background thread calls this once a second: roll back what has taken too long. The clock begins with the first send, or
+        within a second of the first message."""
+        if not self.lock.acquire(blocking=False):
+            return  # it is about to end
+        try:
+            has_work = bool(self._sends) or any(one.transacted.delivered() for one in self.receivers)
+            if not has_work or self._timed_out:
+                return
+            self._began_s = self._began_s or self._monotonic_s()
+            if self._monotonic_s() - self._began_s >= self._timeout_s:
+                try:
+                    self._release()  # the connection belongs to the application's thread
+                finally:
+                    self._timed_out = True
+        finally:
+            self.lock.release()
+
+    def _check_time(self) -> None:
+        if self._timed_out:
+            raise TransactionRolledBackException(
+                f"the transaction took longer than {self._timeout_s:g} s and was rolled back: nothing was sent, and its messages "
+                "are delivered again, flagged. Call rollback(), then begin again"
+            )
+
+    # -- ending ---------------------------------------------------------------------------------------------------
+    def commit(self) -> None:
+        """See `TransactedSession.commit`."""
+        with self.lock:
+            try:
+                self._check_time()
+                self._commit()
+            except (TransactionUnfinishedError, CommitOutcomeUnknownError, TransactionRolledBackException):
+                # it has ended, in any way: what consumers still have comes again, and a connection that is lost is replaced
+                self._roll_back_quietly()
+                raise
+            except (JmsqError, StoreError, OSError) as error:
+                self._roll_back_quietly()
+                raise TransactionRolledBackException(
+                    f"the transaction was rolled back: {type(error).__name__}: {error}"
+                ) from error
+            except BaseException:  # an interrupt
+                self._leave_coordinator()
+                self._roll_back_quietly()
+                raise
+            self._forget()
+
+    def roll_back(self) -> None:
+        """Forget the sends, and release what the consumers have delivered: it comes again, flagged and counted."""
+        with self.lock:
+            self._roll_back_database()
+            self._release()
+
+    def _release(self) -> None:
+        self._forget()
+        for receiver in self.receivers:
+            receiver.recover()
+
+    def close(self) -> None:
+        with self.lock:
+            self._forget()
+            self._leave_coordinator()
+            self._roll_back_database()
+            self._close_database()
+
+    def _roll_back_database(self) -> None:
+        """A connection that cannot roll back is lost: `connection()` opens another."""
+        if self._database is not None and not roll_back_connection(self._database.connection):
+            self._close_database()
+
+    def _close_database(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            with suppress(Exception):  # lost; or SQLite's, of another thread: the garbage collector closes it
+                database.connection.close()
+
+    def _roll_back_quietly(self) -> None:
+        """While an error is raised already. What cannot be released now comes again when its session ends."""
+        self._forget()
+        self._roll_back_database()
+        for receiver in self.receivers:
+            with suppress(JmsqError, StoreError, OSError):
+                receiver.recover()
+
+    def _forget(self) -> None:
+        for sends in self._sends.values():
+            sends.clear()
+        self._sends, self._began_s, self._timed_out = {}, None, False
+
+    def _leave_coordinator(self) -> None:
+        """The next process that opens the coordinator completes the transactions that are open there."""
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
+            with suppress(StoreError):
+                self._coordinators.give_back(coordinator)
+
+    def _commit(self) -> None:
+        found = [(one.transacted, keys) for one in self.receivers if (keys := one.transacted.delivered())]
+        durable = [(one, keys) for one, keys in found if not one.dies_with_context]
+        sends = list(self._sends.values())
+        if not (durable or sends):
+            if self._database is not None:
+                self._database.resource.commit(self._database.connection)
+        elif self._database is not None or not self._commit_at_once(sends, durable):
+            commit = CoordinatedCommit(self._coordinators, self._opened(), sends, durable, self._database)
+            try:
+                commit.run(self._leave_coordinator)
+            except TransactionUnfinishedError:  # it is decided
+                _acknowledge_temporary(found)
+                raise
+        _acknowledge_temporary(found)
+        for each in sends:
+            self._sent(each.log, each.log.snapshot.version)
+
+    def _commit_at_once(self, sends: Sequence[CollectedSends], durable: Delivered) -> bool:
+        """By one commit of a log, or one write of a store; False: it takes more."""
+        if not durable and len(sends) == 1:
+            self._send(sends[0])
+            return True
+        try:
+            return not sends and len(durable) == 1 and durable[0][0].acknowledge_whole(durable[0][1])
+        except OutcomeUnknownError as error:
+            raise CommitOutcomeUnknownError(
+                f"the store failed while it acknowledged {len(durable[0][1])} message(s) of the transaction ({error}): they are "
+                "acknowledged, or delivered again"
+            ) from error
+
+    def _opened(self) -> Coordinator:
+        if self._coordinator is None:
+            self._coordinator = self._coordinators.take()
+        return self._coordinator
+
+    def _send(self, sends: CollectedSends) -> None:
+        """Everything for one destination: one commit of its log."""
+        staged = stage_collected(sends.log, sends.rows(), sends.table_id)
+        send(sends.log, staged.files, staged.snapshot.route_id, wait_s=sends.wait_s)
+
+
+def _acknowledge_temporary(found: Delivered) -> None:
+    """Behind the decision. Raises nothing: what fails here ends with the context."""
+    for one, keys in found:
+        if one.dies_with_context:
+            try:
+                one.acknowledge(keys)
+            except (JmsqError, StoreError, OSError) as error:
+                log.warning(
+                    "a transaction is committed, and messages of a temporary destination are not acknowledged: %s",
+                    error,
+                )

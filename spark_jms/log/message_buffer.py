@@ -1,0 +1,224 @@
+"""The message buffer of a process: rows that wait, in memory or in its paging files (T7).
+
+A Context has one for the messages of its transacted sessions and its consumers; a task of Spark has one while it sorts the
+messages of its partition. core/message_buffer.py has the rule of what pages.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from spark_jms.core.message_buffer import BufferAccount, BufferStatistics, default_limit_bytes
+from spark_jms.core.store_compression import CODECS, Codec
+from spark_jms.errors import OptionError, PagingError
+from spark_jms.log.paging_files import PagingFiles, StoredPage
+from spark_jms.log.process_memory import memory_bytes
+from spark_jms.settings.connection_factory import ConnectionFactory
+from spark_jms.settings.environment import Environment
+from spark_jms.settings.table import Setting, read_texts, settings_of
+from spark_jms.store.forks import abandon_in_child
+
+log = logging.getLogger("spark_jms")
+LEAST_PIECE_BYTES, PIECE_BYTES = 2**14, 2**20
+_PIECE_BATCHES = 1_000
+_OVERHEAD_BYTES = 8 * 2**10  # of the Arrow objects of a batch of one row
+
+
+@dataclass
+class _Piece:
+    """`rows` or `page`."""
+
+    messages: int
+    bytes: int
+    rows: pa.RecordBatch | None = None
+    page: StoredPage | None = None
+
+
+class MessageBuffer:
+    """Thread-safe."""
+
+    def __init__(self, limit_bytes: int, directory: str | None = None, codec: Codec | None = None) -> None:
+        self._account = BufferAccount(limit_bytes)
+        self._files = PagingFiles(directory, codec)
+        self._lock = threading.Lock()
+        self._fails = False  # the newest attempt to page failed
+        abandon_in_child(self)
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._account.limit_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        return self._account.free_bytes
+
+    def keep(self, size: int) -> None:
+        """So many more bytes are in memory, whatever the limit: of prefetched messages, which are read again from the log
+        instead of being paged."""
+        with self._lock:
+            self._account.keep(size)
+
+    def drop(self, size: int) -> None:
+        with self._lock:
+            self._account.drop(size)
+
+    def statistics(self) -> BufferStatistics:
+        with self._lock:
+            return self._account.statistics()
+
+    def close(self) -> None:
+        """What is paged is lost."""
+        self._files.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the pages are the parent's."""
+        self._lock = threading.Lock()
+        self._files.abandon()
+
+    # -- for PagedRows ------------------------------------------------------------------------------------------------
+    def hold(self, rows: pa.RecordBatch, kept_bytes: int) -> _Piece:
+        """Rows that are needed later, of which `kept_bytes` were kept so far: on return the piece counts instead of them. Rows
+        stay in memory when the paging directory does not take them."""
+        piece = _Piece(rows.num_rows, rows.nbytes, rows)
+        with self._lock:
+            self._account.drop(kept_bytes)
+            if self._account.has_room(piece.bytes):
+                self._account.keep(piece.bytes)
+                return piece
+            self._account.keep(kept_bytes)
+        try:
+            piece.page = self._files.write(_packed(rows))
+            piece.rows = None
+        except PagingError as error:
+            self.drop(kept_bytes)
+            self._failed(error, piece.bytes)
+            return piece
+        with self._lock:
+            self._account.drop(kept_bytes)
+            first, self._fails = self._account.page(piece.bytes, piece.messages), False
+        if first:
+            log.info(
+                "the message buffer has its %s bytes: messages page to %s",
+                f"{self.limit_bytes:,}",
+                self._files.directory,
+            )
+        return piece
+
+    def rows_of(self, piece: _Piece) -> pa.RecordBatch:
+        """Raises PagingError."""
+        if piece.rows is not None:
+            return piece.rows
+        assert piece.page is not None
+        return _unpacked(self._files.read(piece.page))
+
+    def let_go(self, piece: _Piece) -> None:
+        if piece.page is None:
+            self.drop(piece.bytes)
+            return
+        with suppress(KeyError):  # the buffer was closed before
+            self._files.free(piece.page)
+        with self._lock:
+            last = self._account.unpage(piece.bytes, piece.messages)
+        if last:
+            log.info("the message buffer has room again: no message is paged")
+
+    def _failed(self, error: PagingError, size: int) -> None:
+        with self._lock:
+            self._account.keep(size)
+            self._account.failures += 1
+            first, self._fails = not self._fails, True
+        if first:
+            log.warning("%s. Messages stay in memory beyond the message buffer size until it takes pages again", error)
+
+
+class PagedRows:
+    """A sequence of rows that waits in a buffer. Not thread-safe. Small batches are joined, since each has a cost of its own."""
+
+    def __init__(self, buffer: MessageBuffer, piece_bytes: int = PIECE_BYTES) -> None:
+        self._buffer = buffer
+        self._piece_bytes = min(max(piece_bytes, LEAST_PIECE_BYTES), PIECE_BYTES)
+        self._pieces: list[_Piece] = []
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+        self.count = 0
+
+    def append(self, rows: pa.RecordBatch) -> None:
+        """When it raises, none of these rows is in the sequence, and all earlier ones are."""
+        size = rows.nbytes + _OVERHEAD_BYTES
+        self._pending.append(rows)
+        self._pending_bytes += size
+        self._buffer.keep(size)
+        if self._pending_bytes >= self._piece_bytes or len(self._pending) >= _PIECE_BATCHES:
+            try:
+                self._join()
+            except BaseException:
+                self._pending.pop()
+                self._pending_bytes -= size
+                self._buffer.drop(size)
+                raise
+        self.count += rows.num_rows
+
+    def _join(self) -> None:
+        rows = self._pending[0] if len(self._pending) == 1 else pa.concat_batches(self._pending)
+        self._pieces.append(self._buffer.hold(rows, self._pending_bytes))
+        self._pending, self._pending_bytes = [], 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """In their order; one paged piece at a time is in memory. Raises PagingError."""
+        if self._pending:
+            self._join()
+        for piece in self._pieces:
+            yield self._buffer.rows_of(piece)
+
+    def clear(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        self._buffer.drop(self._pending_bytes)
+        self._pending, self._pending_bytes = [], 0
+        for piece in pieces:
+            self._buffer.let_go(piece)
+        self.count = 0
+
+
+def buffer_of(factory: ConnectionFactory) -> MessageBuffer:
+    """Of a connection. What its factory leaves open is as the environment says. Raises OptionError."""
+    here = environment()
+    limit = factory.message_buffer_bytes or here.message_buffer_bytes or default_limit_bytes(memory_bytes())
+    kind = (
+        factory.message_compression_options if factory.paging_message_compression_enabled else here.paging_compression
+    )
+    return MessageBuffer(limit, factory.paging_directory or here.paging_directory, CODECS[kind] if kind else None)
+
+
+def process_buffer() -> MessageBuffer:
+    """Of a process without a connection, as the environment says. Raises OptionError."""
+    return buffer_of(ConnectionFactory())
+
+
+def environment() -> Environment:
+    """The variables of paging. Raises OptionError."""
+    names = [row.name for row in settings_of(Environment).values() if "paging" in row.field or "buffer" in row.field]
+    given = {name: text for name in names if (text := os.environ.get(name))}
+    return Environment(**read_texts(Environment, given, _refuse))
+
+
+def _refuse(row: Setting, text: str, allowed: str) -> Exception:
+    return OptionError(f"the environment variable {row.name} is {text!r}, but must be {allowed}")
+
+
+def _packed(rows: pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    return sink.getvalue()
+
+
+def _unpacked(data: pa.Buffer) -> pa.RecordBatch:
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_next_batch()

@@ -1,0 +1,6 @@
+"""The figures of a domain for Prometheus: `jmsq metrics`, or a collector for a program's own registry (M5)."""
+
+from spark_jms.metrics.collector import WAIT_S, DomainCollector
+from spark_jms.metrics.server import MetricsServer
+
+__all__ = ["WAIT_S", "DomainCollector", "MetricsServer"]
