@@ -10,15 +10,18 @@ from spark_jms.claims.views import moment
 from spark_jms.log.domain import Domain
 from spark_jms.store import Store
 
+DAMAGED = "damaged"
+
 
 @dataclass(frozen=True)
 class TransactionRow:
     """`waits`: the steps that are left of a transaction that is decided, and what keeps them back. `owner_lives`: its own process
-    completes it; otherwise any other does."""
+    completes it; otherwise any other does. Of a coordinator that cannot be read there is a row too, `DAMAGED`: `transaction` names
+    its record, `waits` the damage, and the rest is unknown."""
 
     transaction: str
     state: str
-    made: datetime
+    made: datetime | None
     owner: str
     owner_lives: bool
     targets: tuple[str, ...]
@@ -27,8 +30,13 @@ class TransactionRow:
 
 
 def transactions(domain: Domain, store: Store) -> list[TransactionRow]:
-    """Oldest first. Changes nothing."""
-    return [
+    """Oldest first, behind coordinators that cannot be read. Changes nothing."""
+    looks = open_transactions(domain, store)
+    damaged = [
+        TransactionRow(record, DAMAGED, None, "", False, (), (), (problem,))
+        for record, problem in looks.damaged.items()
+    ]
+    return damaged + [
         TransactionRow(
             str(look.transaction.ticket),
             look.transaction.state.value,
@@ -39,7 +47,7 @@ def transactions(domain: Domain, store: Store) -> list[TransactionRow]:
             tuple(sorted({origin.destination for origin in look.transaction.origins})),
             look.waits,
         )
-        for look in open_transactions(domain, store)
+        for look in looks.open
     ]
 
 

@@ -7,13 +7,13 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from spark_jms.claims.last_resource import LastResources
 from spark_jms.claims.record_sets import label_of, opened_state, operations, read_state
-from spark_jms.claims.stores import home_of, store_of
+from spark_jms.claims.stores import home_of, store_of, timed_stores
 from spark_jms.claims.transfer import log_of_target
 from spark_jms.core.pledge import with_ticket
 from spark_jms.core.record_set import RecordSet
@@ -32,7 +32,7 @@ from spark_jms.core.transaction import (
     coordinator_to_bytes,
     target_step,
 )
-from spark_jms.core.transfer import TargetOutcome, TransferTarget
+from spark_jms.core.transfer import TargetOutcome, Ticket, TransferTarget
 from spark_jms.errors import (
     CommitOutcomeUnknownError,
     FormatVersionError,
@@ -47,9 +47,20 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
 from spark_jms.log.transfer import abort_transfer, append_transfer, has_overtaken, target_outcome
-from spark_jms.store import FencedError, Handle, Put, RecordHeldError, Session, Store, StoreClosedError, StoreError
+from spark_jms.store import (
+    FencedError,
+    Handle,
+    Put,
+    RecordCorruptError,
+    RecordHeldError,
+    Session,
+    Store,
+    StoreClosedError,
+    StoreError,
+)
 
 log = logging.getLogger("spark_jms")
+_DAMAGE = (RecordSetError, FormatVersionError, RecordCorruptError)  # of one coordinator
 
 
 class Coordinator:
@@ -77,9 +88,10 @@ class Coordinator:
     def end(self) -> None:
         self._write(self.state.ended())
 
-    def use_fresh_numbers(self, logs: Iterable[DeltaLog]) -> None:
-        """When a target knows the next number, this record was lost or restored from an older copy."""
-        if any(has_overtaken(one, self.state.next_ticket) for one in logs):
+    def use_fresh_numbers(self, logs: Iterable[DeltaLog], resource_knows: Callable[[Ticket], bool]) -> None:
+        """When a target or the last resource knows the next number, this record was lost or restored from an older copy."""
+        ticket = self.state.next_ticket
+        if any(has_overtaken(one, ticket) for one in logs) or resource_knows(ticket):
             self.state = self.state.renewed(secrets.token_hex(8))
 
     def reopened(self, handle: Handle) -> None:
@@ -96,11 +108,12 @@ class Coordinator:
 
 
 class Coordinators:
-    """Thread-safe. Opens its session when the first coordinator is taken."""
+    """Thread-safe. Opens its session when the first coordinator is taken. The lock is not held while a transaction is completed: a
+    server that hangs keeps no other transaction from its coordinator."""
 
     def __init__(self, domain: Domain, store: Store) -> None:
-        """`store`: the stores of all servers."""
-        self._domain, self._store = domain, store
+        """`store`: the stores of all servers, each of which is asked for a limited time."""
+        self._domain, self._store = domain, timed_stores(store)
         self.resources = LastResources()
         self._lock = threading.Lock()
         self._session: Session | None = None
@@ -109,24 +122,30 @@ class Coordinators:
     def take(self) -> Coordinator:
         """One that has no open transaction. What a dead owner left open there is completed first; a transaction that cannot end
         yet keeps its coordinator. Raises TransactionUnfinishedError when all of them are in use."""
-        with self._lock:
-            held = {name for name, info in home_of(self._store).infos(COORDINATORS_PREFIX).items() if info.holder}
-            for slot in range(MAX_COORDINATORS):
-                if slot in self._taken or coordinator_record(slot) in held:
-                    continue
-                coordinator = self._opened(slot)
-                if coordinator is None:
-                    continue
-                try:
-                    if not self.complete(coordinator):
-                        self._taken[slot] = coordinator
-                        return coordinator
-                finally:
-                    if slot not in self._taken:
-                        self._release(coordinator)
+        held = {name for name, info in home_of(self._store).infos(COORDINATORS_PREFIX).items() if info.holder}
+        for slot in range(MAX_COORDINATORS):
+            coordinator = None if coordinator_record(slot) in held else self._taken_up(slot)
+            if coordinator is None:
+                continue
+            is_free = False
+            try:
+                is_free = not self.complete(coordinator)
+            finally:
+                if not is_free:
+                    self.give_back(coordinator)
+            if is_free:
+                return coordinator
         raise TransactionUnfinishedError(
             f"{MAX_COORDINATORS} transactions of the domain are open: see `jmsq transactions`"
         )
+
+    def _taken_up(self, slot: int) -> Coordinator | None:
+        """Opened, and this process's until `give_back`. None when this or another process has it, and when it cannot be read."""
+        with self._lock:
+            coordinator = None if slot in self._taken else self._opened(slot)
+            if coordinator is not None:
+                self._taken[slot] = coordinator
+            return coordinator
 
     def give_back(self, coordinator: Coordinator) -> None:
         """From now on other processes may complete the transactions that are open there."""
@@ -168,23 +187,22 @@ class Coordinators:
     def force(self, ticket: str, *, commit: bool) -> tuple[str, ...]:
         """Decide in place of a last resource that is lost, whatever it has decided. Returns as `complete` does. Raises
         IllegalStateException unless the transaction is in doubt and its owner is dead."""
-        with self._lock:
-            for slot in _left_open(home_of(self._store)).slots:
-                coordinator = self._opened(slot)
-                if coordinator is None:
+        for slot in _left_open(home_of(self._store)).slots:
+            coordinator = self._taken_up(slot)
+            if coordinator is None:
+                continue
+            try:
+                found = coordinator.state.open
+                if found is None or str(found.ticket) != ticket or found.state is not TransactionState.PREPARED:
                     continue
-                try:
-                    found = coordinator.state.open
-                    if found is None or str(found.ticket) != ticket or found.state is not TransactionState.PREPARED:
-                        continue
-                    if commit:
-                        coordinator.decide()
-                    else:
-                        coordinator.roll_back()
-                    log.warning("transaction %s was decided by hand: %s", ticket, "commit" if commit else "rollback")
-                    return _complete(self._domain, self._store, coordinator)
-                finally:
-                    self._release(coordinator)
+                if commit:
+                    coordinator.decide()
+                else:
+                    coordinator.roll_back()
+                log.warning("transaction %s was decided by hand: %s", ticket, "commit" if commit else "rollback")
+                return _complete(self._domain, self._store, coordinator)
+            finally:
+                self.give_back(coordinator)
         raise IllegalStateException(
             f"no transaction {ticket} is in doubt with a dead owner, and only such a one can be decided by hand: see "
             "`jmsq transactions`"
@@ -220,14 +238,13 @@ class Coordinators:
         left = _left_open(home_of(self._store))
         problems = list(left.damaged)
         for slot in left.slots:
-            with self._lock:
-                coordinator = None if slot in self._taken else self._opened(slot)
-                if coordinator is None:
-                    continue
-                try:
-                    problems += self.complete(coordinator)
-                finally:
-                    self._release(coordinator)
+            coordinator = self._taken_up(slot)
+            if coordinator is None:
+                continue
+            try:
+                problems += self.complete(coordinator)
+            finally:
+                self.give_back(coordinator)
         return tuple(problems)
 
     def _opened(self, slot: int) -> Coordinator | None:
@@ -240,14 +257,17 @@ class Coordinators:
             except RecordHeldError:
                 session.cancel(name)
                 return None
+            except RecordCorruptError as error:
+                _leave_alone(error)
+                return None
             except FencedError:  # this process stood still, and the session ended: so did all it held
                 self._end_session()
                 continue
             try:
                 return Coordinator(slot, handle)
-            except (RecordSetError, FormatVersionError) as error:
+            except _DAMAGE as error:
                 handle.close()
-                log.warning("a coordinator of transactions is left alone: %s", error)
+                _leave_alone(error)
                 return None
             except BaseException:
                 handle.close()
@@ -261,24 +281,40 @@ class Coordinators:
                 self._session.close()
 
 
+def _leave_alone(error: Exception) -> None:
+    log.warning("a coordinator of transactions is left alone: %s", error)
+
+
 @dataclass(frozen=True)
 class TransactionLook:
-    """An open transaction, and why it does not end: "" while its owner lives."""
+    """An open transaction, and why it does not end: () while its owner lives."""
 
     transaction: OpenTransaction
     owner_lives: bool
     waits: tuple[str, ...]
 
 
-def open_transactions(domain: Domain, store: Store) -> list[TransactionLook]:
-    """Oldest first. Changes nothing."""
-    home, found = home_of(store), []
+@dataclass(frozen=True)
+class TransactionLooks:
+    """`open`: oldest first. `damaged`: by the coordinator's record, why it cannot be read."""
+
+    open: tuple[TransactionLook, ...]
+    damaged: Mapping[str, str]
+
+
+def open_transactions(domain: Domain, store: Store) -> TransactionLooks:
+    """Changes nothing."""
+    home, found, damaged = home_of(store), list[TransactionLook](), dict[str, str]()
     for name, info in home.infos(COORDINATORS_PREFIX).items():
-        state = coordinator_from_bytes(home.peek(name).get(COORDINATOR_KEY), name)
+        try:
+            state = coordinator_from_bytes(home.peek(name).get(COORDINATOR_KEY), name)
+        except _DAMAGE as error:
+            damaged[name] = f"{type(error).__name__}: {error}"
+            continue
         if state is not None and state.open is not None:
             waits = tuple(_waits(domain, store, state.open))
             found.append(TransactionLook(state.open, info.holder is not None, waits))
-    return sorted(found, key=lambda look: look.transaction.made_ms)
+    return TransactionLooks(tuple(sorted(found, key=lambda look: look.transaction.made_ms)), damaged)
 
 
 def _waits(domain: Domain, store: Store, found: OpenTransaction) -> Iterator[str]:
@@ -316,7 +352,7 @@ def _left_open(home: Store) -> _LeftOpen:
         if info.holder is None:
             try:
                 state = coordinator_from_bytes(home.peek(name).get(COORDINATOR_KEY), name)
-            except (RecordSetError, FormatVersionError) as error:
+            except _DAMAGE as error:
                 damaged.append(f"{type(error).__name__}: {error}")
                 continue
             if state is not None and state.open is not None:

@@ -73,6 +73,12 @@ class LastResource:
                     f"database {self.name} has {ticket} as decided: another process rolled it back, because this one stood still"
                 )
 
+    def knows(self, connection: Any, ticket: Ticket) -> bool:
+        """This transaction or a later one of its coordinator is decided, as the application's connection sees it. Raises
+        LastResourceError."""
+        with self._explained(f"look for {ticket}"):
+            return _row(connection, ticket)[0] >= ticket.number
+
     def commit(self, connection: Any) -> None:
         """The application's changes, without a decision. Raises LastResourceError when the database has rolled them back, and
         CommitOutcomeUnknownError when the connection was lost."""

@@ -25,6 +25,8 @@ def transactions(
 
     One that is "in doubt" is decided by a database. Only where that is lost use --commit or --rollback: if the database has decided
     otherwise, its changes and the messages contradict each other from then on.
+
+    One that is "damaged" is a coordinator that cannot be read; the others work all the same.
     """
     if ddl:
         from spark_jms.claims.last_resource import DDL
@@ -49,7 +51,7 @@ def transactions(
                 row.transaction,
                 row.state,
                 row.made,
-                row.owner if row.owner_lives else f"{row.owner} (dead)",
+                row.owner if row.owner_lives or not row.owner else f"{row.owner} (dead)",
                 ", ".join(row.targets),
                 ", ".join(row.origins),
                 "; ".join(row.waits),

@@ -91,7 +91,7 @@ class CoordinatedCommit:
     def _prepare(self) -> list[TransferTarget]:
         """Steps 1 to 3."""
         named = [TransferTarget(one.log.name, one.table_id, ()) for one in self._sends]
-        self._coordinator.use_fresh_numbers([one.log for one in self._sends])
+        self._coordinator.use_fresh_numbers([one.log for one in self._sends], self._knows)
         origins = [origin for one, keys in self._deliveries for origin in one.origins(keys)]
         self._coordinator.begin(named, origins, now_ms())
         ticket = self._ticket
@@ -107,6 +107,10 @@ class CoordinatedCommit:
         for delivery, keys in self._deliveries:
             delivery.pledge(keys, ticket, self._coordinator.record, HAND_OVER_TIMEOUT_S)
         return targets
+
+    def _knows(self, ticket: Ticket) -> bool:
+        resource = self._resource
+        return resource is not None and resource.resource.knows(resource.connection, ticket)
 
     def _decide(self, targets: Sequence[TransferTarget]) -> None:
         """Step 4. From here on there is no way back."""
@@ -209,5 +213,4 @@ class CoordinatedCommit:
 
     @property
     def _ticket(self) -> Ticket:
-        assert self._coordinator.state.open is not None
-        return self._coordinator.state.open.ticket
+        return self._coordinator.state.transaction.ticket

@@ -144,8 +144,8 @@ def _transactions(sample: DomainSample) -> str:
         (
             one.transaction,
             one.state,
-            f"{one.made:%H:%M:%S}",
-            one.owner if one.owner_lives else f"{one.owner} (dead)",
+            f"{one.made:%H:%M:%S}" if one.made else "–",
+            one.owner if one.owner_lives or not one.owner else f"{one.owner} (dead)",
             ", ".join(one.targets) or "–",
             "; ".join(one.waits) or "–",
         )

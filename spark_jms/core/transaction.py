@@ -58,7 +58,7 @@ from typing import Any
 
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.transfer import TargetOutcome, Ticket, TransferTarget
-from spark_jms.errors import FormatVersionError, RecordSetError
+from spark_jms.errors import FormatVersionError, IllegalStateException, RecordSetError
 
 FORMAT_VERSION = 1
 MAX_COORDINATORS = 256
@@ -134,7 +134,8 @@ class OpenTransaction:
 
 @dataclass(frozen=True)
 class CoordinatorState:
-    """Of one slot. Every method returns a new state; the holder of the record writes it."""
+    """Of one slot. Every method returns a new state; the holder of the record writes it. A step that the state does not allow raises
+    IllegalStateException."""
 
     slot: int
     nonce: str
@@ -147,42 +148,52 @@ class CoordinatorState:
 
     def renewed(self, nonce: str) -> CoordinatorState:
         """A new life: a target knows a number that this record has not given, so it was lost or restored."""
-        assert self.open is None, "an open transaction keeps its ticket"
+        self._check_none_open()
         return CoordinatorState(self.slot, nonce)
 
     def begun(
         self, targets: Iterable[TransferTarget], origins: Iterable[TransactionOrigin], owner: str, now_ms: int
     ) -> CoordinatorState:
-        assert self.open is None, "a coordinator has one open transaction"
+        self._check_none_open()
         ticket = self.next_ticket
         made = OpenTransaction(ticket, TransactionState.PREPARING, tuple(targets), tuple(origins), owner, now_ms)
         return replace(self, number=ticket.number, open=made)
 
     def prepared(self, targets: Iterable[TransferTarget], resource: str) -> CoordinatorState:
         """`resource` decides. `targets` as staged."""
-        found = self._undecided()
-        assert found.state is TransactionState.PREPARING, f"{found.ticket} is {found.state.value}"
+        found = self._open_in(TransactionState.PREPARING)
         return replace(
             self, open=replace(found, state=TransactionState.PREPARED, targets=tuple(targets), resource=resource)
         )
 
     def committed(self, targets: Iterable[TransferTarget] | None = None) -> CoordinatorState:
         """The decision, or what the last resource has decided. `targets` as staged; None: as PREPARED."""
-        found = self._undecided()
-        assert (targets is None) == (found.state is TransactionState.PREPARED), f"{found.ticket} is {found.state.value}"
+        found = self._open_in(TransactionState.PREPARED if targets is None else TransactionState.PREPARING)
         staged = found.targets if targets is None else tuple(targets)
         return replace(self, open=replace(found, state=TransactionState.COMMITTED, targets=staged))
 
     def rolling_back(self) -> CoordinatorState:
         """Of one that is PREPARED, only when its last resource has not committed it and never will."""
-        assert self.open is not None
-        assert self.open.state is not TransactionState.COMMITTED, f"{self.open.ticket} is committed"
-        return replace(self, open=replace(self.open, state=TransactionState.ROLLING_BACK))
+        found = self._open_in(*(set(TransactionState) - {TransactionState.COMMITTED}))
+        return replace(self, open=replace(found, state=TransactionState.ROLLING_BACK))
 
-    def _undecided(self) -> OpenTransaction:
-        assert self.open is not None
-        assert not self.open.is_decided, f"{self.open.ticket} is {self.open.state.value}"
+    @property
+    def transaction(self) -> OpenTransaction:
+        """The one that is open."""
+        return self._open_in(*TransactionState)
+
+    def _open_in(self, *allowed: TransactionState) -> OpenTransaction:
+        if self.open is None:
+            raise IllegalStateException(f"{coordinator_record(self.slot)} has no open transaction")
+        if self.open.state not in allowed:
+            raise IllegalStateException(f"transaction {self.open.ticket} is {self.open.state.value}")
         return self.open
+
+    def _check_none_open(self) -> None:
+        if self.open is not None:
+            raise IllegalStateException(
+                f"{coordinator_record(self.slot)} has an open transaction, {self.open.ticket}, which ends before the next begins"
+            )
 
     def ended(self) -> CoordinatorState:
         return replace(self, open=None)

@@ -216,8 +216,9 @@ def _transactions(sample: DomainSample) -> Iterator[MetricValue]:
 
 
 def _oldest_transaction(sample: DomainSample) -> Iterator[MetricValue]:
-    if sample.transactions:
-        yield MetricValue((), min(one.made for one in sample.transactions).timestamp())
+    made = [one.made for one in sample.transactions if one.made is not None]
+    if made:
+        yield MetricValue((), min(made).timestamp())
 
 
 def _regions(sample: DomainSample) -> Iterator[MetricValue]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,22 @@ def test_an_owner_that_slept_through_later_transactions_cannot_commit(database: 
     assert rows(database, "jmsq_decisions") == [f"{nonce}/0"]
 
 
+def test_a_restored_coordinator_asks_the_database_for_fresh_numbers(context: Context, database: Connect) -> None:
+    """T16: the home store is an older copy than the database, and no destination gets messages, whose log would tell."""
+    send_texts(context, *"abc")
+    with context.transacted_session(last_resource="shop") as session:
+        consumer = session.consumer("orders")
+        for number in range(3):
+            assert consumer.receive(timeout=5) is not None
+            session.connection.execute(f"INSERT INTO bookings VALUES ('{number}')")
+            session.commit()
+            coordinator = session._transaction._coordinator
+            assert coordinator is not None
+            coordinator.state = replace(coordinator.state, number=0)
+    assert (sorted(rows(database)), shown(context, "orders")) == (["0", "1", "2"], [])
+    assert len(rows(database, "jmsq_decisions")) == 3
+
+
 def test_a_transaction_with_an_old_snapshot_cannot_commit_either(postgresql: Any) -> None:
     """T16: the application's own isolation level does not hide later decisions."""
     where, nonce = postgresql.uri().removeprefix("jdbc:").split("?")[0], "fedcba9876543210"
@@ -391,8 +408,6 @@ class _Loose:
         object.__setattr__(self, "session", session)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        from dataclasses import replace
-
         transaction = self.session._transaction  # type: ignore[attr-defined]
         transaction._database = replace(transaction._database, **{name: value})
 

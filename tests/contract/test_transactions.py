@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,13 +11,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 import spark_jms
 from spark_jms.admin.pause import pause, resume
 from spark_jms.admin.quota import quotas
+from spark_jms.admin.transactions import DAMAGED, transactions
+from spark_jms.claims import coordinators
 from spark_jms.claims.coordinators import Coordinator, Coordinators, open_transactions
 from spark_jms.claims.members import Members
 from spark_jms.claims.stores import home_of
+from spark_jms.cli.main import cli
 from spark_jms.client import Context, Message, coordinated_commit
 from spark_jms.client.coordinated_commit import CoordinatedCommit
 from spark_jms.client.transacted_delivery import TransactedDelivery
@@ -166,7 +171,7 @@ def test_a_decided_transaction_is_completed_by_another_process(
             session.commit()
         monkeypatch.undo()
         assert shown(context, "orders") == []  # never redelivered
-        (look,) = open_transactions(context._domain, context._store)
+        (look,) = open_transactions(context._domain, context._store).open
         assert (look.transaction.state.value, look.owner_lives) == ("committed", False)
         assert any("spread" in text for text in look.waits)
         with spark_jms.connect(client_root, housekeeping=False) as other:
@@ -176,7 +181,7 @@ def test_a_decided_transaction_is_completed_by_another_process(
         session.producer("prices").send(text="y2")
         session.commit()
     assert sorted(map(str, shown(context, "spread"))) == ["x", "x2"]
-    assert not open_transactions(context._domain, context._store)
+    assert not transactions(context._domain, context._store)
 
 
 def test_an_owner_that_slept_through_recovery_cannot_commit(
@@ -235,7 +240,7 @@ def test_a_failing_store_at_the_decision_is_asked_again(
                 session.commit()
     assert shown(context, "spread") == (["x"] if written else [])
     assert len(shown(context, "orders")) == (0 if written else 1)
-    assert not open_transactions(context._domain, context._store)
+    assert not transactions(context._domain, context._store)
 
 
 def test_a_transaction_that_takes_too_long_is_rolled_back(context: Context) -> None:
@@ -394,8 +399,10 @@ def test_an_interrupt_at_the_decision_undoes_nothing(
 
 
 @pytest.mark.parametrize("value", [b"{", b'{"v": 99}'])
-def test_a_damaged_coordinator_keeps_back_no_other_transaction(context: Context, value: bytes) -> None:
-    """T16: the next session takes another one, and recovery names it."""
+def test_a_damaged_coordinator_keeps_back_no_other_transaction(
+    context: Context, client_root: str, value: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T16, C14: the next session takes another one, recovery names it, and `jmsq transactions` shows it with the others."""
     with context._store.connect("test") as session, session.open(coordinator_record(0)) as handle:
         handle.commit([Put(COORDINATOR_KEY, value)])
     with context.transacted_session() as session:
@@ -405,6 +412,52 @@ def test_a_damaged_coordinator_keeps_back_no_other_transaction(context: Context,
     assert (shown(context, "spread"), shown(context, "orders")) == (["x"], ["x"])
     (problem,) = context._coordinators.recover()
     assert coordinator_record(0) in problem
+    with monkeypatch.context() as patch:
+        for module in (coordinated_commit, coordinators):
+            patch.setattr(module, "append_transfer", _failing)
+        with context.transacted_session() as session:
+            session.producer("spread").send(text="y")
+            session.producer("orders").send(text="y")
+            with pytest.raises(TransactionUnfinishedError):
+                session.commit()
+        damaged, unfinished = transactions(context._domain, context._store)
+    assert (damaged.transaction, damaged.state, damaged.made) == (coordinator_record(0), DAMAGED, None)
+    assert coordinator_record(0) in damaged.waits[0]
+    assert unfinished.state == "committed"
+    shows = CliRunner().invoke(cli, ["--root", client_root, "transactions"])
+    assert (shows.exit_code, "damaged" in shows.stdout, "committed" in shows.stdout) == (0, True, True)
+
+
+def test_a_server_that_hangs_keeps_no_transaction_from_its_coordinator(
+    alone: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T16, M10: recovery waits for it, and a new transaction begins meanwhile."""
+    with monkeypatch.context() as patch, alone.transacted_session() as session:
+        patch.setattr(coordinated_commit, "append_transfer", _failing)
+        for name in ("spread", "orders"):
+            session.producer(name).send(text="x")
+        with pytest.raises(TransactionUnfinishedError):
+            session.commit()
+    asked, answers = threading.Event(), threading.Event()
+    original = coordinators.append_transfer
+
+    def hanging(*arguments: Any) -> Any:
+        asked.set()
+        assert answers.wait(60)
+        return original(*arguments)
+
+    monkeypatch.setattr(coordinators, "append_transfer", hanging)
+    recovery = threading.Thread(target=alone._coordinators.recover, daemon=True)
+    recovery.start()
+    assert asked.wait(60)
+    taking = threading.Thread(target=lambda: alone._coordinators.give_back(alone._coordinators.take()), daemon=True)
+    taking.start()
+    taking.join(10)
+    was_free = not taking.is_alive()
+    answers.set()
+    recovery.join(60)
+    assert was_free
+    assert (shown(alone, "spread"), shown(alone, "orders")) == (["x"], ["x"])
 
 
 def _failing(*_: Any, **__: Any) -> None:

@@ -28,7 +28,7 @@ from spark_jms.core.transaction import (
     target_step,
 )
 from spark_jms.core.transfer import TargetOutcome, Ticket, TransferTarget, outcome_of
-from spark_jms.errors import ConsumerClosedException, FormatVersionError, RecordSetError
+from spark_jms.errors import ConsumerClosedException, FormatVersionError, IllegalStateException, RecordSetError
 
 NONCE = "0123456789abcdef"
 ORIGIN = TransactionOrigin("", "members/t/q/0", "orders", "q", 0)
@@ -244,21 +244,24 @@ def test_coordinator_states_follow_one_way() -> None:
     fresh = CoordinatorState(3, NONCE)
     begun = fresh.begun([target(0)], [ORIGIN], "me", 7)
     assert (begun.number, begun.next_ticket.number) == (1, 2)
-    with pytest.raises(AssertionError):
+    with pytest.raises(IllegalStateException):
         begun.begun([], [], "me", 8)
     committed = begun.committed([target(0, FILE)])
-    with pytest.raises(AssertionError):
+    with pytest.raises(IllegalStateException):
         committed.rolling_back()
-    with pytest.raises(AssertionError):
+    with pytest.raises(IllegalStateException):
         begun.rolling_back().committed([])
-    with pytest.raises(AssertionError):
+    with pytest.raises(IllegalStateException):
         committed.renewed("b" * 16)
     prepared = begun.prepared([target(0, FILE)], "shop")
     assert prepared.committed() != committed  # it names its database
     assert prepared.rolling_back().open is not None
     for wrong in (lambda: prepared.committed([]), lambda: begun.committed(None), lambda: prepared.prepared([], "shop")):
-        with pytest.raises(AssertionError):
+        with pytest.raises(IllegalStateException):
             wrong()
+    for step in (fresh.rolling_back, fresh.committed, lambda: fresh.transaction):
+        with pytest.raises(IllegalStateException, match="no open transaction"):
+            step()
     assert committed.ended().begun([], [], "me", 9).number == 2
     assert fresh.renewed("b" * 16).next_ticket == Ticket("b" * 16, 3, 1)
 
