@@ -23,10 +23,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from spark_jms.claims.lane import Awaited, LaneBusyError, Runs, ServerAwayError
+from spark_jms.claims.lane import AnswerLostError, Awaited, LaneBusyError, Runs, ServerAwayError
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.errors import JmsqError, QueryRunningError, SessionEndedException
-from spark_jms.store import RecordCorruptError, StoreError
+from spark_jms.store import OutcomeUnknownError, RecordCorruptError, StoreError
 
 T = TypeVar("T")
 log = logging.getLogger("spark_jms")
@@ -57,7 +57,8 @@ class Branch:
         self._older_self_until_s: float | None = None
 
     def call(self, act: Callable[[Subscriber], T], wait_s: float, *, writes: bool = False) -> T:
-        """Raises ServerAwayError, and every error of `act` that is not the store's."""
+        """Raises ServerAwayError, which is an AnswerLostError when a write may have been kept, and every error of `act` that is not
+        the store's."""
         return self.begin(act, writes=writes)(wait_s)
 
     def begin(self, act: Callable[[Subscriber], T], *, writes: bool = False) -> Callable[[float], T]:
@@ -84,7 +85,7 @@ class Branch:
             result = begun.wait(wait_s)
         except LaneBusyError:
             self._unknown = self._unknown or writes
-            raise self._away("its store does not answer in time") from None
+            raise self._away("its store does not answer in time", lost=writes and begun is not None) from None
         except RecordCorruptError:
             raise
         except QueryRunningError as error:
@@ -95,7 +96,7 @@ class Branch:
             raise self._paused(error) from error
         except (StoreError, SessionEndedException) as error:
             self.older_self, self._older_self_until_s = None, None
-            raise self._paused(error) from error
+            raise self._paused(error, lost=isinstance(error, OutcomeUnknownError)) from error
         if self.why_away:
             log.warning("server %s answers again", self.server)
         self.why_away, self._pause_s = "", 0.0
@@ -152,13 +153,13 @@ class Branch:
                 dropped.close()
 
     # -- errors ---------------------------------------------------------------------------------------------------
-    def _paused(self, error: Exception) -> ServerAwayError:
+    def _paused(self, error: Exception, *, lost: bool = False) -> ServerAwayError:
         self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
         self._retry_s = self._monotonic_s() + self._pause_s
-        return self._away(f"{type(error).__name__}: {error}")
+        return self._away(f"{type(error).__name__}: {error}", lost=lost)
 
-    def _away(self, why: str) -> ServerAwayError:
+    def _away(self, why: str, *, lost: bool = False) -> ServerAwayError:
         if not self.why_away:
             log.warning("server %s is away, its messages wait: %s", self.server, why)
         self.why_away = why
-        return ServerAwayError(why)
+        return AnswerLostError(why) if lost else ServerAwayError(why)

@@ -34,7 +34,7 @@ from spark_jms.claims.branch import Branch
 from spark_jms.claims.branches import Branches
 from spark_jms.claims.distributed_isolation import Attempt, DistributedIsolation
 from spark_jms.claims.isolation import pinned
-from spark_jms.claims.lane import Lane, Runs, ServerAwayError
+from spark_jms.claims.lane import AnswerLostError, Lane, Runs, ServerAwayError
 from spark_jms.claims.left_out import LeftOut
 from spark_jms.claims.noted_progress import NotedProgress
 from spark_jms.claims.offer import Offer
@@ -56,13 +56,14 @@ from spark_jms.errors import (
     ClosedError,
     ConsumerClosedException,
     DestinationReplacedError,
+    JmsqError,
     MemberLostException,
     MemberUnavailableError,
 )
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
 from spark_jms.settings.destination import UNLIMITED
-from spark_jms.store import Store
+from spark_jms.store import OutcomeUnknownError, Store
 
 T = TypeVar("T")
 log = logging.getLogger("spark_jms")
@@ -323,7 +324,12 @@ class DistributedSubscriber:
         by_server = self._branches.by_server(parts)
         if whole and len(by_server) > 1:
             return {claim: dict(members) for claim, members in parts.items()}
-        return self._change(by_server, lambda own: partial(Subscriber.acknowledge, parts=own, whole=whole))
+        try:
+            return self._change(by_server, lambda own: partial(Subscriber.acknowledge, parts=own, whole=whole))
+        except JmsqError as error:
+            if whole and isinstance(error.__cause__, AnswerLostError):
+                raise OutcomeUnknownError(str(error.__cause__)) from error
+            raise
 
     def pledge(self, parts: Mapping[str, Mapping[int, Ranges]], ticket: Ticket, coordinator: str) -> Parts:
         """As `Subscriber.pledge`, in one write on each server. Raises MemberUnavailableError when a server does not answer."""
@@ -333,16 +339,21 @@ class DistributedSubscriber:
         )
 
     def end_pledges(self, members: Iterable[int], ticket: Ticket, *, committed: bool) -> None:
-        """As `Subscriber.end_pledges`. Raises MemberUnavailableError when a server does not answer."""
+        """As `Subscriber.end_pledges`, on every server that answers. Raises MemberUnavailableError when another one does not."""
         with self._lock:
             self._check_open()
             concerned: dict[str, list[int]] = {}
             for member in members:
                 concerned.setdefault(self._branches.server_of(member), []).append(member)
+            failed: list[JmsqError] = []
             for server, own in concerned.items():
-                self._branches.must(
-                    server, partial(Subscriber.end_pledges, members=own, ticket=ticket, committed=committed)
-                )
+                end = partial(Subscriber.end_pledges, members=own, ticket=ticket, committed=committed)
+                try:
+                    self._branches.must(server, end)
+                except JmsqError as error:
+                    failed.append(error)
+            if failed:
+                raise failed[0]
 
     def _change(
         self,

@@ -21,6 +21,10 @@ class ServerAwayError(Exception):
     """The server cannot be asked now. `args`: why."""
 
 
+class AnswerLostError(ServerAwayError):
+    """The same, of a write that the server was asked for: it may have been kept."""
+
+
 class Awaited(Protocol[T_co]):
     """Work that has been started."""
 

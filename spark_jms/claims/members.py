@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass
 
 from spark_jms.claims.progress import ProgressRecord
@@ -18,7 +19,16 @@ from spark_jms.core.record_names import consumer_record, member_record, members_
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import ConsumerClosedException, MemberUnavailableError, SessionEndedException
 from spark_jms.log.storage import now_ms
-from spark_jms.store import FencedError, Handle, Operation, RecordHeldError, Session, Store
+from spark_jms.store import (
+    FencedError,
+    Handle,
+    Operation,
+    OutcomeUnknownError,
+    RecordHeldError,
+    Session,
+    Store,
+    StoreError,
+)
 
 MIN_HOLD_S = 0.05  # an owner keeps a record at least so long, or two idle consumers would only hand it back and forth
 _POLL_S = 0.01
@@ -64,6 +74,7 @@ class Members:
         self._visited: dict[int, tuple[float, int]] = {}
         self._taken_up: set[int] = set()  # granted to us and opened at a boundary; no plan has used them yet
         self._borrowed: set[int] = set()  # asked back from another holder only to acknowledge a claim
+        self._undelivered: dict[int, set[str]] = {}  # member -> claims that a write of unknown outcome may have made
         self._fenced: FencedError | None = None  # for good: the session still lists handles that `held` has dropped
         self.pinned: set[int] = set()  # kept although others wait: the next batch needs several members at once
         self._monotonic_s, self._clock_ms, self._is_logged = monotonic_s, clock_ms, is_logged
@@ -179,12 +190,15 @@ class Members:
         """The state of a held member, with this session speaking for the consumer."""
         held, is_on = self.held[member], self._is_logged()
         held.state = state = held.state.logging(is_on=is_on, now_ms=self._clock_ms() if is_on else 0)
+        for claim in self._undelivered.get(member, ()):
+            state = state.release(claim, delivered=False)
         return state if member in self.attached else state.attach(self.consumer, self.session_id)
 
     # -- changing -------------------------------------------------------------------------------------------------
     def commit(self, changed: Mapping[int, RecordSet], progress: QueryProgress | None = None) -> None:
         """Write the new states of held members, and the query's progress, in one atomic change. Raises
-        ConsumerClosedException when we are fenced."""
+        ConsumerClosedException when we are fenced. After an OutcomeUnknownError, what the store has counts: the records are opened
+        again, behind which no earlier write can follow."""
         real = {m: state for m, state in changed.items() if state is not self.held[m].state}
         own = self.progress
         if not real and (own is None or progress in (None, own.value)):
@@ -193,19 +207,34 @@ class Members:
             self.held[m].handle: operations(self.held[m].state, state) for m, state in real.items()
         }
         if own is not None:
-            assert own.handle is not None, "the query's progress is open before it commits"
-            progress = progress or own.value
+            progress = progress or self.open_progress()
+            assert own.handle is not None
             writes[own.handle] = own.operations(progress)
         try:
             self.session.commit(writes)
         except FencedError as error:
             raise self._closed(error) from error
+        except OutcomeUnknownError:
+            self._forget_unknown(real)
+            raise
         if own is not None and progress is not None:
             own.value = progress
         for member, state in real.items():
             self.held[member].state = state
+            if member in self._undelivered:
+                self._undelivered[member] &= state.claims.keys()
             if state.speaks_for(self.consumer, self.session_id):
                 self.attached.add(member)
+
+    def _forget_unknown(self, changed: Mapping[int, RecordSet]) -> None:
+        for member, state in changed.items():
+            made = state.claims.keys() - self.held[member].state.claims.keys()
+            self._undelivered.setdefault(member, set()).update(made)
+            with suppress(StoreError):
+                self.forget(member)
+        if self.progress is not None:
+            with suppress(StoreError):
+                self.progress.close()
 
     def _closed(self, error: FencedError) -> SessionEndedException:
         """The session was fenced. Another thread may have found out first, so every later call raises this too."""

@@ -47,6 +47,12 @@ class ProgressRecord:
             raise
         self.handle = handle
 
+    def close(self) -> None:
+        """To be read again. Raises StoreError; it is closed all the same."""
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            handle.close()
+
     def operations(self, after: QueryProgress) -> list[Operation]:
         """Its part of a write. There always is one, so that a fenced instance can commit nothing."""
         return [Put(PROGRESS, after.to_bytes())]

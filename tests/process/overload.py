@@ -219,7 +219,11 @@ def run_overload(spark: SparkSession, tmp_path: Path, plan: Plan) -> Outcome:
         outcome.received.update(left)
         wait_until(lambda: context._domain.quotas.now(ledger).state.used.messages == len(left), LIMIT_S)
         # The requests of killed senders, and that of the stopped query, wait until each process has seen them unchanged for WAITING_S.
-        wait_until(lambda: context._domain.quotas.now(ledger).state.waiting == [], LIMIT_S, what="dead senders' requests to lapse")
+        wait_until(
+            lambda: context._domain.quotas.now(ledger).state.waiting == [],
+            LIMIT_S,
+            what="dead senders' requests to lapse",
+        )
     entries = copies.all()
     check_entries(entries, limit)
     check_account(work, outcome)

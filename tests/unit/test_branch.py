@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from spark_jms.claims.branch import Branch
-from spark_jms.claims.lane import Inline, Lane, LaneBusyError, ServerAwayError
+from spark_jms.claims.lane import AnswerLostError, Inline, Lane, LaneBusyError, ServerAwayError
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.errors import QueryRunningError
-from spark_jms.store import StoreError
+from spark_jms.store import OutcomeUnknownError, StoreError
 from spark_jms.testing.waiting import wait_until
 
 SHORT_S, LONG_S = 0.05, 30.0
@@ -78,3 +78,35 @@ def test_lane_does_one_work_at_a_time() -> None:
     wait_until(lambda: not lane.busy)
     assert lane.run(lambda: "answer", LONG_S) == "answer"
     lane.close()
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_write_without_an_answer_may_have_been_kept(writes: bool) -> None:
+    """M10, T16: one that the server was asked for; a question, and a write that finds the lane busy, changes nothing."""
+    returns = threading.Event()
+    branch = Branch("east", lambda: cast(Subscriber, Session()), Lane("east"))
+
+    def hang(_: Any) -> None:
+        returns.wait(LONG_S)
+
+    with pytest.raises(ServerAwayError) as raised:
+        branch.call(hang, SHORT_S, writes=writes)
+    assert isinstance(raised.value, AnswerLostError) == writes
+    with pytest.raises(ServerAwayError) as raised:
+        branch.call(hang, SHORT_S, writes=True)
+    assert not isinstance(raised.value, AnswerLostError)
+    returns.set()
+    branch.close()
+
+
+@pytest.mark.parametrize("error", [OutcomeUnknownError("lost"), StoreError("gone")])
+def test_store_that_cannot_tell_may_have_kept_the_write(error: StoreError) -> None:
+    """M10, T16"""
+
+    def act(_: Any) -> None:
+        raise error
+
+    branch = Branch("b", lambda: cast(Subscriber, Session()), Inline())
+    with pytest.raises(ServerAwayError) as raised:
+        branch.call(act, 1.0, writes=True)
+    assert isinstance(raised.value, AnswerLostError) == isinstance(error, OutcomeUnknownError)
