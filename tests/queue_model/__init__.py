@@ -13,7 +13,8 @@ Then the faults end, and the consumers must drain the queue.
     consumers.py       one query or client in one process
     crowd.py           all consumers: start, crash, stall, replace, copy
     administration.py  moves, housekeeping, members, drop and rename
-    account.py         what must hold
+    conservation.py    every message is in one place, and leaves it for one reason
+    account.py         what else must hold
     world.py           composes them, and runs a seed
 """
 

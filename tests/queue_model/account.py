@@ -1,4 +1,4 @@
-"""What must hold in the model, at any time and at the end."""
+"""What must hold in the model, at any time and at the end, beside conservation.py."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from spark_jms.core.ranges import Ranges, union
 from spark_jms.core.record_names import consumer_record
 from spark_jms.core.record_set import RecordSet
 from spark_jms.store import MemoryStore
+from tests.queue_model.conservation import NEW, Conservation
 from tests.queue_model.consumers import ConsumerProcess, DeliveredRow, Query
 from tests.queue_model.crowd import Crowd
 from tests.queue_model.senders import Senders
@@ -24,6 +25,7 @@ class Account:
     tables: Tables
     store: MemoryStore
     senders: Senders
+    conservation: Conservation
     revoked: set[tuple[str, int]] = field(default_factory=set)  # claim, sequence
     _checked: dict[tuple[str, int], RecordSet] = field(default_factory=dict)
     newest: dict[tuple[str, str], int] = field(
@@ -70,12 +72,15 @@ class Account:
                 stuck.add(group)
 
     def check_records(self) -> None:
+        self.conservation.look()
         for destination in self.tables.living():
             snapshot = self.tables.snapshot(destination)
             for member, state in self.tables.states(destination).items():
-                if self._checked.get((destination.table_id, member)) is state:
+                before = self._checked.get((destination.table_id, member), NEW)
+                if before is state:
                     continue
                 self._checked[destination.table_id, member] = state
+                self.conservation.check(destination, member, before, state, snapshot.last_sequence(member))
                 claims, intents = state.claims.values(), state.intents.values()
                 assert sum(c.picks.count for c in claims) == state.claimed.count, "a message is in two claims"
                 assert sum(i.picks.count for i in intents) == state.moving.count, "a message is in two transfers"

@@ -26,7 +26,7 @@ class Crowd:
     random: random.Random
     killable: Killable
     planned: Callable[[ConsumerProcess, Batch], None]
-    consumers: list[ConsumerProcess] = field(default_factory=list)
+    consumers: list[ConsumerProcess]
     stalled: list[ConsumerProcess] = field(default_factory=list)
     trace: Callable[[str], object] = lambda line: None
 

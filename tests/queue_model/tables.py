@@ -34,6 +34,14 @@ class Place(NamedTuple):
     sequence: int
 
 
+class Looked(NamedTuple):
+    """A destination as it is until the next write of any process."""
+
+    writes: int
+    snapshot: Snapshot
+    states: dict[int, RecordSet]
+
+
 @dataclass
 class ModelDestination:
     """A destination under its present name. `table_id` is that of its present life; "" while it is being dropped. `log` is
@@ -43,6 +51,7 @@ class ModelDestination:
     log: DeltaLog
     table_id: str = ""
     renaming_to: str = ""  # a rename was begun
+    looked: Looked | None = None
 
 
 @dataclass
@@ -52,13 +61,17 @@ class Tables:
     storage: MemoryStorage
     store: MemoryStore
     random: random.Random
+    writes: int = 0  # of all processes, to the storage and the store
     orders: ModelDestination = field(init=False)
     aside: ModelDestination = field(init=False)
     texts: dict[Place, str] = field(default_factory=dict)
+    courses: dict[str, list[Place]] = field(default_factory=dict)  # text -> where it was, one after the other
+    arrived: list[Place] = field(default_factory=list)  # by a transfer, and not looked at by the account
     discarded: set[str] = field(default_factory=set)  # unfinished when their destination was dropped
     returned: set[str] = field(default_factory=set)  # moving to a destination that was dropped: they come back, flagged
     _parsed: dict[str, tuple[dict[str, bytes], RecordSet]] = field(default_factory=dict)
-    _seen: set[str] = field(default_factory=set)  # arrived files
+    _seen: set[str] = field(default_factory=set)  # files
+    _looked_at: dict[str, int] = field(default_factory=dict)  # table -> the version of its log
 
     def __post_init__(self) -> None:
         self.orders, self.aside = self._found("orders"), self._found("aside")
@@ -70,11 +83,21 @@ class Tables:
         return found
 
     def begin_life(self, destination: ModelDestination) -> None:
-        destination.log = Domain(ROOT).log(destination.name)
+        destination.log, destination.looked = Domain(ROOT).log(destination.name), None
         destination.table_id = destination.log.refresh().table_id
 
     def snapshot(self, destination: ModelDestination) -> Snapshot:
-        return destination.log.refresh()
+        return self._look(destination).snapshot
+
+    def states(self, destination: ModelDestination) -> dict[int, RecordSet]:
+        return self._look(destination).states
+
+    def _look(self, destination: ModelDestination) -> Looked:
+        if destination.looked is None or destination.looked.writes != self.writes:
+            snapshot = destination.log.refresh()
+            states = {member: self._state(snapshot, member) for member in range(snapshot.destination.members)}
+            destination.looked = Looked(self.writes, snapshot, states)
+        return destination.looked
 
     def living(self) -> list[ModelDestination]:
         """All destinations that are not being dropped."""
@@ -82,7 +105,7 @@ class Tables:
             self._set_aside = self._found(SET_ASIDE)
         return [d for d in (self.orders, self.aside, self._set_aside) if d is not None and d.table_id]
 
-    def state(self, snapshot: Snapshot, member: int) -> RecordSet:
+    def _state(self, snapshot: Snapshot, member: int) -> RecordSet:
         """As last committed; parsed once."""
         record = member_record(snapshot.table_id, "-", member)
         objects = self.store.peek(record)
@@ -90,10 +113,6 @@ class Tables:
         if known is None or known[0] != objects:
             known = self._parsed[record] = (objects, read_state(self.store, record))
         return known[1]
-
-    def states(self, destination: ModelDestination) -> dict[int, RecordSet]:
-        snapshot = self.snapshot(destination)
-        return {member: self.state(snapshot, member) for member in range(snapshot.destination.members)}
 
     # -- which message is where -----------------------------------------------------------------------------------
     def text(self, table: str, member: int, sequence: int) -> str:
@@ -107,15 +126,26 @@ class Tables:
             place = Place(table, member, first + at)
             assert place not in self.texts, "two messages have the same sequence"
             self.texts[place] = text
+            self.courses.setdefault(text, []).append(place)
+
+    def is_last(self, place: Place) -> bool:
+        """The message has not arrived anywhere else since."""
+        return self.courses[self.texts[place]][-1] == place
 
     def note_arrivals(self) -> None:
         """Messages that a transfer has brought have new sequences."""
         for destination in self.living():
             log, snapshot = destination.log, self.snapshot(destination)
-            for path, file in snapshot.files.items():
-                if path not in self._seen and ticket_of_file(path):
-                    self._seen.add(path)
-                    self.enter(snapshot.table_id, file.member, file.first, self._read(log, file))
+            if self._looked_at.get(snapshot.table_id) == snapshot.version:
+                continue
+            self._looked_at[snapshot.table_id] = snapshot.version
+            for path in [path for path in snapshot.files if path not in self._seen]:
+                self._seen.add(path)
+                if ticket_of_file(path):
+                    file = snapshot.files[path]
+                    texts = self._read(log, file)
+                    self.enter(snapshot.table_id, file.member, file.first, texts)
+                    self.arrived += [Place(snapshot.table_id, file.member, file.first + n) for n in range(len(texts))]
 
     def _read(self, log: DeltaLog, file: DataFile) -> list[str]:
         with log.storage.open_input(file.path) as source:

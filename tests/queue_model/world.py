@@ -23,6 +23,8 @@ from spark_jms.testing.memory_storage import MemoryStorage
 from tests.queue_model.account import Account
 from tests.queue_model.administration import Administration, declared
 from tests.queue_model.clock import Clock
+from tests.queue_model.conservation import Conservation
+from tests.queue_model.consumers import ConsumerProcess
 from tests.queue_model.crowd import Crowd
 from tests.queue_model.parsing import parse_once
 from tests.queue_model.senders import Senders
@@ -47,13 +49,15 @@ class QueueWorld:
         self.random = random.Random(seed)
         self.clock, self.storage = clock, storage
         self._lives: int | None = None  # writes that the acting process makes before it dies; None: it does not
-        storage.files.before_change = lambda path: self.before_write()
         self.store = MemoryStore(clock_ms=clock.ms)
         self.tables = Tables(storage, self.store, self.random)
+        storage.files.before_change = lambda path: self.before_write()
         self.senders = Senders(self.tables, self.random, clock, self.killable)
-        self.account = Account(self.tables, self.store, self.senders)
-        orders = self.tables.orders
-        self.crowd = Crowd(orders, self.store, clock, self.random, self.killable, self.account.check_claim)
+        consumers: list[ConsumerProcess] = []
+        self.conservation = Conservation(self.tables, consumers)
+        self.account = Account(self.tables, self.store, self.senders, self.conservation)
+        orders, planned = self.tables.orders, self.account.check_claim
+        self.crowd = Crowd(orders, self.store, clock, self.random, self.killable, planned, consumers)
         self.administration = Administration(self.tables, self.store, clock, self.random, self.killable)
         self.actions = self._actions()
 
@@ -120,6 +124,7 @@ class QueueWorld:
         return True
 
     def before_write(self) -> None:
+        self.tables.writes += 1
         if self._lives is not None:
             if self._lives == 0:
                 raise ProcessKilled
