@@ -19,6 +19,7 @@ import pyarrow as pa
 from spark_jms.log.storage import FileInfo
 
 _DELETE_ATTEMPTS = 100
+_LIST_ATTEMPTS = 10
 _BUFFER_BYTES = 64 * 1024
 
 
@@ -72,17 +73,24 @@ class LocalStorage:
         return os.path.exists(f"{self.uri}/{path}")
 
     def list(self, prefix: str) -> Iterator[FileInfo]:
-        base = self.root / prefix
-        if not base.is_dir():
-            return
-        for folder, _, names in os.walk(base):
-            for name in names:
+        """Of each folder what was there at one moment: of a file that another one replaces meanwhile, one of both."""
+        for folder, _, names in os.walk(self.root / prefix):
+            yield from self._listed(folder, names)
+
+    def _listed(self, folder: str, names: Sequence[str]) -> Sequence[FileInfo]:
+        found: dict[str, FileInfo] = {}
+        for _ in range(_LIST_ATTEMPTS):
+            new = [name for name in names if name not in found]
+            for name in new:
                 full = Path(folder, name)
-                try:
+                with suppress(FileNotFoundError):  # deleted since the folder was read
                     status = full.stat()
-                except FileNotFoundError:  # deleted since the folder was read
-                    continue
-                yield FileInfo(full.relative_to(self.root).as_posix(), status.st_size, status.st_mtime_ns // 1_000_000)
+                    path = full.relative_to(self.root).as_posix()
+                    found[name] = FileInfo(path, status.st_size, status.st_mtime_ns // 1_000_000)
+            if found.keys() >= set(new):
+                break
+            names = next(os.walk(folder), ("", [], []))[2]
+        return [found[name] for name in names if name in found]
 
     def delete(self, path: str) -> None:
         with suppress(FileNotFoundError):

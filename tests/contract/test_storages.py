@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,22 @@ def test_storage_lists_and_deletes(storage: Any) -> None:
     storage.delete_all("t")
     storage.delete_all("missing")
     assert sorted(f.path for f in storage.list("")) == ["tt/m0", "u"]
+
+
+def test_list_finds_a_file_or_the_one_that_replaces_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T1: an empty list of a folder with a file, of which the newest counts, would mean that nothing was ever published."""
+    storage, walk, replaced = LocalStorage(tmp_path), os.walk, iter(range(2, 5))
+    storage.put("usage/1", b"")
+
+    def walk_slowly(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for found in walk(folder):
+            number = next(replaced, 5)
+            storage.put(f"usage/{number}", b"")
+            storage.delete(f"usage/{number - 1}")
+            yield found
+
+    monkeypatch.setattr(os, "walk", walk_slowly)
+    assert [file.path for file in storage.list("usage")] == ["usage/5"]
 
 
 def test_child_shares_the_files_below_its_prefix(storage: Any) -> None:
