@@ -198,7 +198,8 @@ def run_overload(spark: SparkSession, tmp_path: Path, plan: Plan) -> Outcome:
         begun, rounds = time.monotonic(), 0
         while rounds < plan.rounds or time.monotonic() - begun < plan.seconds:
             rounds += 1
-            holds = start(f"holds{rounds}", "orders", [200], hold=2 - rounds % 2)
+            # Fewer than others ask for: with Preemptive, large requests may starve.
+            holds = start(f"holds{rounds}", "orders", [20], hold=2 - rounds % 2)
             waits = start(f"waits{rounds}", "returns", [600])
             kill_waiting(waits, ledger)
             wait_until(lambda one=holds: one.holds, LIMIT_S, what="a sender to hold a reservation")  # type: ignore[misc]
