@@ -8,6 +8,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -19,6 +20,7 @@ from spark_jms import aio
 from spark_jms.aio.blocking_calls import AT_ONCE, BlockingCalls
 from spark_jms.aio.room import SendRoom
 from spark_jms.client import Context, Message
+from spark_jms.client.producer import flow_of
 from spark_jms.errors import (
     ClosedError,
     DomainError,
@@ -235,6 +237,31 @@ def test_send_waits_for_room_and_cancelled_there_sends_nothing(root: str) -> Non
         assert [(await sends[n]).text for n in (0, 1, 3, 5)] == ["0", "1", "3", "5"]
         assert await texts(context) == ["0", "1", "3", "5"]
         assert (context._room.messages, context._room.waiting) == (0, 0)
+
+    running(root, body)
+
+
+def test_send_cancelled_in_wait_for_room_owes_flow_control_nothing(root: str) -> None:
+    """M7, T5: what was not sent is not paid for by later sends."""
+
+    async def body(context: aio.AsyncContext) -> None:
+        context._room = SendRoom(1, 10**6)
+        producer = await context.producer("orders")
+        flow = flow_of(producer._producer)
+        assert flow is not None
+        flow._pace = replace(flow._pace, limit=1e9)
+        flow._look = lambda: None  # type: ignore[method-assign]
+        hold = Hold(context.blocking)
+        first = asyncio.ensure_future(producer.send(text="a"))
+        await until(lambda: context._room.messages == 1)
+        owed = flow.statistics().debt
+        waiting = asyncio.ensure_future(producer.send(text="b"))
+        await until(lambda: context._room.waiting == 1)
+        assert flow.statistics().debt == owed + 1
+        assert await cancelled(waiting)
+        assert flow.statistics().debt == owed
+        hold.open()
+        await first
 
     running(root, body)
 

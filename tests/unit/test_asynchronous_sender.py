@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from spark_jms.client import asynchronous_send
 from spark_jms.client.asynchronous_send import AsynchronousSend, AsynchronousSender
 from spark_jms.client.message import Message
 from spark_jms.client.shared_send import OutgoingMessages, Part, SharedSender
+from spark_jms.errors import CommitOutcomeUnknownError
 
 LIMIT_S = 30
 PRODUCERS = ("a", "b", "c")  # `a` and `b` send to one destination, `c` to another
@@ -84,3 +86,37 @@ def test_completions_follow_the_sends_of_each_producer(program: list[tuple[str, 
         assert taken == [number for name, number, refused in expected if name == producer and not refused]
     assert sender.failures == sum(what == "raises" for _, _, what in program)
     assert all(batch <= asynchronous_send.BATCH for table in tables.values() for batch in table.batches)
+
+
+@pytest.mark.parametrize("place", ["own_copy", "decided"])
+def test_thread_without_memory_ends_no_send_unheard(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """T11: an error beside the send itself, as MemoryError; each listener is called, later sends are sent, and closing returns."""
+
+    class Failing(Table):
+        def send_all(self, outgoing: Sequence[OutgoingMessages]) -> list[Part | Exception]:
+            if place == "own_copy":
+                raise ValueError("refused")
+            return super().send_all(outgoing)
+
+    def out_of_memory(*_: Any) -> Any:
+        raise MemoryError
+
+    sender, completed = AsynchronousSender(), list[Part | Exception]()
+
+    def submit(table: Table, decided: Any = None) -> None:
+        outgoing = OutgoingMessages([Message(text="x")], 0, 0, producer="a")
+        to = cast(SharedSender, table)
+        sender.submit(AsynchronousSend(to, outgoing, 1, completed.append, lambda: None, decided=decided))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asynchronous_send, "own_copy", out_of_memory)
+        submit(Failing(), out_of_memory if place == "decided" else None)
+        waiting = threading.Thread(target=sender.wait_until_complete, args=("a",), daemon=True)
+        waiting.start()
+        waiting.join(LIMIT_S)
+        assert not waiting.is_alive()
+    assert isinstance(completed[0], CommitOutcomeUnknownError if place == "own_copy" else Part)
+    submit(Table())
+    sender.close()
+    assert isinstance(completed[1], Part)
+    assert sender.outstanding("a") == 0
