@@ -163,6 +163,19 @@ def test_damaged_page_is_refused(tmp_path: Path) -> None:
     files.close()
 
 
+def test_page_of_closed_files_is_refused(tmp_path: Path) -> None:
+    """T7: a connection that another thread closes takes its pages with it."""
+    files = PagingFiles(str(tmp_path))
+    page = files.write(pa.py_buffer(b"x"))
+    file = files._files[page.place.segment]
+    files.close()
+    with pytest.raises(PagingError, match="was closed"):
+        files.read(page)
+    files._files[page.place.segment] = file  # as when it is closed while it is read
+    with pytest.raises(PagingError, match="cannot be read"):
+        files.read(page)
+
+
 def full(*_: Any) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
