@@ -16,7 +16,8 @@ from spark_jms.claims.lane import LaneBusyError
 from spark_jms.claims.server_keeper import ServerKeeper
 from spark_jms.claims.store_questions import StoreQuestions
 from spark_jms.core.lease_term import HELD, LeaseTerm
-from spark_jms.errors import ModuleFileError, ServerDownError
+from spark_jms.errors import DomainError, ModuleFileError, ServerDownError
+from spark_jms.log import server_state
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import send as send_files
@@ -259,3 +260,17 @@ def test_absence_is_known_of_what_refuses_or_is_missing(tmp_path: Path) -> None:
     assert places_of("/a/b") == ["/a/b"]
     (tmp_path / "rs_daemons.cfg").write_text("127.0.0.1 4001 7 64M\n127.0.0.1 4002 8 64M\n")
     assert places_of(f"replicated://{tmp_path}?store=s") == [Endpoint("127.0.0.1", 4001), Endpoint("127.0.0.1", 4002)]
+
+
+def test_root_that_vanished_has_followed_no_term(root: str) -> None:
+    """D4: without a register there is no destination to tell, which does not mean that all of them know."""
+    domain = Domain(root)
+    keeper = ServerKeeper(domain, lambda server: None, lambda server, timeout_s: "")
+    Path(root).rename(f"{root}-away")
+    with pytest.raises(DomainError):
+        keeper._commit_everywhere("b", LeaseTerm(1, 5))
+    keeper.close()
+    assert not keeper._committed
+    assert not Path(root).exists()
+    with pytest.raises(DomainError):
+        server_state._change(domain, "b", 5)
