@@ -194,6 +194,22 @@ def test_server_with_a_token_asks_for_it(served: str) -> None:
     assert "jmsq_domain_up 1.0" in got(served, Authorization="Bearer secret")[1]
 
 
+@pytest.mark.parametrize(
+    ("stored", "problem"),
+    [(b"\xff\xfe", "byte 0xff at 0"), ("schlüssel".encode(), "0xc3"), (b"a b\n", "one word"), (b" \n", "empty")],
+)
+def test_token_that_no_request_can_carry_is_named(
+    domain: str, jmsq: Jmsq, tmp_path: Path, stored: bytes, problem: str
+) -> None:
+    """M5, M8: before anything is served; the console has the same file."""
+    file = tmp_path / "token"
+    file.write_bytes(stored)
+    for command in ("metrics", "console"):
+        done = jmsq(command, "--port", "0", "--token-file", str(file), code=1)
+        assert problem in done.stderr
+        assert str(file) in done.stderr
+
+
 def test_other_address_needs_a_token() -> None:
     """M5"""
     with pytest.raises(OptionError, match="--token-file"):
