@@ -27,9 +27,11 @@ from spark_jms.log.snapshot import Snapshot
 from spark_jms.settings.destination import UNLIMITED
 from spark_jms.settings.expiration import DISCARD, LOG, REDIRECT, LoggedFields
 
-LOGGED, REDIRECTED = 10_000, 2_000  # messages of one step of a search: while it lasts no consumer has the record
-BESIDE = 500  # of one plan of a consumer, which has better things to do
-BESIDE_EVERY_MS = 1_000  # while it has messages to deliver; the search, or a plan without any, takes the others
+# Messages of one step of a search. While it lasts no consumer has the record, and logging 50,000 takes seconds: consumers that
+# gave the record away more often would deliver more than one message in a hundred late.
+LOGGED, REDIRECTED = 50_000, 2_000
+IDLE = 500  # of a plan of a consumer that delivers nothing
+DELIVERING, DELIVERING_EVERY_MS = 100, 1_000  # of one that does, and how often; the search takes the others
 _STEP_ROWS = 25  # of the log: about a millisecond of Python
 log = logging.getLogger("spark_jms")
 expiration_log = logging.getLogger("spark_jms.expiration")
@@ -65,21 +67,23 @@ class Expiration:
         self._table, self._beside = table, beside
         self._unclaimed = UnclaimedMessages(errors, EXPIRER, session, label, clock_ms)
         self._unlogged: list[_Unlogged] = []
-        self._clock_ms, self._taken_ms = clock_ms, 0  # when some were taken beside others to deliver
+        self._clock_ms = clock_ms
+        self._delivered_ms = 0  # when a plan had others to deliver last
+        self._taken_ms = 0  # when some were taken beside them
 
     def expire(
         self, state: RecordSet, snapshot: Snapshot, member: int, over: Ranges, epoch: int, *, delivers: bool = False
     ) -> RecordSet:
         """The state of a held member without these messages, as far as possible: so many in one step if they are logged or
-        redirected, but units of work as a whole. A consumer that `delivers` others with this plan takes a step a second. When it
-        has a new intent, the caller writes the state and then finishes the transfer. Raises DataLossError for messages that are
-        gone."""
+        redirected, but units of work as a whole. A consumer that `delivers` others takes a step a second, until it had none to
+        deliver for so long: its plan between two messages is empty too. When it has a new intent, the caller writes the state and
+        then finishes the transfer. Raises DataLossError for messages that are gone."""
         declared = snapshot.destination
         over = state.unfinished_of(over - state.claimed - state.moving)
-        if delivers and self._pauses(declared):
-            return state
-        if declared.expiration_policy != DISCARD and not declared.handles_units_of_work:
-            over = over.take(BESIDE if self._beside else LOGGED if declared.expiration_policy == LOG else REDIRECTED)
+        if delivers:
+            self._delivered_ms = self._clock_ms()
+        if over and (most := self._most(declared)) is not None:
+            over = over.take(most)
         if not over:
             return state
         if declared.expiration_policy == REDIRECT:
@@ -91,18 +95,24 @@ class Expiration:
             self._unlogged.append(_unlogged(state, snapshot, member, over))
         return state.expire(over)
 
-    def _pauses(self, declared: Destination) -> bool:
-        """Reading and logging a step takes as long as a delivery. Others may depend on the whole: a unit of work, or a limit that
-        counts what is not finished."""
+    def _most(self, declared: Destination) -> int | None:
+        """Of one step; None: all. Reading and logging takes as long as a delivery, but others may depend on the whole: a unit of
+        work, or a limit that counts what is not finished."""
         if declared.expiration_policy == DISCARD or declared.handles_units_of_work:
-            return False
-        if declared.messages_limit_override != UNLIMITED:
-            return False
+            return None
+        if not self._beside:
+            return LOGGED if declared.expiration_policy == LOG else REDIRECTED
         now = self._clock_ms()
-        if 0 <= now - self._taken_ms < BESIDE_EVERY_MS:
-            return True
+        if not self._is_recent(self._delivered_ms, now) or declared.messages_limit_override != UNLIMITED:
+            return IDLE
+        if self._is_recent(self._taken_ms, now):
+            return 0
         self._taken_ms = now
-        return False
+        return DELIVERING
+
+    @staticmethod
+    def _is_recent(then_ms: int, now_ms: int) -> bool:
+        return 0 <= now_ms - then_ms < DELIVERING_EVERY_MS
 
     def forget(self) -> None:
         """What was expired last is not written."""

@@ -233,6 +233,7 @@ class ExpirationScan:
         holder = self._holder(place)
         logged = self._table.snapshot.destination.message_logging_enabled
         labels = {place.record: place.label}
+        self._table.refresh()  # what was sent while the last step was logged, before consumers wait for the record
         with opened_records(self._store, labels, WAIT_S, "expiration", logged=logged) as records:
             snapshot = self._table.refresh()
             if record_of(snapshot, place.subscription.name, place.member) != place.record:

@@ -60,7 +60,7 @@ class Search:
 
     def __init__(self, context: Context, destination: str) -> None:
         self.now_ms, self.monotonic_s = now_ms() + 2 * HOUR_MS, 0.0
-        table = context._domain.log(destination)
+        self.table = table = context._domain.log(destination)
         table.refresh()
         self.scan = ExpirationScan(
             context._domain,
@@ -284,8 +284,9 @@ def test_consumer_is_not_held_up_by_many_expired_messages(
     context: Context, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """T6: while it has messages to deliver it logs some in a second, by whatever clock, and looks at none of the others again;
-    the rest with a batch that is empty."""
-    monkeypatch.setattr(expiration, "BESIDE", 10)
+    more of them once it has delivered none for a second. A plan between two deliveries is empty, and logs none."""
+    monkeypatch.setattr(expiration, "DELIVERING", 10)
+    monkeypatch.setattr(expiration, "IDLE", 15)
     looked: list[int] = []
     looks = planner.scan
 
@@ -300,30 +301,56 @@ def test_consumer_is_not_held_up_by_many_expired_messages(
     with caplog.at_level(logging.WARNING, "spark_jms.expiration"):
         assert [later.batch(2)[1] for _ in range(2)] == [[51, 52], [53, 54]]
         assert len(caplog.records) == 10
-        later.now_ms += expiration.BESIDE_EVERY_MS
+        later.now_ms += expiration.DELIVERING_EVERY_MS
         assert [later.batch(2)[1] for _ in range(2)] == [[55, 56], [57, 58]]
         assert len(caplog.records) == 20
         later.now_ms -= HOUR_MS  # the clock was put back
         assert later.batch(2)[1] == [59, 60]
         assert len(caplog.records) == 30
         assert [later.batch(2)[1] for _ in range(2)] == [[], []]
+        assert len(caplog.records) == 30
+        later.now_ms += expiration.DELIVERING_EVERY_MS
+        assert later.batch(2)[1] == []
+        assert len(caplog.records) == 45
+        assert later.batch(2)[1] == []
         assert len(caplog.records) == 50
     assert looked == [2, 58, 2, 2, 2, 2]
     assert expired(context, "logged") == 50
 
 
+def test_search_reads_the_log_before_it_takes_the_record(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6: much is sent while it logs a step, and no consumer of the record waits while it reads those commits."""
+    monkeypatch.setattr(expiration, "LOGGED", 1)
+    send(context, "logged", "a", "b")
+    search, known, opens = Search(context, "logged"), list[int](), expiration_scan.opened_records
+
+    def opened(*given: Any, **more: Any) -> Any:
+        known.append(search.table.snapshot.last_sequence(0))
+        return opens(*given, **more)
+
+    def log_written(_: expiration.Expiration) -> None:
+        with connect(context._domain.root, housekeeping=False) as sender:
+            send(sender, "logged", "later", time_to_live=None)
+
+    monkeypatch.setattr(expiration_scan, "opened_records", opened)
+    monkeypatch.setattr(expiration.Expiration, "log_written", log_written)
+    assert search.run() == 2
+    assert known == [2, 3]
+
+
 def test_consumer_pauses_only_where_nothing_depends_on_the_expired_messages() -> None:
     """T4, T6, T12: not for a limit that counts them, a unit of work, or those that cost nothing but their record."""
 
-    def pauses(**settings: Any) -> list[bool]:
+    def most(**settings: Any) -> list[int | None]:
         declared = Destination("x", "topic", expiration_policy=settings.pop("expiration_policy", "Log"), **settings)
         made = expiration.Expiration(*[None] * 4, lambda: HOUR_MS, beside=True)  # type: ignore[arg-type]
-        return [made._pauses(declared) for _ in range(2)]
+        made._delivered_ms = HOUR_MS - 1
+        return [made._most(declared) for _ in range(2)]
 
-    assert pauses() == [False, True]
-    assert pauses(expiration_policy="Discard") == [False, False]
-    assert pauses(messages_limit_override=10) == [False, False]
-    assert pauses(unit_of_work_handling_policy="SingleMessageDelivery") == [False, False]
+    assert most() == [expiration.DELIVERING, 0]
+    assert most(expiration_policy="Discard") == [None, None]
+    assert most(messages_limit_override=10) == [expiration.IDLE, expiration.IDLE]
+    assert most(unit_of_work_handling_policy="SingleMessageDelivery") == [None, None]
 
 
 def test_search_lets_other_threads_run_while_it_logs(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

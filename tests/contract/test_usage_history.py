@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from spark_jms.cli.main import cli
 from spark_jms.client import producer as producers
 from spark_jms.client.context import Context
 from spark_jms.core.usage_history import KEPT_MS, WINDOW_MS, UsageWindow
+from spark_jms.errors import UnreadableTableError
 from spark_jms.log.compaction import compact
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
@@ -322,6 +324,34 @@ def test_history_stays_small(context: Context) -> None:
     ]
     assert len(kept) <= 2
     assert sums(context, "orders")["sent"] == 55
+
+
+@pytest.mark.parametrize("damage", ["torn", "missing"])
+def test_damaged_file_stops_no_recording(context: Context, damage: str) -> None:
+    """T3, C13: what follows is recorded beside it, the service names the file, and once it is restored nothing is missing."""
+    history = UsageHistory(context._domain, context._store, lambda: 1_000_000)
+    context.producer("orders").send(text="a")
+    history.record(NAMES)
+    everything = context._domain.storage.list(USAGE_HISTORY)
+    (info,) = [one for one in everything if one.path.rpartition("/")[2].startswith("m")]
+    file = Path(context.root, info.path)
+    whole = file.read_bytes()
+    if damage == "torn":
+        file.write_bytes(whole[:100])
+    else:
+        file.unlink()
+    for _ in range(2):
+        context.producer("orders").send(text="b")
+        assert history.record(NAMES) == (1, {})
+        (problem,) = history.damaged
+        assert file.name in problem
+    with pytest.raises((UnreadableTableError, FileNotFoundError), match=file.name):
+        windows(context)
+    file.write_bytes(whole)
+    assert sums(context, "orders")["sent"] == 3
+    context.producer("orders").send(text="c")
+    history.record(NAMES)
+    assert (history.damaged, sums(context, "orders")["sent"]) == ([], 4)
 
 
 @pytest.fixture

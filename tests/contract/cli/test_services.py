@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,6 +138,44 @@ def test_failing_loop_pauses_between_ticks() -> None:
     assert rounds[-3:] == [87.0, 88.0, 89.0]
     runner.failed(loop, "its query has ended")
     assert (runner.status()[0].state, runner.status()[0].error) == ("failing", "its query has ended")
+
+
+def test_term_before_the_services_have_begun_ends_them_cleanly(
+    domain: str, jmsq: Jmsq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C13, C14: while Spark starts, which takes seconds; nothing runs a round."""
+
+    def too_late(*_: Any) -> None:
+        raise AssertionError("the signal would have ended the process")
+
+    def engine() -> str:
+        signal.raise_signal(signal.SIGTERM)
+        return services_command.THREADS
+
+    monkeypatch.setattr(services_command, "_engine", engine)
+    before = signal.signal(signal.SIGTERM, too_late)
+    try:
+        shown = jmsq("services", "--json").stdout
+        assert signal.getsignal(signal.SIGTERM) is too_late
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert {one["state"] for one in json.loads(shown)["services"]} == {"starting"}
+    assert service_reports(Domain(domain)) == []
+
+
+def test_report_returns_when_its_folder_was_deleted(domain: str, tmp_path: Path) -> None:
+    """C14: by hand, under a running process; when the whole root is gone, nothing makes it again."""
+    opened = Domain(domain)
+    reporter = ServiceReporter(opened, "threads")
+    assert reporter.report([], []) == ""
+    shutil.rmtree(Path(domain, SERVICES_FOLDER))
+    assert reporter.report([], []) == ""
+    assert [report.process for report in service_reports(opened)] == [reporter.process]
+    away = Path(domain).rename(tmp_path / "away")
+    assert "cannot be reached" in reporter.report([], [])
+    assert not Path(domain).exists()
+    away.rename(domain)
+    assert reporter.report([], []) == ""
 
 
 def test_running_processes_are_shown(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
