@@ -133,13 +133,15 @@ class Housekeeper:
 
     def _state(self, subscription: str, member: int) -> RecordSet:
         """Read once a round. The uses of subscriptions were read by `live_names`, once for all."""
-        snapshot = self._messages.snapshot
-        key = (snapshot.table_id, subscription, member)
+        key = (self._messages.snapshot.table_id, subscription, member)
         if key not in self._states:
-            label = label_of(self._destination, subscription, member)
-            found = read_state(self._store, record_of(snapshot, subscription, member), label)
-            self._states[key] = found.start_at(self._floor(subscription, member))
+            self._states[key] = self._state_now(subscription, member)
         return self._states[key]
+
+    def _state_now(self, subscription: str, member: int) -> RecordSet:
+        label = label_of(self._destination, subscription, member)
+        found = read_state(self._store, record_of(self._messages.snapshot, subscription, member), label)
+        return found.start_at(self._floor(subscription, member))
 
     def _clear_leftovers(self) -> None:
         clear_leftovers(self._store, self._session, self._domain.log(self._destination))
@@ -206,13 +208,13 @@ class Housekeeper:
     def _publish_usage(self) -> None:
         """For senders (T1). On a server that is away, everything counts."""
         if publishes_usage(self._domain, self._messages.refresh().destination):
-            publish_usage(self._domain, self._messages, self._state_unless_away, lambda _: self.live_names())
+            publish_usage(self._domain, self._messages, self._state_now_unless_away, lambda _: self.live_names())
 
-    def _state_unless_away(self, snapshot: Snapshot, subscription: str, member: int) -> RecordSet:
+    def _state_now_unless_away(self, snapshot: Snapshot, subscription: str, member: int) -> RecordSet:
         error = self._away.get(record_server(snapshot.destination, subscription, member))
         if error is not None:
             raise error
-        return self._state(subscription, member)
+        return self._state_now(subscription, member)  # what the round began with may be older than what is published
 
     def _delete_abandoned(self) -> None:
         """Temporary destinations of dead contexts (C15). The housekeeping of a temporary one has a store of its own."""

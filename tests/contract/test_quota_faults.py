@@ -17,8 +17,10 @@ from spark_jms import connect
 from spark_jms.admin.drop import drop_destination
 from spark_jms.admin.quota import quotas
 from spark_jms.admin.rename import rename_destination
+from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.usage import UsagePublisher, publish_usage
 from spark_jms.core import quota_watch
+from spark_jms.core.ranges import Ranges
 from spark_jms.core.usage import MemberUsage, MessageUsage, PublishedUsage
 from spark_jms.errors import DomainError, JmsqError
 from spark_jms.log import quotas as quotas_module
@@ -347,6 +349,27 @@ def test_older_usage_does_not_replace_a_newer_one(root: str) -> None:
     assert files.publish("t", lambda: found(1))
     assert not late.exists()
     assert other.read("t") == found(1)
+
+
+def test_long_round_of_housekeeping_publishes_no_older_usage(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T1: consumers publish what they finish while it purges and compacts. Of 10,000 messages that were allowed, senders saw
+    10,100 in a ledger's entries."""
+    made(root, {"messagesMaximum": 10})
+    with connect(root, housekeeping=False) as context:
+        context.producer("orders").send_many([{"text": "a"}] * 3)
+        keeper, domain = Housekeeper(context._domain, context._store, "orders"), context._domain
+
+        def round_beside_a_consumer() -> None:
+            assert keeper.is_done("", 0, Ranges.of((1, 3))) is False  # the round knows the record set
+            receive(context, 3)
+            UsagePublisher(domain, context._store, "orders").publish_last()
+
+        monkeypatch.setattr(keeper.rounds, "round", round_beside_a_consumer)
+        assert keeper.run()
+        published = domain.usages.read(domain.log("orders").snapshot.table_id)
+        assert published is not None
+        assert published.members[0].unfinished == MessageUsage()
+        keeper.close()
 
 
 def test_quota_costs_a_send_seven_questions_of_the_storage(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
