@@ -4,8 +4,25 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+from pathlib import Path
 
 from spark_jms.errors import OptionError
+
+
+def read_token(file: Path) -> str:
+    """What the file has, without the blanks around it. Raises OptionError for what no header of a request can carry."""
+    try:
+        token = file.read_text(encoding="ascii").strip()
+    except UnicodeDecodeError as error:
+        raise OptionError(
+            f"the token in {file} has byte 0x{error.object[error.start]:02x} at {error.start}: write letters and digits of ASCII, "
+            "which every browser and scraper sends as they are"
+        ) from None
+    if not token.isprintable() or " " in token:
+        raise OptionError(f"the token in {file} has blanks, lines or control characters: write one word")
+    if not token:
+        raise OptionError(f"{file} is empty: write a token into it")
+    return token
 
 
 def check_exposure(host: str, token: str | None) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from spark_jms.admin.services import LagRow, ServiceStatus
 from spark_jms.claims.views import moment
+from spark_jms.errors import DomainError
 from spark_jms.log.domain import Domain
 from spark_jms.log.named_files import NamedFiles
 from spark_jms.log.storage import now_ms
@@ -43,7 +44,7 @@ class ServiceReporter:
 
     def __init__(self, domain: Domain, engine: str, every_s: float = 10.0) -> None:
         """`every_s`: how often it reports."""
-        self._files, self._engine = NamedFiles(domain.storage, SERVICES_FOLDER), engine
+        self._domain, self._files, self._engine = domain, _files(domain), engine
         self.process = f"{socket.gethostname()}-{os.getpid()}"
         self._silent_s, self._has_forgotten = max(_SILENT_S, _MISSED * every_s), False
 
@@ -53,8 +54,13 @@ class ServiceReporter:
             if not self._has_forgotten:
                 self.forget_old()
                 self._has_forgotten = True
-            self._write(services, lag)
-        except OSError as error:
+            try:
+                self._write(services, lag)
+            except FileNotFoundError:  # the folder was deleted, and the storage remembers that it had made it
+                self._domain.check_present()
+                self._files = _files(self._domain)
+                self._write(services, lag)
+        except (DomainError, OSError) as error:
             return f"the report for --status cannot be written: {error}"
         return ""
 
@@ -81,9 +87,14 @@ class ServiceReporter:
                 self._files.delete(name)
 
 
+def _files(domain: Domain) -> NamedFiles:
+    folder, name = SERVICES_FOLDER.rsplit("/", 1)
+    return NamedFiles(domain.storage.child(folder), name)
+
+
 def service_reports(domain: Domain) -> list[ServiceReport]:
     """Of the processes that run services, and of those that were killed in the last day."""
-    files = NamedFiles(domain.storage, SERVICES_FOLDER)
+    files = _files(domain)
     reports = (_report(name, files.get(name) or b"") for name in files.names())
     return [report for report in reports if report is not None]
 

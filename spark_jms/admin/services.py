@@ -236,8 +236,9 @@ class DomainServices:
 
     def record_usage(self) -> Mapping[str, ServiceRound]:
         changed, errors = self._usage.record(self._destinations())
-        problems = tuple(f"{name}: {told(error)}" for name, error in errors.items() if self._is_there(name))
-        return {USAGE: ServiceRound({"windows": changed}, problems)}
+        problems = [f"{name}: {told(error)}" for name, error in errors.items() if self._is_there(name)]
+        problems += [f"usage history: {text}" for text in self._usage.damaged]
+        return {USAGE: ServiceRound({"windows": changed}, tuple(problems))}
 
     def close(self) -> None:
         self._rounds.close()

@@ -47,9 +47,8 @@ class AsyncProducer:
         Cancelled while it waits for that, it has sent nothing. Cancelled later, the message is sent all the same; an error of it
         goes to the log.
         """
-        await self._keep_pace()
         size = item_bytes(template if isinstance(template, Message) else arguments)  # type: ignore[arg-type]
-        await self._room.enter(size)
+        await self._wait(size)
         outcome: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         try:
             completion = _Outcome(outcome, size, self._calls, self._room)
@@ -62,16 +61,18 @@ class AsyncProducer:
             raise
         return await outcome
 
-    async def _keep_pace(self) -> None:
-        """Without blocking the loop (T5)."""
+    async def _wait(self, size: int) -> None:
+        """For flow control (T5), then for room, without blocking the loop. Cancelled, or closed, the message costs neither."""
         flow = flow_of(self._producer)
         if flow is None or flow.is_idle:
+            await self._room.enter(size)
             return
         turn = await self._calls.open(partial(flow.enter, 1), flow.leave)
         try:
             while (left_s := await self._calls.run(flow.left_s, turn)) > 0:
                 await asyncio.sleep(left_s)
-        except BaseException:  # cancelled, or closed
+            await self._room.enter(size)
+        except BaseException:
             flow.leave(turn)
             raise
 

@@ -167,7 +167,7 @@ class ServerKeeper:
 
     def _commit_everywhere(self, server: str, term: LeaseTerm) -> None:
         failed: list[Exception] = []
-        for name in self._domain.register.names():
+        for name in self._domain.registered():
             if self._stop.is_set():
                 return
             try:

@@ -70,7 +70,7 @@ def _taken(table: pa.Table, sequences: pa.Int64Array, at: pa.Int64Array) -> Iter
 
 
 class _Ranks:
-    """The place of each message in the order of delivery."""
+    """The place of each message in the order of delivery. There is none when a purge took all files before this pass."""
 
     def __init__(
         self,
@@ -81,22 +81,23 @@ class _Ranks:
         keys: list[pa.RecordBatch] = []
         numbers: list[pa.Int64Array] = []
         for batch, sequences in sorted(
-            ((_key(order, batch), sequences) for batch, sequences in read(order.columns)),
+            ((_key(order, batch), sequences) for batch, sequences in read(order.columns) if len(sequences)),
             key=lambda part: part[1][0].as_py(),
         ):
             keys.append(batch)
             numbers.append(sequences)
-        sequences = pa.concat_arrays(numbers)
-        again = pc.is_in(sequences, union(redelivered.values()).numbers())
-        table = pa.Table.from_batches(keys)
-        by = order.by_keys if isinstance(order, SortOrder) else order.delivery
-        self._delivered = sequences.take(by(table, sequences, again))
-        self.count = len(sequences)
+        self.count = sum(map(len, numbers))
+        self._delivered = pa.array([], pa.int64())
+        if self.count:
+            sequences = pa.concat_arrays(numbers)
+            again = pc.is_in(sequences, union(redelivered.values()).numbers())
+            by = order.by_keys if isinstance(order, SortOrder) else order.delivery
+            self._delivered = sequences.take(by(pa.Table.from_batches(keys), sequences, again))
 
     def of(self, sequences: pa.Int64Array) -> pa.Int64Array:
         """Messages that were in no file at the first pass come last."""
         found = pc.index_in(sequences, value_set=self._delivered).cast(pa.int64())
-        return pc.coalesce(found, pa.scalar(self.count - 1, pa.int64()))
+        return pc.coalesce(found, pa.scalar(max(self.count - 1, 0), pa.int64()))
 
 
 def _key(order: DeliveryOrder, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -124,7 +125,7 @@ def _in_buckets(
 
 
 def _put(buckets: list[PagedRows], batch: pa.RecordBatch, sequences: pa.Int64Array, ranks: _Ranks) -> None:
-    width = -(-ranks.count // len(buckets))
+    width = max(-(-ranks.count // len(buckets)), 1)
     where = pc.divide(ranks.of(sequences), width)
     named = pa.RecordBatch.from_arrays([*batch.columns, sequences], names=[*batch.schema.names, _SEQUENCE])
     for number in pc.unique(where).to_pylist():

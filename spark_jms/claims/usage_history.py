@@ -71,6 +71,11 @@ class UsageHistory:
         self._domain, self._store, self._clock_ms = domain, timed_stores(store), clock_ms
         self._table = UsageHistoryTable(domain, clock_ms)
 
+    @property
+    def damaged(self) -> list[str]:
+        """Why files of the table could not be read by the newest `record`. What follows them is recorded all the same."""
+        return list(self._table.damaged.values())
+
     def record(self, destinations: Sequence[str]) -> tuple[int, dict[str, Exception]]:
         """How many windows have changed, and by destination what prevented more of it: the others are recorded."""
         self._table.create()

@@ -29,9 +29,9 @@ def console(settings: CommandSettings, host: str, port: int, token_file: Path | 
         from spark_jms.admin.domain_sample import take
         from spark_jms.console.server import serve
 
-    token = token_file.read_text(encoding="utf-8").strip() if token_file else None
-    if token == "":
-        raise click.UsageError(f"{token_file} is empty: write a token into it")
+    from spark_jms.admin.exposure import read_token
+
+    token = read_token(token_file) if token_file else None
     with settings.opened() as (domain, store):
         asyncio.run(serve(partial(take, domain, store), host, port, token, _announce))
 

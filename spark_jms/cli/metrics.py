@@ -41,9 +41,9 @@ def metrics(
 
         from spark_jms.metrics import WAIT_S, DomainCollector, MetricsServer
 
-    token = token_file.read_text(encoding="utf-8").strip() if token_file else None
-    if token == "":
-        raise click.UsageError(f"{token_file} is empty: write a token into it")
+    from spark_jms.admin.exposure import read_token
+
+    token = read_token(token_file) if token_file else None
     with settings.opened(LOOK_S) as (domain, store):
         registry = CollectorRegistry()
         sampled = partial(take, domain, store)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -62,7 +62,7 @@ def services(
     from spark_jms.admin.service_reports import ServiceReporter
     from spark_jms.admin.services import SERVICES, DomainServices, ServiceRunner
 
-    with settings.opened(STORE_LIMIT_S) as (domain, store):
+    with _until_sigterm(once=once) as ends, settings.opened(STORE_LIMIT_S) as (domain, store):
         names_or_all(domain, destinations)  # a wrong name ends the command now
         work = DomainServices(domain, store, destinations, once=once)
         loops = work.loops(only or SERVICES)
@@ -81,12 +81,27 @@ def services(
                     begin, look = _queries(stack, runner, loops, checkpoint)
                 else:
                     begin, look = runner.start, lambda: None
-                _run(settings, work, runner, ServiceReporter(domain, chosen, every_s), begin, look, every_s)
+                _run(settings, work, runner, ServiceReporter(domain, chosen, every_s), begin, look, every_s, ends)
         finally:
             late = runner.stop()
             if late:
                 click.echo(f"jmsq: still busy, and ended with this process: {', '.join(late)}", err=True)
             work.close()
+
+
+@contextmanager
+def _until_sigterm(*, once: bool) -> Iterator[threading.Event]:
+    """It is set by SIGTERM, from the first second on: Spark, which takes some to start, is then ended as after hours. `once`: never,
+    because the signal ends the process."""
+    ends = threading.Event()
+    if once:
+        yield ends
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: ends.set())
+    try:
+        yield ends
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _engine() -> str:
@@ -133,12 +148,12 @@ def _run(
     begin: Callable[[], None],
     look: Callable[[], None],
     every_s: float,
+    ends: threading.Event,
 ) -> None:
-    """Until SIGTERM. A report that cannot be written is tried again: the services do not depend on it."""
-    ends = threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: ends.set())
+    """Until `ends`. A report that cannot be written is tried again: the services do not depend on it."""
     try:
-        begin()
+        if not ends.is_set():
+            begin()
         shown, unwritten = None, ""
         while not ends.wait(every_s):
             look()
@@ -153,7 +168,6 @@ def _run(
         _show(settings, work, runner)
     finally:
         reporter.end()
-        signal.signal(signal.SIGTERM, before)
 
 
 def _show_status(settings: CommandSettings) -> None:

@@ -181,18 +181,31 @@ class AsynchronousSender:
                 self._complete(self._sent[0])
 
     def _send_batch(self) -> None:
+        try:
+            self._take()
+            self._ship()
+        except BaseException as error:  # noqa: BLE001 - as MemoryError: the thread of all asynchronous sends must not end
+            for send in self._taken:
+                send.outcome = send.outcome or _unknown(error)
         with self._lock:
-            batch = self._taken = [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
+            unsent = self._unsent - Counter(send.outgoing.producer for send in self._taken)
+            self._sent += self._taken
+            self._unsent, self._taken = unsent, []
+            self._changed.notify_all()
+
+    def _take(self) -> None:
+        """Each send is in `_queue` or in `_taken`, wherever this ends."""
+        with self._lock:
+            while self._queue and len(self._taken) < BATCH:
+                self._taken.append(self._queue[0])
+                self._queue.popleft()
+
+    def _ship(self) -> None:
         by_destination: dict[SharedSender, list[AsynchronousSend]] = {}
-        for send in batch:
+        for send in self._taken:
             by_destination.setdefault(send.shared, []).append(send)
         for shared, sends in by_destination.items():
             _send(shared, sends)
-        with self._lock:
-            self._sent += batch
-            self._taken = []
-            self._unsent -= Counter(send.outgoing.producer for send in batch)
-            self._changed.notify_all()
 
     def _complete(self, send: AsynchronousSend) -> None:
         assert send.outcome is not None
@@ -220,9 +233,14 @@ def _send(shared: SharedSender, sends: list[AsynchronousSend]) -> None:
     except Exception as error:  # noqa: BLE001 - each listener gets it
         outcomes = [own_copy(error) for _ in sends]
     except BaseException as error:  # noqa: BLE001 - the thread of all asynchronous sends must not end
-        reason = f"an asynchronous send was interrupted by {error!r}, so its commit may be in the log"
-        outcomes = [CommitOutcomeUnknownError(reason) for _ in sends]
+        outcomes = [_unknown(error) for _ in sends]
     for send, outcome in zip(sends, outcomes, strict=True):
         send.outcome = outcome
         if send.decided is not None:
             send.decided(outcome if isinstance(outcome, Exception) else None)
+
+
+def _unknown(error: BaseException) -> CommitOutcomeUnknownError:
+    return CommitOutcomeUnknownError(
+        f"an asynchronous send was interrupted by {error!r}, so its commit may be in the log"
+    )

@@ -149,10 +149,14 @@ class Domain:
 
     def destinations(self) -> list[str]:
         """Without those that are being dropped. Raises DomainError when the root or the register is missing."""
+        return [name for name in self.registered() if (e := self.register.entry(name)) and e.dropping is None]
+
+    def registered(self) -> list[str]:
+        """With those that are being dropped. Raises DomainError when the root or the register is missing."""
         names = self.register.names()
         if not names:
             self._check_register()
-        return [name for name in names if (e := self.register.entry(name)) and e.dropping is None]
+        return names
 
     def _check_register(self) -> None:
         """A register without a name may have none, or be lost."""

@@ -73,10 +73,14 @@ class PagingFiles:
         return StoredPage(place, zlib.crc32(stored), data.size if is_packed else None)
 
     def read(self, page: StoredPage) -> pa.Buffer:
-        """Raises PagingError when the page cannot be read or is damaged."""
+        """Raises PagingError when the page cannot be read or is damaged, and when the files are closed."""
         try:
             stored = _read(self._files[page.place.segment].fileno(), page.place)
-        except OSError as error:
+        except KeyError:
+            raise PagingError(
+                f"a page in {self.directory} cannot be read: its connection was closed, and its files with it"
+            ) from None
+        except (OSError, ValueError) as error:  # ValueError: closed meanwhile
             raise PagingError(f"a page in {self.directory} cannot be read: {error}") from error
         if zlib.crc32(stored) != page.checksum:
             raise PagingError(f"a page in {self.directory} is damaged: its checksum is not that of what was written")

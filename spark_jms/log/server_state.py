@@ -48,10 +48,11 @@ def _check(domain: Domain, server: str) -> None:
 
 
 def _change(domain: Domain, server: str, since_ms: int | None) -> list[str]:
-    """The first error is raised once all destinations have been tried: one that cannot be read keeps no other from its state."""
+    """The first error is raised once all destinations have been tried: one that cannot be read keeps no other from its state. Raises
+    DomainError when the root is gone, where none could be tried."""
     changed: list[str] = []
     failed: list[tuple[str, Exception]] = []
-    for name in domain.register.names():
+    for name in domain.registered():
         try:
             with suppress(InvalidDestinationError):  # it is being dropped
                 if commit(domain.log(name), lambda s: decide_stop(s, server, since_ms)) is not None:

@@ -2,7 +2,8 @@
 
 ROOT/_jmsq/usage-history/    its partition `member` is the hour, counted from 1970
 
-A file has all windows of one hour. A change writes the files of its hours again and takes out the old ones, in one commit, which also
+A file has all windows of one hour. One that cannot be read stays beside the file with those that follow, for an administrator to
+restore. A change writes the files of its hours again and takes out the old ones, in one commit, which also
 keeps the positions (core/usage_history.py) and ends the hours that are older than 30 days.
 """
 
@@ -20,7 +21,7 @@ from spark_jms.core.ranges import Ranges
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.usage import MessageUsage
 from spark_jms.core.usage_history import KEPT_MS, WINDOW_MS, UsageChange, UsageWindow, merged
-from spark_jms.errors import InvalidDestinationError
+from spark_jms.errors import InvalidDestinationError, UnreadableTableError
 from spark_jms.log.clean_up import CleanUp, checkpoint
 from spark_jms.log.commit import Decision, commit_prepared
 from spark_jms.log.data_file import DataFile
@@ -64,6 +65,7 @@ class UsageHistoryTable:
 
     def __init__(self, domain: Domain, clock_ms: Callable[[], int] = now_ms) -> None:
         self._domain, self._clock_ms = domain, clock_ms
+        self.damaged: dict[str, str] = {}  # path -> why the newest change could not read the file
         self._cleaned_s = float("-inf")
         self._open()
 
@@ -103,10 +105,17 @@ class UsageHistoryTable:
         by_hour: dict[int, list[UsageWindow]] = {}
         for one in change.windows:
             by_hour.setdefault(one.start_ms // _HOUR_MS, []).append(one)
+        self.damaged = {}
         for hour, windows in sorted(by_hour.items()):
-            known = snapshot.member_files(hour).files
-            prepared.replaced += known
-            prepared.files.append(self._stage(hour, merged([*self._windows(known), *windows])))
+            known: list[UsageWindow] = []
+            for file in snapshot.member_files(hour).files:
+                try:
+                    known += self._windows([file])
+                except (UnreadableTableError, OSError) as error:
+                    self.damaged[file.path] = f"{type(error).__name__}: {error}"
+                else:
+                    prepared.replaced.append(file)
+            prepared.files.append(self._stage(hour, merged([*known, *windows])))
         return prepared
 
     def _stage(self, hour: int, windows: list[UsageWindow]) -> StagedFile:
@@ -136,7 +145,8 @@ class UsageHistoryTable:
                     yield UsageWindow(row["destination"], row["window_ms"], *counts, used)
 
     def read(self, destinations: Collection[str], since_ms: int = 0) -> list[UsageWindow]:
-        """The windows of these destinations that end after `since_ms`, in order. [] when no service has written any."""
+        """The windows of these destinations that end after `since_ms`, in order. [] when no service has written any. Raises
+        UnreadableTableError when a file is damaged."""
         try:
             snapshot = self.log.refresh()
         except InvalidDestinationError:
