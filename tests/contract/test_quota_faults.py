@@ -20,6 +20,7 @@ from spark_jms.admin.rename import rename_destination
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.usage import UsagePublisher, publish_usage
 from spark_jms.core import quota_watch
+from spark_jms.core.destination import QUEUE_SUBSCRIPTION
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.usage import MemberUsage, MessageUsage, PublishedUsage
 from spark_jms.errors import DomainError, JmsqError
@@ -360,7 +361,7 @@ def test_long_round_of_housekeeping_publishes_no_older_usage(root: str, monkeypa
         keeper, domain = Housekeeper(context._domain, context._store, "orders"), context._domain
 
         def round_beside_a_consumer() -> None:
-            assert keeper.is_done("", 0, Ranges.of((1, 3))) is False  # the round knows the record set
+            assert not keeper.is_done(QUEUE_SUBSCRIPTION, 0, Ranges.of((1, 3)))  # the round knows the record set
             receive(context, 3)
             UsagePublisher(domain, context._store, "orders").publish_last()
 
