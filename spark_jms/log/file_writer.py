@@ -26,6 +26,7 @@ from spark_jms.log.recent_rows import SMALL_BYTES
 from spark_jms.log.storage import Storage, now_ms
 
 ROW_GROUP_BYTES, SORTED_ROW_GROUP_BYTES = 8 * 2**20, 2**20  # a batch of a sorted destination takes a few rows of each
+FEW = 16  # rows: a dictionary for fewer takes longer to write and to read than it saves, and more room
 _MAX_STATISTICS_TEXT = 32
 ORDER_KEY = b"jmsq.order"  # in a file's footer: see reroute.py
 
@@ -55,17 +56,9 @@ class FileWriter:
             raise InvalidDestinationError(
                 f"the directory of the table {storage.uri} was deleted, so nothing can be sent to it: see `jmsq list`"
             ) from error
-        self._promoted = promoted
-        written = pa.schema([*schema, *promoted.fields]) if promoted else schema
-        dictionary = [name for name in written.names if name in DICTIONARY_COLUMNS or name in promoted.names]
-        self._writer = pq.ParquetWriter(
-            self._sink,
-            written,
-            **parquet_arguments(written, codec),
-            use_dictionary=dictionary,
-            write_statistics=False,
-            store_schema=False,
-        )
+        self._promoted, self._codec = promoted, codec
+        self._schema = pa.schema([*schema, *promoted.fields]) if promoted else schema
+        self._writer: pq.ParquetWriter | None = None  # from the first rows on
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes, self._row_group_bytes = 0, row_group_bytes
         self.rows = 0
@@ -106,18 +99,32 @@ class FileWriter:
         if self._pending:
             table = pa.Table.from_batches(self._pending)
             groups = max(self._pending_bytes // self._row_group_bytes, 1)
-            self._writer.write_table(table, row_group_size=max(-(-table.num_rows // groups), 1))
+            self._parquet(table.num_rows).write_table(table, row_group_size=max(-(-table.num_rows // groups), 1))
             self.bytes += self._pending_bytes
             self._pending, self._pending_bytes = [], 0
+
+    def _parquet(self, rows: int) -> pq.ParquetWriter:
+        """`rows`: of the first row group, or of the whole file."""
+        if self._writer is None:
+            names = (*DICTIONARY_COLUMNS, *self._promoted.names) if rows >= FEW else ()
+            self._writer = pq.ParquetWriter(
+                self._sink,
+                self._schema,
+                **parquet_arguments(self._schema, self._codec),
+                use_dictionary=[name for name in self._schema.names if name in names],
+                write_statistics=False,
+                store_schema=False,
+            )
+        return self._writer
 
     def note_order(self, producer: str, rows: Ranges) -> None:
         """The file has these of the producer's rows."""
         order = json.dumps({"producer": producer, "rows": rows.to_json()})
-        self._writer.add_key_value_metadata({ORDER_KEY.decode(): order})
+        self._parquet(self.rows).add_key_value_metadata({ORDER_KEY.decode(): order})
 
     def close(self) -> StagedFile:
         self._flush()
-        self._writer.close()
+        self._parquet(0).close()
         size = self._sink.tell()
         self._sink.close()
         return StagedFile(self.path, self.member, self.rows, size, now_ms(), self._statistics.to_json())
@@ -125,7 +132,8 @@ class FileWriter:
     def abort(self) -> None:
         for unclosed in (self._writer, self._sink):  # they would write when they are collected
             with suppress(OSError, pa.ArrowException):  # a full disk
-                unclosed.close()
+                if unclosed is not None:
+                    unclosed.close()
         self._storage.delete(self.path)
 
 
@@ -155,8 +163,7 @@ class FileStatistics:
                 continue
             if pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column)).as_py():
                 self._unordered.add(name)
-            bounds = pc.min_max(column)
-            low, high = bounds["min"].as_py(), bounds["max"].as_py()
+            low, high = _bounds(column)
             self.low[name] = min(self.low.get(name, low), low)
             self.high[name] = max(self.high.get(name, high), high)
 
@@ -178,3 +185,12 @@ class FileStatistics:
             not isinstance(bound, str) or len(bound) <= _MAX_STATISTICS_TEXT
             for bound in (self.low[name], self.high[name])
         )
+
+
+def _bounds(column: pa.Array) -> tuple[Any, Any]:
+    """The least and the greatest value of an array that has one."""
+    if len(column) == 1:  # a file of one message: a kernel would take longer than the rest of its statistics
+        (value,) = column.to_pylist()
+        return value, value
+    low, high = pc.min_max(column).as_py().values()
+    return low, high

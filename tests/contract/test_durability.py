@@ -28,8 +28,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
         seen.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
         fsync(descriptor)
 
-    def linked(source: Any, target: Any) -> None:
-        link(source, target)
+    def linked(source: Any, target: Any, **options: int) -> None:
+        link(source, target, **options)
         seen.append(("link", Path(target)))
 
     monkeypatch.setattr(os, "fsync", synced)

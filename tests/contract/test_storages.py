@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from spark_jms.log import local_storage
 from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.object_storage import ObjectStorage
 from spark_jms.testing.memory_storage import MemoryStorage
@@ -38,6 +39,36 @@ def test_storage_creates_a_file_once(storage: Any) -> None:
     assert storage.exists("a/1")
     assert not storage.exists("a/2")
     assert storage.get("a/1/below-a-file") is None
+
+
+@pytest.mark.parametrize("unnamed", [True, False])
+def test_directory_has_no_other_file_while_one_is_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unnamed: bool
+) -> None:
+    """C5: a commit that dies leaves nothing behind where the file system has files without a name; elsewhere the file has a
+    temporary name until it has its content."""
+    folder, link, names = tmp_path / "_delta_log", os.link, []
+
+    def seen(source: Any, target: Any, **options: int) -> None:
+        names.append(sorted(path.name for path in folder.iterdir()))
+        link(source, target, **options)
+
+    monkeypatch.setattr(os, "link", seen)
+    if not unnamed:
+        monkeypatch.setattr(local_storage, "_allows_unnamed", lambda folder: False)
+    elif not local_storage._allows_unnamed(tmp_path):
+        pytest.skip("this file system has no files without a name")
+    storage = LocalStorage(tmp_path)
+    assert storage.create("_delta_log/0", b"zero")
+    assert not storage.create("_delta_log/0", b"other")
+    assert [len(found) for found in names] == ([0, 1] if unnamed else [1, 2])
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"0": b"zero"}
+    assert (folder / "0").stat().st_mode == _usual_mode(folder)
+
+
+def _usual_mode(folder: Path) -> int:
+    (folder / "usual").write_bytes(b"")
+    return (folder / "usual").stat().st_mode
 
 
 def test_storage_lists_and_deletes(storage: Any) -> None:
