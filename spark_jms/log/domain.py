@@ -79,7 +79,7 @@ class Domain:
         self._lock = threading.Lock()
         self._logs: dict[tuple[str, str], DeltaLog] = {}  # by path and name
         self._admission: Callable[[], None] | None = None
-        data = self.storage.get(DOMAIN_FILE)
+        self._file = data = self.storage.get(DOMAIN_FILE)
         if data is None:
             raise DomainError(
                 f"{self.root} is not a spark-jms domain: create it with `jmsq apply --root {self.root} MODULE.yaml`"
@@ -105,6 +105,10 @@ class Domain:
                 f"{self.root} cannot be opened, because {begun}: stop its jobs and clients, then run `jmsq upgrade --root "
                 f"{self.root}`"
             )
+
+    def is_unchanged(self) -> bool:
+        """The domain file is as it was when this was opened: no other domain is in its place, and no other format version."""
+        return self.storage.get(DOMAIN_FILE) == self._file
 
     def expiration_scan_interval_ms(self) -> int:
         """As it is declared now (T6); 0: none. Raises DomainError."""

@@ -102,12 +102,12 @@ class _Writer:
             raise OptionError('messages are sent, not overwritten: use mode("append") and outputMode("append")')
         self.options, self.address = options, address_of(options)
         check_sendable(_arrow_schema(schema))
-        self.domain_root = options.root
-        domain = Domain(options.root)
-        snapshot = domain.log(self.address.destination).refresh()
+        domain = _domain(options.root)
+        snapshot = domain.log(self.address.destination).verify()
         self.destination, self.route_id = snapshot.destination, snapshot.route_id
         self.factory, self.home = _factory(domain, options), home_server(domain.servers, options.server)
         self.address.members(self.destination)  # a name that fits no member fails before anything is written
+        freeze_loaded()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         from pyspark import TaskContext
@@ -116,7 +116,7 @@ class _Writer:
         assert context is not None
         query_id = context.getLocalProperty("sql.streaming.queryId") or ""
         batch_id = int(context.getLocalProperty("streaming.sql.batchId") or int.from_bytes(os.urandom(4), "big"))
-        storage = Domain(self.options.root).log(self.address.destination).storage
+        storage = _domain(self.options.root).log(self.address.destination).storage
         if len(self.destination.pauses.members(PRODUCTION, self.destination.member_ids)) == self.destination.members:
             self.destination.check_production(self.destination.member_ids, self.route_id.epoch)
         sender = query_id or self.options.txn_app_id or context.getLocalProperty("spark.sql.execution.id") or ""
@@ -143,7 +143,7 @@ class _Writer:
         so they stay, and housekeeping removes them if it does not."""
         if None not in messages:
             return
-        storage = Domain(self.options.root).log(self.address.destination).storage
+        storage = _domain(self.options.root).log(self.address.destination).storage
         for message in messages:
             if isinstance(message, StagedMessage):
                 discard(storage, message.files)
@@ -166,8 +166,9 @@ class _Writer:
         files = [file for message in staged for file in message.files]
         if not files:
             return
-        domain = Domain(self.options.root)
+        domain = _domain(self.options.root)
         log = domain.log(self.address.destination)
+        log.verify()  # this process may know a table that was dropped and created again since
         if paced and transaction is not None:
             self._keep_pace(SinkFlow(domain, log, self.factory), staged, transaction.version)
         wait_s = min(patience_ms(files, self.destination, now_ms()), self.options.send_timeout_ms) / 1000
@@ -182,6 +183,7 @@ class _Writer:
         )
         if sent.version >= 0:
             _housekeeping(self.options.root).sent(log, sent.version)
+        freeze_loaded()
 
 
 def _sender(query_id: str, transaction: TransactionId | None) -> Sender | None:
@@ -194,10 +196,22 @@ def _sender(query_id: str, transaction: TransactionId | None) -> Sender | None:
     return Sender(what, f"{transaction.app_id}/{transaction.version}")
 
 
+_domains: dict[str, Domain] = {}  # of this process, by root
+
+
+def _domain(root: str) -> Domain:
+    """Spark makes a new writer for each batch, but plans and commits many in one process: a batch reads what was added to the log
+    and to the ledgers of its quotas since the one before it."""
+    known = _domains.get(root)
+    if known is None or not known.is_unchanged():
+        known = _domains[root] = Domain(root)
+    return known
+
+
 @functools.cache
 def _housekeeping(root: str) -> SenderHousekeeping:
-    """Of this process. Spark makes a new writer for each batch, but commits several batches in one process."""
-    return SenderHousekeeping(Domain(root))
+    """Of this process."""
+    return SenderHousekeeping(_domain(root))
 
 
 class JmsqStreamWriter(_Writer, DataSourceStreamArrowWriter):
