@@ -1,10 +1,11 @@
-"""Processes that make transactions and are killed in them: python transactor.py ROOT. Reads a line of JSON for each, and answers
-with a line.
+"""Processes that make transactions and are killed in them: python transactor.py. Reads a line of JSON for each, and answers with a
+line.
 
-{"function": …, "nth": …, "when": "before" or "after", "database": …}   one transaction, killed there; `function` "": not at all
-{"seconds": …, "seed": …, "database": …}                                a bank, killed after so long
+{"root": …, "function": …, "nth": …, "when": "before" or "after", "database": …}   one transaction, killed there; `function` "": not
+{"root": …, "transfers": …, "linger_s": …, "seed": …, "database": …}               a bank, killed so long after so many transfers
 
-`database` is a file of SQLite, or a postgresql: URI; "": none.
+`database` is a file of SQLite, or a postgresql: URI; "": none. What a killed process has written is the system's, so nothing here
+waits for a disk.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import signal
 import sqlite3
 import sys
@@ -63,7 +65,9 @@ def arm(function: str, nth: int, when: str) -> None:
 def opened(database: str) -> Any:
     if database.startswith("postgresql:"):
         return psycopg.connect(database)
-    return sqlite3.connect(database)
+    connection = sqlite3.connect(database)
+    connection.execute("PRAGMA synchronous = OFF")
+    return connection
 
 
 def account(session: TransactedSession) -> tuple[Any, int]:
@@ -72,8 +76,9 @@ def account(session: TransactedSession) -> tuple[Any, int]:
     return connection, connection.execute("SELECT coins FROM account").fetchone()[0]
 
 
-def bank(root: str, database: str, seed: int) -> None:
-    """Coins go to and fro between two queues and an account, until this process is killed."""
+def bank(root: str, database: str, seed: int, told: int) -> None:
+    """Coins go to and fro between two queues and an account, until this process is killed. `told`: a pipe that gets a byte for each
+    transfer."""
     chance = random.Random(seed)
     with connect(root, housekeeping=False) as context:
         context.last_resource("bank", lambda: opened(database))
@@ -97,6 +102,7 @@ def bank(root: str, database: str, seed: int) -> None:
                     session.rollback()
                 else:
                     session.commit()
+                    os.write(told, b".")
 
 
 def transact(root: str, database: str) -> None:
@@ -115,20 +121,35 @@ def transact(root: str, database: str) -> None:
         session.commit()
 
 
+def one_child(order: dict[str, Any], told: int) -> None:
+    if "transfers" in order:
+        bank(order["root"], order["database"], order["seed"], told)
+    if order["function"]:
+        arm(order["function"], order["nth"], order["when"])
+    transact(order["root"], order["database"])
+    os._exit(0)
+
+
+def kill_after(child: int, transfers: int, linger_s: float, done: int) -> None:
+    """In the middle of the transfers that follow; also a child that makes none."""
+    while transfers > 0 and select.select([done], [], [], 60.0)[0]:
+        transfers -= len(os.read(done, transfers)) or transfers
+    time.sleep(linger_s)
+    os.kill(child, signal.SIGKILL)
+
+
 def main() -> None:
+    os.fsync = os.fdatasync = lambda _: None
     for line in sys.stdin:
         order = json.loads(line)
-        child = os.fork()  # nothing is open and no thread runs here
+        done, told = os.pipe()
+        child = os.fork()  # nothing else is open and no thread runs here
         if not child:
-            if "seconds" in order:
-                bank(sys.argv[1], order["database"], order["seed"])
-            if order["function"]:
-                arm(order["function"], order["nth"], order["when"])
-            transact(sys.argv[1], order["database"])
-            os._exit(0)
-        if "seconds" in order:
-            time.sleep(order["seconds"])
-            os.kill(child, signal.SIGKILL)
+            one_child(order, told)
+        os.close(told)
+        if "transfers" in order:
+            kill_after(child, order["transfers"], order["linger_s"], done)
+        os.close(done)
         _, status = os.waitpid(child, 0)
         print(os.WTERMSIG(status) if os.WIFSIGNALED(status) else -os.WEXITSTATUS(status), flush=True)
 
