@@ -12,7 +12,7 @@ from tests.process.concurrency import GAP_CHECK_MS, run_concurrently
 pytestmark = pytest.mark.spark  # applications of its own
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_800)
 def test_four_writers_three_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C4, C5, C9, C13: dense sequences, exactly once, in order, bounded files; a purge to empty and a new member."""
     monkeypatch.setattr(delta_log, "_GAP_CHECK_INTERVAL_MS", GAP_CHECK_MS)  # this process follows the log too

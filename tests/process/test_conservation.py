@@ -9,7 +9,7 @@ import pytest
 from tests.process.conservation import Plan, run_conservation
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_messages_are_conserved_through_fifty_kills(tmp_path: Path) -> None:
     """C5, C8, C9, C10, C12, C18, T6: producers, consumers, movers, purges and housekeeping, each killed with -9 at any moment.
     For each destination, subscription and member: sent + transferred in = present + acknowledged + expired + refused +

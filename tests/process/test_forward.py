@@ -34,7 +34,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_killed_forwarders_lose_and_double_nothing(tmp_path: Path) -> None:
     """D5, C18: a sender sends to the member without consumers; two forwarders are killed with kill -9 in turn and started again.
     The consumer of the other member gets each message once."""

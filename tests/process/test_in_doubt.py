@@ -69,7 +69,7 @@ def flagged(pair: Pair) -> set[tuple[int, int]]:
     }
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_800)
 def test_consumer_back_within_the_timeout_finishes_its_batch(pair: Pair) -> None:
     """C5, C9: A dies with an open claim while B lives. B leaves the claim alone; A returns and finishes it."""
     pair.in_doubt_timeout(300_000)
@@ -87,7 +87,7 @@ def test_consumer_back_within_the_timeout_finishes_its_batch(pair: Pair) -> None
     assert not flagged(pair) & {(m, s) for m, picks in claim.picks.items() for s in picks.numbers()}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize(
     ("point", "nth", "in_sink"),
     [("before-claim-write", 3, True), ("before-task-read", 2, False)],
@@ -115,7 +115,7 @@ def test_claim_past_the_timeout_is_redelivered(pair: Pair, point: str, nth: int,
     pair.check_nothing_lost()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_800)
 def test_stale_instance_acknowledges_nothing(pair: Pair) -> None:
     """C9: A sleeps during a batch for longer than the session timeout. B takes over; A wakes and the store refuses it."""
     pair.in_doubt_timeout(1000)
@@ -142,7 +142,7 @@ def test_stale_instance_acknowledges_nothing(pair: Pair) -> None:
     pair.check_nothing_lost()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_800)
 def test_unclaimed_messages_are_taken_over_quickly(pair: Pair) -> None:
     """C9: after kill -9 of A, B receives A's unclaimed messages within 10 s, long before the in-doubt timeout."""
     pair.in_doubt_timeout(300_000)

@@ -17,7 +17,7 @@ from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.domain import create_domain
 from tests.process.crash import PLUGIN
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]  # two applications of its own, on a busy machine
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800)]  # two applications of its own, on a busy machine
 PROJECT = Path(__file__).parents[2]
 
 

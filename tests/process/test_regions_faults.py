@@ -42,7 +42,7 @@ def run_storm(daemons: FaultyDaemons, place: Path, faults: int, limit_s: float) 
     assert "cannot take" not in daemons.output()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_random_faults_lose_no_acknowledged_write(make_daemons: Make, tmp_path: Path) -> None:
     """R10, R15: as many of the hundred faults as fit into the time."""
     run_storm(make_daemons(), tmp_path, FAULTS, LIMIT_S)

@@ -87,7 +87,7 @@ def filled(context: Context) -> None:
         context.producer(name).send_many({"text": f"{name}{number}"} for number in range(COINS))
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_an_owner_killed_at_any_step_leaves_all_or_nothing(process: Transactor) -> None:
     """T16: kill -9 before, between and after the steps. Up to the decision nothing has happened, from it on everything happens,
     once; and nothing stays open."""
@@ -107,7 +107,7 @@ def test_an_owner_killed_at_any_step_leaves_all_or_nothing(process: Transactor) 
         assert process.run(root) == 0  # the pledges, files and coordinators are free
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_the_next_transactions_and_consumers_recover(process: Transactor) -> None:
     """T16: without housekeeping or a command; random steps, and no coin is lost or doubled."""
     chance = random.Random(7)
@@ -152,7 +152,7 @@ def account(database: str) -> tuple[int, int]:
     return coins, transfers
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_an_owner_killed_around_the_database_commit_leaves_all_or_nothing(process: Transactor, database: str) -> None:
     """T16: kill -9 before and behind PREPARED, the row, the commit, and what follows; the account tells which it is."""
     points = [("prepare", 1, "before"), ("prepare", 1, "after"), ("enter", 1, "after"), ("decide", 1, "before")]
@@ -172,10 +172,17 @@ def test_an_owner_killed_around_the_database_commit_leaves_all_or_nothing(proces
         assert process.run(root, database=database) == 0
 
 
+<<<<<<< HEAD
 @pytest.mark.timeout(600)
 def test_a_bank_that_is_killed_keeps_its_sum(process: Transactor, database: str) -> None:
     """T16: coins between two queues and an account, whose owner is killed at random; 500 transfers with PostgreSQL."""
     keep_the_sum(process, database, transfers=500 if database.startswith("postgresql:") else 100)
+=======
+@pytest.mark.timeout(900)
+def test_a_bank_that_is_killed_keeps_its_sum(database: str) -> None:
+    """T16: coins between two queues and an account; random kills, at least 60 transfers."""
+    keep_the_sum(database, transfers=60)
+>>>>>>> 0f39b84 (Tests: limits of waits and of whole tests hold on a busy machine)
 
 
 def keep_the_sum(process: Transactor, database: str, transfers: int) -> None:

@@ -37,7 +37,7 @@ def ids(context: Context, destination: str) -> list[str]:
     return [str(message.message_id) for message in context.browser(destination)]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_killed_movers_lose_and_double_nothing() -> None:
     """C18: two movers from orders to errors and one back, kill -9 after a random time, started again at once."""
     two = {"kind": "distributed-queue", "members": 2}

@@ -8,7 +8,7 @@ import pytest
 
 from tests.process.unit_moves import Plan, run_unit_moves
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1_800)
 
 
 def test_units_keep_their_order_while_everything_moves(tmp_path: Path) -> None:
