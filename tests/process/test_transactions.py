@@ -172,17 +172,10 @@ def test_an_owner_killed_around_the_database_commit_leaves_all_or_nothing(proces
         assert process.run(root, database=database) == 0
 
 
-<<<<<<< HEAD
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_800)
 def test_a_bank_that_is_killed_keeps_its_sum(process: Transactor, database: str) -> None:
     """T16: coins between two queues and an account, whose owner is killed at random; 500 transfers with PostgreSQL."""
     keep_the_sum(process, database, transfers=500 if database.startswith("postgresql:") else 100)
-=======
-@pytest.mark.timeout(900)
-def test_a_bank_that_is_killed_keeps_its_sum(database: str) -> None:
-    """T16: coins between two queues and an account; random kills, at least 60 transfers."""
-    keep_the_sum(database, transfers=60)
->>>>>>> 0f39b84 (Tests: limits of waits and of whole tests hold on a busy machine)
 
 
 def keep_the_sum(process: Transactor, database: str, transfers: int) -> None:
