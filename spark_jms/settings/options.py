@@ -162,6 +162,15 @@ class Options(Table):
     max_delay_ms: int = setting(
         "maxTriggerDelay", Duration(), 900_000, "… but not longer than this after the previous batch.", used_in="S"
     )
+    small_batch_messages: int = setting(
+        "smallBatchMessages",
+        Whole(0),
+        0,
+        "A micro-batch of at most so many messages is one partition, and so one task, which has the members one after the other: "
+        "it takes less processor time. 0 = each member is a partition, so that tasks which take long for a message run beside "
+        "each other.",
+        used_in="S",
+    )
     in_doubt_timeout_ms: int | None = setting(
         "inDoubtTimeout",
         Duration(),

@@ -63,6 +63,13 @@ class MemberPartition(InputPartition):
     unpacks: bool = False  # the destination may have compressed bodies
 
 
+@dataclass
+class SmallBatchPartition(InputPartition):
+    """All members' parts of a small batch, one after the other: one task, because a task costs more than its messages."""
+
+    parts: list[MemberPartition]
+
+
 class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options) -> None:
         check_streaming(options)
@@ -299,7 +306,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         subscriber = self._open(batch.consumer)
         withheld = subscriber.resume(batch)
-        out: list[InputPartition] = []
+        out: list[MemberPartition] = []
         snapshot = subscriber.table.refresh()
         order = delivery_order(snapshot.destination)
         if snapshot.table_id != subscriber.table_id:
@@ -323,7 +330,9 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         snapshot.destination.has_compressed,
                     )
                 )
-        return out
+        if len(out) > 1 and sum(part.picks.count for part in out) <= self.options.small_batch_messages:
+            return [SmallBatchPartition(out)]
+        return list(out)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Does nothing: the next latestOffset acknowledges, in the write that claims."""
@@ -341,8 +350,10 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- reading, in a task ---------------------------------------------------------------------------------------
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        assert isinstance(partition, MemberPartition)
-        yield from read_partition(partition)
+        parts = partition.parts if isinstance(partition, SmallBatchPartition) else [partition]
+        for part in parts:
+            assert isinstance(part, MemberPartition)
+            yield from read_partition(part)
         freeze_loaded()
 
     def __getstate__(self) -> dict[str, Any]:

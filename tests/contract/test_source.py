@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from spark_jms.log.domain import Domain
 from spark_jms.log.subscriptions import drop_subscription
 from spark_jms.spark.browser import JmsqReader
 from spark_jms.spark.options import parse_options
-from spark_jms.spark.source import JmsqStreamReader, read_partition
+from spark_jms.spark.source import JmsqStreamReader, MemberPartition, SmallBatchPartition, read_partition
 from spark_jms.testing import memory_domain
 
 LIMIT = ReadMaxRows(1000)
@@ -87,6 +88,27 @@ def test_small_files_are_delivered_in_one_batch(root: str) -> None:
     assert [row["sequence"] for batch in batches for row in batch.to_pylist()] == list(range(1, 24))
     assert [row["text"] for row in batches[0].to_pylist()[:20]] == [str(number) for number in range(20)]
     source.stop()
+
+
+def test_small_batch_is_one_task() -> None:
+    """C4, C5: with smallBatchMessages, up to so many messages are one partition, which has the members one after the other."""
+    with memory_domain("file", orders={"kind": "distributed-queue", "members": 3}) as root:
+        source = reader(root, smallBatchMessages="6")
+        start = first_batch(source)
+        for texts, tasks in ((("1", "2", "3", "4", "5", "6"), 1), (tuple("abcdefg"), 3), (("last",), 1)):
+            send(root, *texts)
+            end = source.latestOffset(start, LIMIT)
+            partitions = pickle.loads(pickle.dumps(source.partitions(start, end)))
+            assert len(partitions) == tasks
+            assert [type(partition) for partition in partitions] == [
+                SmallBatchPartition if len(texts) == 6 else MemberPartition
+            ] * tasks
+            read = [row for part in partitions for batch in source.read(part) for row in batch.to_pylist()]
+            assert sorted(row["text"] for row in read) == sorted(texts)
+            places = [(row["member"], row["sequence"]) for row in read]
+            assert places == sorted(places)
+            start = end
+        source.stop()
 
 
 def test_loaded_modules_are_frozen_after_each_task(root: str) -> None:
