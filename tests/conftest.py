@@ -29,7 +29,8 @@ settings.register_profile("spark-jms", deadline=None, print_blob=True, derandomi
 settings.register_profile("search", deadline=None, print_blob=True)
 settings.load_profile("search" if os.environ.get("JMSQ_SEARCH") else "spark-jms")
 
-os.environ.setdefault("JMSQ_PATIENCE", "4")  # of this process, before it imports `wait_until`, and of those that it starts
+# Of this process, before it imports `wait_until`, and of those that it starts.
+os.environ.setdefault("JMSQ_PATIENCE", "4")
 os.environ.update(java_environment())  # of every JVM that a test starts, itself or by an application
 
 HERE = Path(__file__).parent
