@@ -12,7 +12,7 @@ PATIENCE = float(os.environ.get("JMSQ_PATIENCE", "1"))
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 10.0, what: str | Callable[[], str] = "") -> None:
-    """Return as soon as `condition()` is true; after the time-out, `PATIENCE` times as long, AssertionError with `what`, evaluated then."""
+    """Return as soon as `condition()` is true; after `PATIENCE` times the time-out, AssertionError with `what`, evaluated then."""
     timeout_s *= PATIENCE
     deadline = time.monotonic() + timeout_s
     while not condition():
