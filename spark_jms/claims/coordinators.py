@@ -233,6 +233,10 @@ class Coordinators:
         found = coordinator.state.open
         return found is not None and found.ticket == ticket and found.state is TransactionState.COMMITTED
 
+    def seem_used(self) -> bool:
+        """The first slot has a record, which the first transaction made. False also where a salvage has left only others."""
+        return home_of(self._store).info(coordinator_record(0)) is not None
+
     def recover(self) -> tuple[str, ...]:
         """Complete what dead owners left open. Returns why transactions do not end."""
         left = _left_open(home_of(self._store))

@@ -69,6 +69,7 @@ class Housekeeper:
 
     ABANDONED_EVERY_S = 60.0  # looks for temporary destinations of dead contexts
     TRANSACTIONS_EVERY_S = 5.0  # looks for transactions of dead owners
+    UNUSED_TRANSACTIONS_EVERY_S = 60.0  # the same, while it seems that the domain never had any
 
     def __init__(self, domain: Domain, store: Store, destination: str) -> None:
         self._domain, self._store, self._destination = domain, timed_stores(store), destination
@@ -96,7 +97,7 @@ class Housekeeper:
         self._looked_for_abandoned_s = time.monotonic()
         self._pledges = Pledges(home_of(self._store), self._messages)
         self._coordinators = Coordinators(domain, self._store)
-        self._looked_for_transactions_s = -self.TRANSACTIONS_EVERY_S
+        self._looked_for_transactions_s = -self.UNUSED_TRANSACTIONS_EVERY_S
 
     def live_names(self) -> list[str]:
         """A purge asks for them when its snapshot is fixed."""
@@ -158,15 +159,17 @@ class Housekeeper:
         recover_transfers(self._transfers, self._session, snapshot, self._state, names, pledges=self._pledges)
 
     def _recover_transactions(self) -> None:
-        """Whose owners died (T16)."""
+        """Whose owners died (T16). The look goes through the names of all records, so a domain without transactions has it rarely."""
         now_s = time.monotonic()
-        if now_s - self._looked_for_transactions_s >= self.TRANSACTIONS_EVERY_S and not is_temporary(self._destination):
-            self._looked_for_transactions_s = now_s
-            problems = self._coordinators.recover()
-            if problems:
-                raise TransferError(
-                    f"{len(problems)} step(s) of transactions wait: {problems[0]}; see `jmsq transactions`"
-                )
+        since_s = now_s - self._looked_for_transactions_s
+        if since_s < self.TRANSACTIONS_EVERY_S or is_temporary(self._destination):
+            return
+        if since_s < self.UNUSED_TRANSACTIONS_EVERY_S and not self._coordinators.seem_used():
+            return
+        self._looked_for_transactions_s = now_s
+        problems = self._coordinators.recover()
+        if problems:
+            raise TransferError(f"{len(problems)} step(s) of transactions wait: {problems[0]}; see `jmsq transactions`")
 
     def _pass_barriers(self) -> None:
         """Of records that no consumer holds any more."""

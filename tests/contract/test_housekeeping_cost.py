@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import spark_jms
+from spark_jms.claims.coordinators import Coordinators
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.client import shared_send
 from spark_jms.client.context import Context
@@ -153,6 +155,31 @@ def test_purge_reads_the_register_once_a_round_not_once_a_file(
         assert len(asked) <= counts[-1]
     finally:
         housekeeper.close()
+
+
+def test_domain_without_transactions_is_rarely_searched_for_them(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T16, C13: the search goes through the names of all records; with the first transaction it is done every 5 s."""
+    housekeeper, looks = Housekeeper(context._domain, context._store, "orders"), list[int]()
+    recover = Coordinators.recover
+
+    def counted(self: Coordinators) -> tuple[str, ...]:
+        looks.append(1)
+        return recover(self)
+
+    monkeypatch.setattr(Coordinators, "recover", counted)
+
+    def looks_after(seconds: float) -> int:
+        looks.clear()
+        housekeeper._looked_for_transactions_s = time.monotonic() - seconds
+        housekeeper._recover_transactions()
+        return len(looks)
+
+    assert [looks_after(seconds) for seconds in (1, 6, 61)] == [0, 0, 1]
+    context._coordinators.give_back(context._coordinators.take())
+    assert [looks_after(seconds) for seconds in (1, 6, 61)] == [0, 1, 1]
+    housekeeper.close()
 
 
 def test_uses_are_not_read_for_each_record_set(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
