@@ -4,7 +4,7 @@ Senders open no store, so they cannot read what consumers have finished. A proce
 unfinished up to the member's last sequence at that time. A sender adds what its own snapshot of the log has behind that
 sequence:
 
-    usage now = the published usage + the messages behind the published last sequences
+    usage now = the published usage + the messages behind the published last sequences, whether purged meanwhile or not
 
 A subscription that began before these, and of which the publication does not know, may have all of them: then all messages in the
 log count until the next publication.

@@ -68,19 +68,21 @@ class UsageFiles:
         self, published: PublishedUsage | None, snapshot: Snapshot, only: Collection[int] | None = None
     ) -> MessageUsage:
         """The same by a publication that was read before."""
-        subscriptions, messages, size = snapshot.destination.subscriptions.values(), 0, 0
+        subscriptions, found = snapshot.destination.subscriptions.values(), MessageUsage()
         for member, files in snapshot.members.items():
-            if not len(files) or (only is not None and member not in only):
+            if only is not None and member not in only:
                 continue
-            then, after = published.of(member, subscriptions) if published else None, 0
-            if then is not None:
-                messages, size, after = messages + then.unfinished.messages, size + then.unfinished.bytes, then.last
-            for found in (
-                self._of_base((snapshot.table_id, member), files, after),
-                _behind((file for file in files.tail if file.last > after), after),
-            ):
-                messages, size = messages + found.messages, size + found.bytes
-        return MessageUsage(messages, size)
+            then = published.of(member, subscriptions) if published else None
+            after = then.last if then is not None else 0
+            behind = self._of_base((snapshot.table_id, member), files, after)
+            behind += _behind((file for file in files.tail if file.last > after), after)
+            if (
+                then is not None
+            ):  # a purge of what was sent since lowers nothing: the next publication tells that it is finished
+                sent = max(snapshot.last_sequence(member) - after, 0)
+                behind = then.unfinished + MessageUsage(sent, behind.bytes)
+            found += behind
+        return found
 
     def _of_base(self, member: tuple[str, int], files: MemberFiles, after: int) -> MessageUsage:
         known = self._bases.get(member)

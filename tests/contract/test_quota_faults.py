@@ -373,6 +373,26 @@ def test_long_round_of_housekeeping_publishes_no_older_usage(root: str, monkeypa
         keeper.close()
 
 
+def test_purge_lowers_no_usage_before_it_is_published(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T1: or the next send would raise it again by what was purged, above the maximum after a grant of that room."""
+    made(root, {"messagesMaximum": 10})
+    with connect(root, housekeeping=False) as context:
+        log, usages = context._domain.log("orders"), context._domain.usages
+        context.producer("orders").send_many([{"text": "a"}] * 3)
+        UsagePublisher(context._domain, context._store, "orders").publish_last()
+        monkeypatch.setattr(UsagePublisher, "publish", lambda self, paced=True: None)
+        receive(context, 3)
+        keeper = Housekeeper(context._domain, context._store, "orders")
+        keeper.rounds.round()
+        assert keeper.rounds.total.purged_messages == 3
+        assert usages.at(log.refresh()).messages == 3
+        context.producer("orders").send_many([{"text": "b"}] * 2)
+        assert usages.at(log.refresh()).messages == 5
+        keeper._publish_usage()
+        assert usages.at(log.refresh()).messages == 2
+        keeper.close()
+
+
 def test_quota_costs_a_send_seven_questions_of_the_storage(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """T1: on object storage each is a request; and one in eight sends lists the ledger and deletes its old entries."""
     made(root, {"messagesMaximum": 1_000})

@@ -28,7 +28,7 @@ def produce(root: str, destination: str, timeout: str, path: Path, size: int) ->
         while not stop.exists():
             out.write(f"try {n} {size}\n")
             try:
-                producer.send_many([{"text": f"{path.name}:{n}:{i}"} for i in range(size)])
+                producer.send_many([{"text": f"{path.name}:{n}:{i}"} for i in range(size)], chunk_messages=size)
             except QuotaExceededError as late:
                 out.write(f"late {n} {size} {late}\n")
                 continue
