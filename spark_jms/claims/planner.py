@@ -131,7 +131,8 @@ class Planner:
             current, max_rows = None, None  # units may have become available meanwhile: from the start to the end
         begin = current.behind + 1 if current else 1
         waiting = state.waiting
-        over = state.unfinished_of(self._over.get(member, EMPTY)) - state.claimed - state.moving
+        if over := self._over.get(member, EMPTY):
+            over = state.unfinished_of(over) - state.claimed - state.moving
         kept_back = waiting | apart | over | state.beyond_limit(snapshot.destination.redelivery_limit)
         now = self._clock_ms()
         if (refused := self._refused.get(member)) is not None:
