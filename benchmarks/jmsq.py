@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import DAEMONS
-from benchmarks.peers.base import Sender
+from benchmarks.peers.base import PACE, Sender
 from benchmarks.workbench import Workbench
 
 DESTINATION = "orders"
@@ -17,6 +17,7 @@ MEMBERS = 4
 ALL = "jmsq all columns"
 TWO = "jmsq body,sequence"
 REPLICATED = "jmsq, replicated checkpoint"
+PACED = "jmsq, one task every 300 ms"
 
 
 class JmsqPeer:
@@ -27,6 +28,7 @@ class JmsqPeer:
     sink_cell = "jmsq"
     source_cells: tuple[str, ...] = (ALL, TWO)
     latency_cell = "jmsq"
+    latency_trigger = "0 seconds"
     servers: frozenset[str] = frozenset()
 
     def __init__(self, bench: Workbench) -> None:
@@ -78,6 +80,17 @@ class JmsqPeer:
 
     def _root(self, number: int) -> Path:
         return self._home / f"root-{number}"
+
+
+class PacedPeer(JmsqPeer):
+    """The same, with a batch every 300 ms that is one task: about the latency of Spark's Kafka connector without a pause."""
+
+    latency_cell = PACED
+    latency_trigger = PACE
+
+    def latency_source(self, number: int) -> Any:
+        reader = self._bench.spark.readStream.format("jmsq").option("root", str(self._root(number)))
+        return reader.option("destination", DESTINATION).option("smallBatchMessages", 100).load()
 
 
 class ReplicatedPeer(JmsqPeer):

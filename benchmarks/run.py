@@ -47,11 +47,11 @@ from benchmarks import (  # noqa: E402
     subscriptions,
     throughput,
 )
-from benchmarks.jmsq import JmsqPeer, ReplicatedPeer, replicated_door  # noqa: E402
+from benchmarks.jmsq import JmsqPeer, PacedPeer, ReplicatedPeer, replicated_door  # noqa: E402
 from benchmarks.measure import input_directory  # noqa: E402
 from benchmarks.peers import LatencyPeer, ThroughputPeer  # noqa: E402
 from benchmarks.peers.delta import DeltaPeer  # noqa: E402
-from benchmarks.peers.kafka import Broker, KafkaPeer  # noqa: E402
+from benchmarks.peers.kafka import Broker, KafkaPeer, PacedKafkaPeer  # noqa: E402
 from benchmarks.recorder import Recorder  # noqa: E402
 from benchmarks.results import Results, from_lines  # noqa: E402
 from benchmarks.workbench import FAMILIES, PARTS, SPARKLESS, BenchmarkOptions, Workbench, open_session  # noqa: E402
@@ -145,7 +145,9 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
             both: list[LatencyPeer] = [*ours]
             if jmsq is not None:
                 door = doors.enter_context(replicated_door(bench.new_path("replicated")))
-                both.insert(1, ReplicatedPeer(bench, door))
+                both[1:1] = [PacedPeer(bench), ReplicatedPeer(bench, door)]
+            if broker is not None:
+                both.append(PacedKafkaPeer(bench, broker))
             latency.run(bench, both)
     if options.wants("commit", "planning") and "jmsq" in only:
         scaling.run(bench)

@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+PACE = "300 milliseconds"
+"""The trigger of the latency cells "every 300 ms"."""
+
 Sender = Callable[[Sequence[bytes]], None]
 """Send the payloads; may return before they are durable, as the peer's ordinary client does."""
 
@@ -32,11 +35,12 @@ class ThroughputPeer(Protocol):
 
 
 class LatencyPeer(Protocol):
-    """Producer and source of the latency part; `source` has a binary column `body`. `servers` are the roles of its servers'
-    processes (measure.py)."""
+    """Producer and source of the latency part; `source` has a binary column `body`. `latency_trigger`: the query's processingTime.
+    `servers` are the roles of its servers' processes (measure.py)."""
 
     family: str
     latency_cell: str
+    latency_trigger: str
     servers: frozenset[str]
 
     def begin(self, number: int) -> None: ...

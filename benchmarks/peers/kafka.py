@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks import jars
 from benchmarks.errors import PeerMissingError
 from benchmarks.measure import BROKER
-from benchmarks.peers.base import Sender
+from benchmarks.peers.base import PACE, Sender
 from benchmarks.peers.java_process import JavaProcess
 from benchmarks.workbench import Workbench
 
@@ -110,6 +110,9 @@ class Broker:
         raise PeerMissingError(f"Kafka {jars.KAFKA}: not up within {START_TIMEOUT_S} s: {self._process.log_tail()}")
 
 
+UNPACED, PACED_KAFKA = "spark-kafka", "spark-kafka, every 300 ms"
+
+
 class KafkaPeer:
     """Topics of 4 partitions; acks=all, a linger of 5 ms and batches of 128 KiB: the fastest settings found here."""
 
@@ -117,7 +120,8 @@ class KafkaPeer:
     consumes = False
     sink_cell = "spark-kafka"
     source_cells: tuple[str, ...] = ("spark-kafka",)
-    latency_cell = "spark-kafka"
+    latency_cell = UNPACED
+    latency_trigger = "0 seconds"
     servers = frozenset({BROKER})
 
     def __init__(self, bench: Workbench, broker: Broker) -> None:
@@ -169,6 +173,16 @@ class KafkaPeer:
 
     def _topic(self, number: int) -> str:
         return f"bench-{number}"
+
+
+class PacedKafkaPeer(KafkaPeer):
+    """The same, with a batch every 300 ms."""
+
+    latency_cell = PACED_KAFKA
+    latency_trigger = PACE
+
+    def _topic(self, number: int) -> str:
+        return f"bench-paced-{number}"
 
 
 def free_ports(count: int) -> list[int]:
