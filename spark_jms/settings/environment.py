@@ -6,7 +6,7 @@ import attrs
 
 from spark_jms.settings.destination import COMPRESSIONS
 from spark_jms.settings.table import Table, setting
-from spark_jms.settings.types import Choice, Size, Text
+from spark_jms.settings.types import Choice, Size, Text, Whole
 
 ROOT_VARIABLE = "JMSQ_ROOT"
 SERVER_VARIABLE = "JMSQ_SERVER"
@@ -76,4 +76,11 @@ class Environment(Table):
     ivy_settings: str | None = setting("JMSQ_IVY_SETTINGS", PATH, None, "An ivysettings.xml for the same.")
     directory: str | None = setting(
         "RS_DIRECTORY", PATH, None, "The Global Directory, for `jmsq store` where no `--dir` is given."
+    )
+    patience: int = setting(
+        "JMSQ_PATIENCE",
+        Whole(1),
+        1,
+        "How many times as long as their limits the waits of `spark_jms.testing` last before they fail. On a busy machine a test may "
+        "need more.",
     )

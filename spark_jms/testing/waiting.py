@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 _POLL_S = 0.005
 # A limit says what a quiet machine needs at most. A busy one may need several times as long, which is no fault of what is waited for.
-PATIENCE = float(os.environ.get("JMSQ_PATIENCE", "1"))
+PATIENCE = int(os.environ.get("JMSQ_PATIENCE", "1"))
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 10.0, what: str | Callable[[], str] = "") -> None:
