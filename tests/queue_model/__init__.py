@@ -4,8 +4,11 @@ claims, with the storage and the store in memory.
 A seed is one run: queries and clients share a queue while they crash, stall, return and hand records over, while messages
 are sent, purged and compacted, moved to other queues and back, while members are added, while checkpoints are copied, and
 while the queue is renamed, or dropped and created again. Senders, movers and administrators die at any of their writes.
+A queue may limit redeliveries, have an error destination, sort by priority and forward; its messages may expire; it is paused
+and resumed (C8, C12, D5, T6, T14).
 Then the faults end, and the consumers must drain the queue.
 
+    rules.py           what the queue of a seed is declared with
     clock.py           one clock for all processes
     parsing.py         pure parsers run once for the same bytes
     tables.py          the destinations, each life of them, and which message is where

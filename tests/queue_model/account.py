@@ -8,14 +8,18 @@ from itertools import pairwise
 
 from spark_jms.core.batch import Batch, claim_number
 from spark_jms.core.claim import Claim
-from spark_jms.core.message_state import MessageEvent
+from spark_jms.core.pause import CONSUMPTION
 from spark_jms.core.ranges import Ranges, union
 from spark_jms.core.record_names import consumer_record
 from spark_jms.core.record_set import RecordSet
+from spark_jms.log.snapshot import Snapshot
+from spark_jms.settings.destination import UNLIMITED
 from spark_jms.store import MemoryStore
+from tests.queue_model.clock import Clock
 from tests.queue_model.conservation import NEW, Conservation
 from tests.queue_model.consumers import ConsumerProcess, DeliveredRow, Query
 from tests.queue_model.crowd import Crowd
+from tests.queue_model.rules import Rules
 from tests.queue_model.senders import Senders
 from tests.queue_model.tables import Place, Tables
 
@@ -26,16 +30,24 @@ class Account:
     store: MemoryStore
     senders: Senders
     conservation: Conservation
-    revoked: set[tuple[str, int]] = field(default_factory=set)  # claim, sequence
+    clock: Clock
+    rules: Rules
+    revoked: dict[tuple[str, int], int] = field(
+        default_factory=dict
+    )  # claim, sequence -> when it may come again at first
+    claims: dict[Place, list[str]] = field(default_factory=dict)  # of messages that wait before they come again
     _checked: dict[tuple[str, int], RecordSet] = field(default_factory=dict)
     newest: dict[tuple[str, str], int] = field(
         default_factory=dict
     )  # table, consumer -> the number of its newest claim
+    planned: Snapshot | None = None  # what the newest plan of a consumer has seen of the log
 
-    def note_revocation(self, claim: Claim, picks: Ranges, event: MessageEvent) -> None:
+    def note_revocation(self, claim: Claim, picks: Ranges, until_ms: int) -> None:
         """A revocation that was planned and not written counts too, so the account misses some, and invents none."""
-        if event is MessageEvent.REDELIVER:
-            self.revoked |= {(claim.id, s) for s in picks.numbers().tolist()}
+        for sequence in picks.numbers().tolist():
+            if (claim.id, sequence) not in self.revoked:
+                self.revoked[claim.id, sequence] = until_ms
+                self.conservation.returns[sequence] += 1
 
     def check_claim(self, consumer: ConsumerProcess, batch: Batch) -> None:
         """A consumer claims messages of the living table only. One consumer at a time has messages of a unit of order, and
@@ -44,12 +56,22 @@ class Account:
         name, orders = consumer.name, self.tables.orders
         assert batch.table == orders.table_id, f"{name} has claimed messages of a destination that was dropped"
         self.tables.note_arrivals()  # a plan finishes open transfers
-        states, groups = self.tables.states(orders), self.senders.groups
+        states, groups, snapshot = self.tables.states(orders), self.senders.groups, self.tables.snapshot(orders)
         for member, pick in batch.members.items():
             others = union(c.picks for c in states[member].claims.values() if c.consumer != batch.consumer)
             held = {groups[text] for text in self.tables.texts_of(batch.table, member, others)} - {None}
             got = {groups[text] for text in self.tables.texts_of(batch.table, member, pick.picks)}
             assert not held & got, f"{name} got units of order {held & got} that other consumers have"
+            self._check_redelivery(name, batch, member)
+            places = (Place(batch.table, member, sequence) for sequence in pick.picks.numbers().tolist())
+            late = [place.sequence for place in places if self.tables.is_over(place, self.clock.ms())]
+            assert not late, f"{name} got expired messages: {late}"
+            paused = snapshot.destination.pauses.find(CONSUMPTION, member)
+            assert not paused, f"{name} got messages of member {member}, whose consumption is paused"
+            if self.rules.sorts and consumer.selector is None and not snapshot.destination.pauses:
+                assert self.planned is not None
+                seen = self.planned.last_sequence(member)  # the plan itself may finish a transfer between members
+                self._check_priority(name, batch, member, states[member].available(1, seen))
             self._check_unit_order(name, batch, member, states[member])
         if isinstance(consumer, Query):
             assert consumer.subscriber is not None
@@ -60,12 +82,45 @@ class Account:
             assert number > self.newest.get(key, 0), f"{name} gives claim number {number} again"
             self.newest[key] = number
 
+    def _check_redelivery(self, name: str, batch: Batch, member: int) -> None:
+        """No message comes again too often, or too early."""
+        pick, limit = batch.members[member], self.rules.redelivery_limit
+        most = max(pick.redelivered, default=1)
+        assert limit == UNLIMITED or most <= limit + 1, (
+            f"{name} got a message for the {most}th time, the limit is {limit}"
+        )
+        if self.rules.redelivery_delay_ms:
+            for sequence in pick.picks.numbers().tolist():
+                known = self.claims.setdefault(Place(batch.table, member, sequence), [])
+                wait_ms = max((self.revoked.get((claim, sequence), 0) for claim in known), default=0) - self.clock.ms()
+                assert wait_ms <= 0, f"{name} got message {sequence} {wait_ms} ms before its redelivery delay was over"
+                known.append(batch.claim)
+
+    def _check_priority(self, name: str, batch: Batch, member: int, available: Ranges) -> None:
+        """None that might have come has a higher priority; units of order have ranks of their own."""
+        state, now, senders = self.tables.states(self.tables.orders)[member], self.clock.ms(), self.senders
+        free = available - state.waiting - state.beyond_limit(self.rules.redelivery_limit)
+        got = self.tables.texts_of(batch.table, member, batch.members[member].picks)
+        lowest = min((senders.priorities[text] for text in got if senders.groups[text] is None), default=9)
+        for sequence in free.numbers().tolist():
+            place = Place(batch.table, member, sequence)
+            text = self.tables.texts[place]
+            if senders.groups[text] is None and senders.due_ms[text] <= now and not self.tables.is_over(place, now):
+                priority = senders.priorities[text]
+                assert priority <= lowest, (
+                    f"{name} got messages of priority {lowest} before {text} of priority {priority}"
+                )
+
     def _check_unit_order(self, name: str, batch: Batch, member: int, state: RecordSet) -> None:
         picks = batch.members[member].picks
         own = union(c.picks for c in state.claims.values() if c.consumer == batch.consumer)
         stuck: set[str] = set()
-        for sequence in (state.unfinished(1, picks.last) - (own - picks)).numbers().tolist():
-            group = self.senders.groups[self.tables.text(batch.table, member, sequence)]
+        kept_back = state.beyond_limit(self.rules.redelivery_limit)  # it blocks none: it will never be delivered here
+        for sequence in (state.unfinished(1, picks.last) - (own - picks) - kept_back).numbers().tolist():
+            place = Place(batch.table, member, sequence)
+            group = self.senders.groups[self.tables.texts[place]]
+            if self.tables.is_over(place, self.clock.ms()) and sequence not in picks:
+                continue  # it will never be delivered
             if group is not None and sequence in picks:
                 assert group not in stuck, f"{name} got message {sequence} of unit {group} before an earlier one"
             elif group is not None:
@@ -116,7 +171,7 @@ class Account:
             if any((d.claim, d.sequence) not in self.revoked for d in deliveries)
         )
         finished = {d.text for consumer in crowd.consumers for d in consumer.finished}
-        lost = set(self.tables.texts.values()) - finished - self.tables.discarded
+        lost = set(self.tables.texts.values()) - finished - self.tables.discarded - self.conservation.over
         assert not lost, f"lost: {sorted(lost, key=int)[:10]}"
         doubled = [text for text, places in received.items() if places > 1 and text not in self.tables.returned]
         assert not doubled, f"received, and received again after a move: {doubled[:10]}"
@@ -128,7 +183,7 @@ class Account:
                     f"{text} was delivered twice, and its claim was not revoked: {deliveries}"
                 )
                 assert after.count > before.count, f"{text} was delivered twice and not flagged: {deliveries}"
-        if in_order and isinstance(crowd.consumers[0], Query) and not self.revoked:
+        if in_order and not self.rules.sorts and isinstance(crowd.consumers[0], Query) and not self.revoked:
             for table, member, _ in self.tables.numbers():
                 delivered = crowd.consumers[0].delivered
                 mine = [d for d in delivered if (d.table, d.member) == (table, member)]

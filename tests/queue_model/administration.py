@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,13 +11,24 @@ from dataclasses import dataclass, field
 from attrs import evolve
 
 from spark_jms.admin.drop import drop_destination, plan_drop
+from spark_jms.admin.forward import MemberForwarder
 from spark_jms.admin.move import MoveOrder, move
+from spark_jms.admin.pause import pause, resume
+from spark_jms.admin.redrive import RedriveOrder, redrive
 from spark_jms.admin.rename import rename_destination
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.record_sets import operations
 from spark_jms.core.destination import Destination
+from spark_jms.core.pause import OPERATIONS, Pause
 from spark_jms.core.record_names import member_record
-from spark_jms.errors import DestinationDroppedError, InvalidDestinationError, MemberUnavailableError
+from spark_jms.core.selector import Selector
+from spark_jms.errors import (
+    DestinationDroppedError,
+    InsertionPausedError,
+    InvalidDestinationError,
+    MemberUnavailableError,
+    TransferError,
+)
 from spark_jms.log.clean_up import checkpoint, clean_up
 from spark_jms.log.compaction import compact
 from spark_jms.log.declarations import apply_destinations
@@ -25,13 +37,8 @@ from spark_jms.log.purge import purge
 from spark_jms.store import MemoryStore, RecordHeldError
 from tests.queue_model.clock import Clock
 from tests.queue_model.crowd import Killable
+from tests.queue_model.rules import Rules, aside
 from tests.queue_model.tables import ROOT, ModelDestination, Tables
-
-
-def declared(name: str, members: int) -> Destination:
-    """Two destinations; clean-up deletes files that left the log at once."""
-    kind = "queue" if members == 1 else "distributed-queue"
-    return Destination(name, kind, members, file_grace_ms=0)
 
 
 @dataclass
@@ -41,6 +48,8 @@ class Administration:
     clock: Clock
     random: random.Random
     killable: Killable
+    rules: Rules
+    seen: Counter[str]
     drops: int = 0
     renames: int = 0
     moved: bool = False
@@ -52,6 +61,41 @@ class Administration:
     # -- moving ---------------------------------------------------------------------------------------------------
     def move(self) -> None:
         self._move(self.tables.orders, self.tables.aside, self.random.choice([1, 5, 50]))
+
+    def move_between(self) -> None:
+        """From one member of the queue to another."""
+        orders = self.tables.orders
+        if orders.table_id:
+            source, target = self.random.sample(range(self.tables.snapshot(orders).destination.members), 2)
+            order = MoveOrder(orders.name, orders.name, members=(source,), target_member=target, limit=5)
+            self._transfer(lambda: move(self.domain, self.store, order, wait_s=0), orders)
+
+    def redrive(self) -> None:
+        """What came to the error destination goes back, without what was added there."""
+        if not self.rules.keeps_failed:
+            return
+        orders, aside = self.tables.orders, self.tables.aside
+        order = RedriveOrder(aside.name, orders.name, limit=self.random.choice([None, 1, 5]))
+        self._transfer(lambda: redrive(self.domain, self.store, order, wait_s=0), aside, orders)
+
+    def forward(self) -> None:
+        """Two rounds: the first sees which members have no consumers."""
+        orders = self.tables.orders
+        if not (self.rules.forwards and orders.table_id):
+            return
+        forwarder = MemberForwarder(Domain(ROOT), self.store, orders.name, self.clock.monotonic)
+
+        def forward() -> None:
+            for _ in range(2):
+                found = [
+                    text
+                    for text in forwarder.run().problems
+                    if "MemberUnavailable" not in text and "paused" not in text
+                ]
+                assert not found, f"forwarding fails: {found}"
+                self.clock.now_ms += 10
+
+        self._transfer(forward, orders)
 
     def move_back(self) -> None:
         source = self.random.choice([d for d in self.tables.living() if d is not self.tables.orders] or [None])
@@ -67,15 +111,21 @@ class Administration:
         self.tables.note_arrivals()
 
     def _move(self, source: ModelDestination, target: ModelDestination, limit: int) -> None:
-        def moving() -> None:
-            with suppress(MemberUnavailableError):
-                self._unless_dropped(
-                    lambda: move(self.domain, self.store, MoveOrder(source.name, target.name, limit=limit), wait_s=0),
-                    source,
-                    target,
-                )
+        selector = Selector.parse(self.random.choice([None, None, "JMSPriority > 4"]))
+        order = MoveOrder(source.name, target.name, limit=limit, selector=selector)
+        self._transfer(lambda: move(self.domain, self.store, order, wait_s=0), source, target)
 
-        self.killable(moving)
+    def _transfer(self, act: Callable[[], object], *used: ModelDestination) -> None:
+        def transfer() -> None:
+            with suppress(MemberUnavailableError):
+                try:
+                    self._unless_dropped(act, *used)
+                except (InsertionPausedError, TransferError):
+                    if not self.pauses():
+                        raise
+
+        self.tables.note_arrivals()
+        self.killable(transfer)
         self.tables.note_arrivals()
         self.moved = True
 
@@ -86,6 +136,25 @@ class Administration:
         except (DestinationDroppedError, InvalidDestinationError):
             if all(destination.table_id for destination in used):
                 raise
+
+    # -- pauses ---------------------------------------------------------------------------------------------------
+    def pause(self) -> None:
+        """An operation of the queue, or of one of its members."""
+        orders, operation = self.tables.orders, self.random.choice(list(OPERATIONS))
+        if orders.table_id:
+            members = self.random.choice([None, range(self.tables.snapshot(orders).destination.members)])
+            some = None if members is None else [self.random.choice(members)]
+            self.seen[f"{operation} paused"] += self.killable(
+                lambda: pause(self.domain, orders.name, [operation], some)
+            )
+
+    def resume(self) -> None:
+        if self.pauses():
+            self.killable(lambda: resume(self.domain, self.tables.orders.name))
+
+    def pauses(self) -> tuple[Pause, ...]:
+        orders = self.tables.orders
+        return self.tables.snapshot(orders).destination.pauses.all if orders.table_id else ()
 
     # -- claims and members ---------------------------------------------------------------------------------------
     def release(self) -> None:
@@ -107,8 +176,7 @@ class Administration:
         if orders.table_id:
             now = self.tables.snapshot(orders).destination
             if now.members < 4:
-                more = evolve(now, members=now.members + 1)
-                self.killable(lambda: apply_destinations(self.domain, [more], lambda d, m: False))
+                self._declare_again(evolve(now, members=now.members + 1))
 
     # -- housekeeping ---------------------------------------------------------------------------------------------
     def purge(self) -> None:
@@ -153,6 +221,7 @@ class Administration:
         key = f"{destination.name} {destination.table_id}"
         if key not in self._housekeepers:
             made = self._housekeepers[key] = Housekeeper(Domain(ROOT), self.store, destination.name)
+            made.scans_at_once = True
             made.rounds._clock_s, made.rounds._cleaned_s = self.clock.monotonic, self.clock.monotonic()
         return self._housekeepers[key]
 
@@ -173,9 +242,11 @@ class Administration:
         destination.name, destination.renaming_to = destination.renaming_to, ""
 
     def drop(self) -> None:
-        """A forced drop, which waits for no holder. `apply` finishes it, and creates the destination again."""
-        destination = self.tables.orders if self.random.random() < 0.7 else self.tables.aside
-        if destination.table_id and not destination.renaming_to and self.drops < 3:
+        """A forced drop, which waits for no holder. `apply` finishes it, and creates the destination again. One of the two is
+        always there: a register without any is an error of its own."""
+        both = [self.tables.orders, self.tables.aside]
+        destination = both[0] if self.random.random() < 0.7 else both[1]
+        if all(d.table_id for d in both) and not destination.renaming_to and self.drops < 3:
             self.tables.note_arrivals()
             discarded, returned = self.tables.unfinished(destination), self.tables.moving_to(destination.table_id)
             self.killable(lambda: self._drop(destination))
@@ -193,26 +264,50 @@ class Administration:
         return plan_drop(Domain(ROOT), self.store, destination.name).begun
 
     def apply(self) -> None:
-        for destination in (self.tables.orders, self.tables.aside):
+        for destination in (self.tables.aside, self.tables.orders):
             if not destination.table_id:
                 self.killable(lambda d=destination: self._apply(d))  # type: ignore[misc]
+        if self.tables.orders.table_id:
+            self._declare_again(self.tables.snapshot(self.tables.orders).destination)
+
+    def _declare_again(self, orders: Destination) -> None:
+        self.killable(lambda: self._follow_aside(orders))
+
+    def _follow_aside(self, orders: Destination) -> None:
+        """The error destination gets its present name."""
+        aside = self.tables.aside
+        if self.rules.keeps_failed and not aside.table_id:
+            return  # a declaration without it is refused
+        if self.rules.keeps_failed:
+            orders = evolve(orders, error_destination=self.tables.snapshot(aside).destination.name)
+        if not orders.same_declaration(self.tables.snapshot(self.tables.orders).destination):
+            apply_destinations(self.domain, [orders], lambda d, m: False)
 
     def _apply(self, destination: ModelDestination) -> None:
         if self._is_listed(destination) and self._is_dropping(destination):
             self._drop(destination)
+        if destination is self.tables.orders and self.rules.keeps_failed and not self.tables.aside.table_id:
+            return  # its error destination comes first
         if not self._is_listed(destination):
-            members = self.random.randint(2, 3) if destination is self.tables.orders else 1
-            apply_destinations(self.domain, [declared(destination.name, members)], lambda d, m: False)
+            apply_destinations(self.domain, [self._declared(destination)], lambda d, m: False)
         if not self._is_dropping(destination):
             self.tables.begin_life(destination)
+
+    def _declared(self, destination: ModelDestination) -> Destination:
+        if destination is self.tables.aside:
+            return aside(destination.name)
+        living = self.tables.aside.table_id and self.tables.snapshot(self.tables.aside).destination.name
+        return self.rules.orders(destination.name, self.random.randint(2, 3), living or self.tables.aside.name)
 
     def _is_listed(self, destination: ModelDestination) -> bool:
         return destination.name in self.domain.register.names()
 
     def finish(self) -> None:
-        for destination in (self.tables.orders, self.tables.aside):
+        for destination in (self.tables.aside, self.tables.orders):
             if destination.renaming_to:
                 self._rename(destination)
                 self._renamed(destination)
             if not destination.table_id:
                 self._apply(destination)
+        self._follow_aside(self.tables.snapshot(self.tables.orders).destination)
+        resume(self.domain, self.tables.orders.name)

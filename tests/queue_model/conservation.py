@@ -1,9 +1,10 @@
-"""Where each message is: in one place at any time, and it leaves a record set once, for one reason (C5, C18).
+"""Where each message is: in one place at any time, and it leaves a record set once, for one reason (C5, C8, C18, T6).
 
-    came to the member = acknowledged + moved elsewhere + present
+    came to the member = acknowledged + moved elsewhere + expired + dropped by the redelivery limit + present
 
 holds for each member of each destination between any two steps, whatever has died: what came is what was sent there and what
-transfers have brought.
+transfers have brought. A message is dropped only where there is no error destination, and does
+not expire before its time, or where expired messages are redirected.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from dataclasses import dataclass, field
 
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
+from spark_jms.settings.destination import UNLIMITED
+from tests.queue_model.clock import Clock
 from tests.queue_model.consumers import ConsumerProcess
+from tests.queue_model.rules import Rules
 from tests.queue_model.tables import ModelDestination, Place, Tables
 
-ACKNOWLEDGED, MOVED = "acknowledged", "moved"
+ACKNOWLEDGED, MOVED, DROPPED, EXPIRED = "acknowledged", "moved", "dropped", "expired"
 NEW = RecordSet()
 
 
@@ -24,6 +28,12 @@ NEW = RecordSet()
 class Conservation:
     tables: Tables
     consumers: list[ConsumerProcess]
+    rules: Rules
+    clock: Clock
+    over: set[str] = field(default_factory=set)  # texts of messages that have left for good without an acknowledgement
+    returns: Counter[int] = field(
+        default_factory=Counter
+    )  # sequence -> how often a message was returned, in some member
     left: dict[tuple[str, int], Counter[str]] = field(default_factory=dict)  # table, member -> why messages left it
     _finished: set[Place] = field(default_factory=set)
     _counted: list[int] = field(default_factory=list)  # how many finished messages of each consumer were looked at
@@ -56,6 +66,8 @@ class Conservation:
             why = self._reason(place)
             assert why, f"{self.tables.texts[place]} has left {destination.name}, member {member}, for no reason"
             left[why] += 1
+            if why not in (ACKNOWLEDGED, MOVED):
+                self.over.add(self.tables.texts[place])
         came = left.total() + present.count
         assert came == last, f"{came} message(s) of {destination.name}, member {member}, are accounted for, {last} came"
         for sequence in ((before.moving - after.moving) & present).numbers().tolist():
@@ -68,4 +80,11 @@ class Conservation:
         """Empty if there is none."""
         if not self.tables.is_last(place):
             return MOVED
-        return ACKNOWLEDGED if place in self._finished else ""
+        if place in self._finished:
+            return ACKNOWLEDGED
+        of_orders = place.table == self.tables.orders.table_id
+        if self.tables.is_over(place, self.clock.ms()) and not (of_orders and self.rules.redirects):
+            return EXPIRED
+        limit = self.rules.redelivery_limit
+        may_drop = limit != UNLIMITED and not self.rules.keeps_failed and self.returns[place.sequence] > limit
+        return DROPPED if may_drop and of_orders else ""

@@ -61,6 +61,7 @@ class ConsumerProcess:
     clock: Clock
     selector: str | None = None
     limit: int = 20
+    members: frozenset[int] | None = None  # the only ones that it takes
     retired: bool = False  # once down, it stays down
     subscriber: Subscriber | None = None
     table_id: str = ""  # that it consumes, or has consumed while it was up last
@@ -74,7 +75,7 @@ class ConsumerProcess:
 
     def _subscribe(self, consumer: str, *, replayable: bool) -> Subscriber:
         self.domain, self.destination = Domain(ROOT), self.orders.name
-        settings = ConsumerSettings(Selector.parse(self.selector), replayable)
+        settings = ConsumerSettings(Selector.parse(self.selector), replayable, members=self.members)
         subscriber = Subscriber(self.domain, self.store, self.destination, "-", consumer, settings, self.clock.ms)
         subscriber.members._monotonic_s = self.clock.monotonic
         self.table_id = subscriber.table_id
@@ -116,8 +117,8 @@ class ConsumerProcess:
                 if self.orders.table_id and self.table_id == self.orders.table_id and not self.is_of_another_table():
                     raise
                 self.retired = True
-            elif self.orders.name == self.destination and self.orders.table_id:
-                raise
+            elif self.orders.table_id and (self.orders.name, self.orders.table_id) == (self.destination, self.table_id):
+                raise  # a table of an earlier life may have been elsewhere
         self.close()
 
     def is_of_another_table(self) -> bool:
@@ -198,6 +199,8 @@ class Query(ConsumerProcess):
             # PROMISES, "Not detected": the sink has the batch that this copy lacks, and it is not acknowledged yet.
             return self._end_unpromised()
         batch = self.subscriber.next_batch(start, Limits(max_messages=self.limit))
+        of_another = self.table_id == self.orders.table_id and self.is_of_another_table()
+        assert not of_another, f"{self.name}: a checkpoint of another table was not refused"
         assert newer is None, f"{self.name}: a checkpoint that lacks an acknowledged batch was not refused"
         if batch is not None:
             self.planned(self, batch)

@@ -12,6 +12,7 @@ from spark_jms.core.batch import Batch
 from spark_jms.store import MemoryStore
 from tests.queue_model.clock import Clock
 from tests.queue_model.consumers import Client, ConsumerProcess, Query, QueryCheckpoint
+from tests.queue_model.rules import Rules
 from tests.queue_model.tables import ModelDestination
 
 _STEPS_OF_A_BATCH = 6  # and the question for the next one, which acknowledges it
@@ -27,6 +28,7 @@ class Crowd:
     killable: Killable
     planned: Callable[[ConsumerProcess, Batch], None]
     consumers: list[ConsumerProcess]
+    rules: Rules
     stalled: list[ConsumerProcess] = field(default_factory=list)
     trace: Callable[[str], object] = lambda line: None
 
@@ -37,9 +39,11 @@ class Crowd:
 
     def add(self, kind: type[Query] | type[Client], may_select: bool = False) -> ConsumerProcess:
         selector = "JMSPriority > 6" if may_select and self.random.random() < 0.2 else None
+        pinned = self.rules.forwards and self.random.random() < 0.6  # so that other members have no consumers
         limit = self.random.choice([1, 3, 10, 1000])
         name = f"{kind.__name__.lower()}{len(self.consumers)}"
-        return self._enter(kind(name, self.orders, self.store, self.clock, selector, limit))
+        members = frozenset({0}) if pinned else None
+        return self._enter(kind(name, self.orders, self.store, self.clock, selector, limit, members))
 
     def _enter(self, consumer: ConsumerProcess, checkpoint: QueryCheckpoint | None = None) -> ConsumerProcess:
         consumer.planned = self.planned
@@ -56,12 +60,12 @@ class Crowd:
     def work(self) -> None:
         consumer = self.one(up=True)
         if isinstance(consumer, Query):
-            self.attempt(consumer, consumer.step)
+            self._perhaps_killed(consumer, consumer.step)
         elif isinstance(consumer, Client):
             choice, count = self.random.random(), self.random.randint(1, 8)
             if choice < 0.5 and len(consumer.mine) < 40:
-                self.attempt(consumer, consumer.receive)
-            elif choice < 0.85:
+                self._perhaps_killed(consumer, consumer.receive)
+            elif choice < 0.78:
                 self.attempt(consumer, lambda: consumer.acknowledge(count))
             elif choice < 0.95:
                 self.attempt(consumer, lambda: consumer.release(count))
@@ -69,6 +73,13 @@ class Crowd:
                 consumer.find_bad()
                 if not self.killable(lambda: consumer.attempt(consumer.set_aside)):
                     consumer.crash()
+
+    def _perhaps_killed(self, consumer: ConsumerProcess, what: Callable[[], object]) -> None:
+        """Sometimes the process dies at one of its writes: between those of a plan that moves messages, too."""
+        if self.random.random() < 0.9:
+            self.attempt(consumer, what)
+        elif not self.killable(lambda: self.attempt(consumer, what)):
+            consumer.crash()
 
     def attempt(self, consumer: ConsumerProcess, what: Callable[[], object]) -> None:
         """A consumer that a replaced table has ended is followed by another one, as the error asks for."""
@@ -132,7 +143,7 @@ class Crowd:
             self.attempt(copy, copy.start)
 
     def _again(self, old: Query, name: str, checkpoint: QueryCheckpoint) -> ConsumerProcess:
-        new = Query(name, old.orders, old.store, old.clock, old.selector, old.limit)
+        new = Query(name, old.orders, old.store, old.clock, old.selector, old.limit, old.members)
         new.is_copied = old.is_copied
         return self._enter(new, checkpoint)
 
@@ -155,7 +166,7 @@ class Crowd:
                 if query is not stays:
                     query.retired = True
                     query.crash()
-        self.add(Client)
+        self.add(Client).members = None
         for consumer in self.consumers:
             consumer.limit = 1000
 

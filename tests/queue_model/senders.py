@@ -13,14 +13,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spark_jms.core.pause import INSERTION, PRODUCTION
 from spark_jms.core.staged_file import StagedFile
-from spark_jms.errors import CommitConflictError, DestinationReplacedError, InvalidDestinationError
+from spark_jms.errors import (
+    CommitConflictError,
+    DestinationPausedError,
+    DestinationReplacedError,
+    InsertionPausedError,
+    InvalidDestinationError,
+)
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import TransactionId, send
 from spark_jms.log.snapshot import RouteId
 from tests.queue_model.clock import Clock
+from tests.queue_model.rules import Rules
 from tests.queue_model.tables import ROOT, Tables
 
 
@@ -65,8 +73,12 @@ class Senders:
     random: random.Random
     clock: Clock
     killable: Callable[[Callable[[], object]], bool]
+    rules: Rules
     groups: dict[str, str | None] = field(default_factory=dict)  # text -> unit of order
     delayed: set[str] = field(default_factory=set)
+    priorities: dict[str, int] = field(default_factory=dict)
+    due_ms: dict[str, int] = field(default_factory=dict)  # text -> when it may be delivered
+    expires: dict[str, int] = field(default_factory=dict)  # text -> when, ms; 0: never
     staged: list[Shipment] = field(default_factory=list)
     count: int = 0
 
@@ -108,16 +120,25 @@ class Senders:
             return None
         texts = [str(self.count + i) for i in range(self.random.choice([1, 2, 5, 30]))]
         self.count += len(texts)
-        groups = [self.random.choice([None, None, "a", "b", "c"]) for _ in texts]
+        units = [None] if self.rules.forwards else [None, None, "a", "b", "c"]  # a unit of order stays where it is
+        groups = [self.random.choice(units) for _ in texts]
         self.groups.update(zip(texts, groups, strict=True))
         delays = [self.random.choice([0] * 9 + [5_000, 60_000]) for _ in texts]
         self.delayed.update(text for text, delay in zip(texts, delays, strict=True) if delay)
+        lives = [
+            self.random.choice([0, 0, 0, 0, 0, 2_000, 30_000, 3_600_000]) if self.rules.expires else 0 for _ in texts
+        ]
+        ends = [self.clock.ms() + delay + life if life else 0 for delay, life in zip(delays, lives, strict=True)]
+        self.expires.update(zip(texts, ends, strict=True))
         columns = {
             "text": texts,
             "JMSXGroupID": pa.array(groups, pa.string()),
+            "JMSExpiration": ends,
             "JMSPriority": [self.random.randint(0, 9) for _ in texts],
             "JMSDeliveryTime": [self.clock.ms() + delay for delay in delays],
         }
+        self.priorities.update(zip(texts, columns["JMSPriority"], strict=True))
+        self.due_ms.update(zip(texts, columns["JMSDeliveryTime"], strict=True))
         writer = _NotedWriter(log.storage, snapshot.destination, self.random.randint(0, 9))
         writer.write(pa.RecordBatch.from_pydict(columns))
         files = writer.close()
@@ -135,9 +156,25 @@ class Senders:
         except DestinationReplacedError:
             assert shipment.route.table_id != table_id, "a send to its own table is refused"
             return
+        except DestinationPausedError as error:
+            operation = INSERTION if isinstance(error, InsertionPausedError) else PRODUCTION
+            standing = self.tables.snapshot(self.tables.orders).destination.pauses.all if table_id else ()
+            stands = any(pause.operation == operation for pause in standing)
+            assert stands or shipment.route.table_id != table_id, f"a send was refused, but nothing paused {operation}"
+            return
         except CommitConflictError:  # written too long ago, or clean-up was faster
             return
         assert shipment.route.table_id == table_id, "messages that were routed for another table were sent"
+        pauses = self.tables.snapshot(self.tables.orders).destination.pauses
+        for file in sent.files if pauses else ():
+            production = pauses.find(PRODUCTION, file.member)
+            late = production is not None and production.epoch <= shipment.route.epoch
+            assert not late, (
+                f"messages were sent to member {file.member}, whose production was paused before they were planned"
+            )
+            assert not pauses.find(INSERTION, file.member), (
+                f"messages were sent to member {file.member}, insertion is paused"
+            )
         got = {member: sequences.numbers().tolist() for member, sequences in sent.sequences.items()}
         assert sum(map(len, got.values())) == sum(map(len, shipment.texts.values()))
         committed = {file.path: shipment.texts.get(file.path) or _texts(log, file) for file in sent.files}
@@ -146,7 +183,8 @@ class Senders:
             texts = committed[file.path]
             numbers, got[file.member] = got[file.member][: len(texts)], got[file.member][len(texts) :]
             assert numbers == list(range(numbers[0], numbers[0] + len(texts))), "a file's messages have gaps"
-            self.tables.enter(table_id, file.member, numbers[0], texts)
+            ends = [self.expires[text] for text in texts]
+            self.tables.enter(table_id, file.member, numbers[0], texts, ends)
         if transaction:
             again = self._write()
             assert again is not None

@@ -66,6 +66,7 @@ class Tables:
     aside: ModelDestination = field(init=False)
     texts: dict[Place, str] = field(default_factory=dict)
     courses: dict[str, list[Place]] = field(default_factory=dict)  # text -> where it was, one after the other
+    expires: dict[Place, int] = field(default_factory=dict)  # when, ms; of those that do
     arrived: list[Place] = field(default_factory=list)  # by a transfer, and not looked at by the account
     discarded: set[str] = field(default_factory=set)  # unfinished when their destination was dropped
     returned: set[str] = field(default_factory=set)  # moving to a destination that was dropped: they come back, flagged
@@ -121,12 +122,18 @@ class Tables:
     def texts_of(self, table: str, member: int, sequences: Ranges) -> set[str]:
         return {self.text(table, member, s) for s in sequences.numbers().tolist()}
 
-    def enter(self, table: str, member: int, first: int, texts: list[str]) -> None:
-        for at, text in enumerate(texts):
+    def enter(self, table: str, member: int, first: int, texts: list[str], expirations: list[int]) -> None:
+        for at, (text, expires) in enumerate(zip(texts, expirations, strict=True)):
             place = Place(table, member, first + at)
             assert place not in self.texts, "two messages have the same sequence"
             self.texts[place] = text
             self.courses.setdefault(text, []).append(place)
+            if expires:
+                self.expires[place] = expires
+
+    def is_over(self, place: Place, now_ms: int) -> bool:
+        """Its time is."""
+        return 0 < self.expires.get(place, 0) <= now_ms
 
     def is_last(self, place: Place) -> bool:
         """The message has not arrived anywhere else since."""
@@ -143,14 +150,15 @@ class Tables:
                 self._seen.add(path)
                 if ticket_of_file(path):
                     file = snapshot.files[path]
-                    texts = self._read(log, file)
-                    self.enter(snapshot.table_id, file.member, file.first, texts)
+                    texts, expirations = self._read(log, file)
+                    self.enter(snapshot.table_id, file.member, file.first, texts, expirations)
                     self.arrived += [Place(snapshot.table_id, file.member, file.first + n) for n in range(len(texts))]
 
-    def _read(self, log: DeltaLog, file: DataFile) -> list[str]:
+    def _read(self, log: DeltaLog, file: DataFile) -> tuple[list[str], list[int]]:
+        """The texts and expirations of its messages."""
         with log.storage.open_input(file.path) as source:
-            found: list[str] = pq.ParquetFile(source).read(["text"], use_threads=False).column("text").to_pylist()
-        return found
+            rows = pq.ParquetFile(source).read(["text", "JMSExpiration"], use_threads=False)
+        return rows.column("text").to_pylist(), rows.column("JMSExpiration").to_pylist()
 
     def unfinished(self, destination: ModelDestination) -> set[str]:
         self.note_arrivals()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -10,23 +11,27 @@ from typing import Any
 
 import pytest
 
-from spark_jms.claims import batches, members, planner, previous_batch, progress
+from spark_jms.admin import forward
+from spark_jms.claims import batches, expiration_scan, member_consumers, members, planner, previous_batch, progress
+from spark_jms.claims.batches import BatchMaker, PreparedBatch
 from spark_jms.core.claim import Claim
 from spark_jms.core.message_state import MessageEvent
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.transfer import Intent
 from spark_jms.log import domain, storage
 from spark_jms.log.declarations import apply_destinations
 from spark_jms.store import Handle, MemoryStore, Operation
 from spark_jms.store.ledger.session import LedgerSession
 from spark_jms.testing.memory_storage import MemoryStorage
 from tests.queue_model.account import Account
-from tests.queue_model.administration import Administration, declared
+from tests.queue_model.administration import Administration
 from tests.queue_model.clock import Clock
 from tests.queue_model.conservation import Conservation
 from tests.queue_model.consumers import ConsumerProcess
 from tests.queue_model.crowd import Crowd
 from tests.queue_model.parsing import parse_once
+from tests.queue_model.rules import Rules, aside
 from tests.queue_model.senders import Senders
 from tests.queue_model.tables import ROOT, Tables
 
@@ -45,20 +50,23 @@ class Action:
 
 
 class QueueWorld:
-    def __init__(self, storage: MemoryStorage, clock: Clock, seed: int) -> None:
+    def __init__(self, storage: MemoryStorage, clock: Clock, seed: int, rules: Rules) -> None:
+        self.seen: Counter[str] = Counter()  # what happened how often, a planned change that was not written included
         self.random = random.Random(seed)
         self.clock, self.storage = clock, storage
         self._lives: int | None = None  # writes that the acting process makes before it dies; None: it does not
         self.store = MemoryStore(clock_ms=clock.ms)
         self.tables = Tables(storage, self.store, self.random)
         storage.files.before_change = lambda path: self.before_write()
-        self.senders = Senders(self.tables, self.random, clock, self.killable)
+        self.senders = Senders(self.tables, self.random, clock, self.killable, rules)
         consumers: list[ConsumerProcess] = []
-        self.conservation = Conservation(self.tables, consumers)
-        self.account = Account(self.tables, self.store, self.senders, self.conservation)
+        self.conservation = Conservation(self.tables, consumers, rules, clock)
+        self.account = Account(self.tables, self.store, self.senders, self.conservation, clock, rules)
         orders, planned = self.tables.orders, self.account.check_claim
-        self.crowd = Crowd(orders, self.store, clock, self.random, self.killable, planned, consumers)
-        self.administration = Administration(self.tables, self.store, clock, self.random, self.killable)
+        self.crowd = Crowd(orders, self.store, clock, self.random, self.killable, planned, consumers, rules)
+        self.administration = Administration(
+            self.tables, self.store, clock, self.random, self.killable, rules, self.seen
+        )
         self.actions = self._actions()
 
     def _actions(self) -> dict[str, Action]:
@@ -88,7 +96,12 @@ class QueueWorld:
             administration.housekeeping: 0.4,
             administration.add_member: 0.5,
             administration.move: 3,
-            administration.move_back: 2,
+            administration.move_back: 1.5,
+            administration.move_between: 1,
+            administration.redrive: 4,
+            administration.forward: 4,
+            administration.pause: 0.8,
+            administration.resume: 4,
             administration.rename: 0.4,
             administration.drop: 0.4,
             administration.apply: 4,
@@ -156,32 +169,36 @@ class QueueWorld:
 
 
 @cache
-def _model() -> MemoryStorage:
+def _model(rules: Rules) -> MemoryStorage:
     """A domain to copy."""
     made = MemoryStorage()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(domain, "open_storage", lambda root: made)
         patch.setattr(storage, "time", Clock())
         first = domain.create_domain(ROOT, "memory://model")
-        apply_destinations(first, [declared("orders", 2), declared("aside", 1)], lambda d, m: False)
+        apply_destinations(first, [aside("aside"), rules.orders("orders", 2, "aside")], lambda d, m: False)
     return made
 
 
 def run(seed: int, trace: Callable[[str], object] = lambda line: None, often: Collection[str] = ()) -> QueueWorld:
     """`often`: actions that happen ten times as often as usual. Raises AssertionError, or what the code under test raised."""
-    files, clock = _model().copy(), Clock()
+    rules = Rules.of(seed)
+    files, clock = _model(rules).copy(), Clock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(domain, "open_storage", lambda root: files)
         for module in (batches, members, previous_batch, progress, storage):
             patch.setattr(module, "time", clock)
         patch.setattr(progress, "OPEN_TIMEOUT_S", 0.0)
+        for module in (expiration_scan, forward):
+            patch.setattr(module, "WAIT_S", 0.0)
+        patch.setattr(member_consumers, "ask_once", lambda server, ask, timeout_s: ask())
         parse_once(patch)
-        world = QueueWorld(files, clock, seed)
+        world = QueueWorld(files, clock, seed, rules)
         world.crowd.trace = trace
         for name in often:
             world.actions[name].weight *= 10
         patch.setattr(planner, "MAX_ROWS_READ", world.random.choice([5, 50, 200_000]))
-        _note_revocations(patch, world.account)
+        _note_changes(patch, world)
         _count_store_writes(patch, world)
         clock.while_waiting = world.crowd.boundary
         for i in range(STEPS):
@@ -194,13 +211,41 @@ def run(seed: int, trace: Callable[[str], object] = lambda line: None, often: Co
     return world
 
 
-def _note_revocations(patch: pytest.MonkeyPatch, account: Account) -> None:
-    def noted(self: RecordSet, claim: Claim, picks: Ranges, event: MessageEvent, *args: Any, **named: Any) -> RecordSet:
-        account.note_revocation(claim, picks, event)
-        return move(self, claim, picks, event, *args, **named)
+def _note_changes(patch: pytest.MonkeyPatch, world: QueueWorld) -> None:
+    """Changes of record sets, and what plans have seen."""
 
-    move = RecordSet._move
-    patch.setattr(RecordSet, "_move", noted)
+    def moved(
+        self: RecordSet,
+        claim: Claim,
+        picks: Ranges,
+        event: MessageEvent,
+        now_ms: int = 0,
+        until_ms: int = 0,
+        row: Any = None,
+    ) -> RecordSet:
+        if event is MessageEvent.REDELIVER:
+            world.account.note_revocation(claim, picks, until_ms)
+        return original_move(self, claim, picks, event, now_ms, until_ms, row)
+
+    def began(self: RecordSet, claim_id: str, intent: Intent) -> RecordSet:
+        world.seen[f"{intent.consumer} moves"] += 1
+        return original_begin(self, claim_id, intent)
+
+    def returned(self: RecordSet, slot: int) -> RecordSet:
+        world.conservation.returns.update(self.intents[slot].picks.numbers().tolist())
+        return original_return(self, slot)
+
+    def prepare(self: BatchMaker, *args: Any) -> PreparedBatch:
+        prepared = original_prepare(self, *args)
+        world.account.planned = prepared.snapshot
+        return prepared
+
+    original_move, original_begin, original_return = RecordSet._move, RecordSet.move, RecordSet.returned
+    original_prepare = BatchMaker.prepare
+    patch.setattr(RecordSet, "_move", moved)
+    patch.setattr(RecordSet, "move", began)
+    patch.setattr(RecordSet, "returned", returned)
+    patch.setattr(BatchMaker, "prepare", prepare)
 
 
 def _count_store_writes(patch: pytest.MonkeyPatch, world: QueueWorld) -> None:

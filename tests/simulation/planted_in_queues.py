@@ -7,18 +7,26 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from spark_jms.claims import planner
+from attrs import evolve
+
+from spark_jms.admin.forward import FORWARDER
+from spark_jms.admin.redrive import REDRIVER
+from spark_jms.claims import expiration, offer, planner
 from spark_jms.claims.batches import BatchMaker
+from spark_jms.claims.error_destination import ErrorDestination
 from spark_jms.claims.members import Members
+from spark_jms.claims.offer import Offer
 from spark_jms.claims.previous_batch import PreviousBatch
 from spark_jms.claims.progress import ProgressRecord
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.claims.transfer import Transfers
 from spark_jms.core import record_set
 from spark_jms.core.batch import Batch
+from spark_jms.core.destination import Destination
 from spark_jms.core.message_state import TRANSITIONS, MessageEvent, MessageState, MessageTransition
+from spark_jms.core.pause import CONSUMPTION, Pauses
 from spark_jms.core.query_progress import QueryProgress
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.transfer import STEPS, NextStep, TargetOutcome, TransferStep
 from spark_jms.core.unit_order import NO_UNITS, BlockedUnits
@@ -27,6 +35,7 @@ from spark_jms.log.data_file import DataFile
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.send import TransactionId
 from spark_jms.log.snapshot import Snapshot
+from spark_jms.settings.expiration import DISCARD
 from tests.simulation.planted_patch import Patch, PlantedPatch
 
 
@@ -202,6 +211,90 @@ def redelivered_messages_are_lost_on_the_way(patch: Patch) -> None:
     patch.setattr(Transfers, "begin", begin)
 
 
+# -- the redelivery limit -------------------------------------------------------------------------------------------------
+def messages_beyond_the_limit_are_delivered(patch: Patch) -> None:
+    patch.setattr(RecordSet, "beyond_limit", lambda self, limit: EMPTY)
+
+
+def limit_allows_one_delivery_less(patch: Patch) -> None:
+    original = RecordSet.beyond_limit
+    patch.setattr(RecordSet, "beyond_limit", lambda self, limit: original(self, limit - 1 if limit > 0 else limit))
+
+
+def error_destination_gets_nothing(patch: Patch) -> None:
+    def take(self: ErrorDestination, state: RecordSet, failed: Any, destination: Destination, epoch: int) -> RecordSet:
+        without = evolve(destination, error_destination=None, expiration_policy=DISCARD)
+        return original(self, state, failed, without, epoch)
+
+    original = ErrorDestination.take
+    patch.setattr(ErrorDestination, "take", take)
+
+
+def redelivery_delay_is_not_waited_for(patch: Patch) -> None:
+    patch.setattr(RecordSet, "waiting", EMPTY)
+
+
+# -- expiration -----------------------------------------------------------------------------------------------------------
+def expired_messages_are_delivered(patch: Patch) -> None:
+    original = planner.Question
+
+    def question(selector: Any, blocked: Any, now_ms: int, due_ms: int, *others: Any) -> Any:
+        return original(selector, blocked, None, due_ms, *others)
+
+    patch.setattr(planner, "Question", question)
+
+
+def redirected_messages_are_discarded(patch: Patch) -> None:
+    patch.setattr(expiration, "REDIRECT", "another policy")
+
+
+def neighbours_expire_too(patch: Patch) -> None:
+    def expire(self: RecordSet, picks: Ranges) -> RecordSet:
+        return original(self, Ranges.of((picks.first, picks.last + 1)))
+
+    original = RecordSet.expire
+    patch.setattr(RecordSet, "expire", expire)
+
+
+# -- pauses, priorities, forwarding ---------------------------------------------------------------------------------------
+def paused_consumption_stops_no_plan(patch: Patch) -> None:
+    def members(self: Pauses, operation: str, ids: Any) -> frozenset[int]:
+        return frozenset() if operation == CONSUMPTION else original(self, operation, ids)
+
+    original = Pauses.members
+    patch.setattr(Pauses, "members", members)
+
+
+def paused_destination_takes_messages(patch: Patch) -> None:
+    patch.setattr(Destination, "check_production", lambda *_: None)
+
+
+def new_messages_have_no_place_in_the_order(patch: Patch) -> None:
+    def without_claimed(known: Offer, picks: Ranges) -> Offer | None:
+        return original(known, known.picks & picks) if known.picks & picks else None
+
+    original = offer._without_claimed
+    patch.setattr(offer, "_without_claimed", without_claimed)
+
+
+def forwarded_messages_stay_too(patch: Patch) -> None:
+    def moved(self: RecordSet, slot: int, epoch: int, now_ms: int) -> RecordSet:
+        forwarded = self.intents[slot].consumer == FORWARDER
+        return self.returned(slot) if forwarded else original(self, slot, epoch, now_ms)
+
+    original = RecordSet.moved
+    patch.setattr(RecordSet, "moved", moved)
+
+
+def redriven_messages_stay_too(patch: Patch) -> None:
+    def moved(self: RecordSet, slot: int, epoch: int, now_ms: int) -> RecordSet:
+        redriven = self.intents[slot].consumer == REDRIVER
+        return self.returned(slot) if redriven else original(self, slot, epoch, now_ms)
+
+    original = RecordSet.moved
+    patch.setattr(RecordSet, "moved", moved)
+
+
 LOST = r"lost: |for no reason|gone \(sequence|not drained"
 DOUBLED = r"delivered twice|two places|received again|same sequence|two claims|two transfers|have gaps"
 
@@ -217,7 +310,7 @@ PLANTED_IN_QUEUES = (
     ),
     PlantedPatch(
         "sequences begin behind the files",
-        DOUBLED + "|store knows message",
+        DOUBLED + "|store knows message|accounted for",
         sequences_begin_behind_the_files,
         ("purge",),
     ),
@@ -225,16 +318,19 @@ PLANTED_IN_QUEUES = (
     PlantedPatch("purge asks for no subscription", LOST, purge_asks_for_no_subscription, ("purge",)),
     PlantedPatch(
         "compaction changes the order",
-        r"another message's content|out of order",
+        r"another message's content|out of order|got expired|before an earlier one|of priority",
         compaction_changes_the_order,
         ("compact",),
     ),
     PlantedPatch(
-        "compaction leaves out a row", r"another message's content", compaction_leaves_out_a_row, ("compact",)
+        "compaction leaves out a row",
+        r"another message's content|got expired|of priority|before an earlier",
+        compaction_leaves_out_a_row,
+        ("compact",),
     ),
     PlantedPatch(
         "old staged files are sent",
-        LOST,
+        LOST + "|FileNotFoundError",
         old_staged_files_are_sent,
         ("stage", "wait_hours", "clean_up", "commit_staged"),
     ),
@@ -258,7 +354,7 @@ PLANTED_IN_QUEUES = (
     ),
     PlantedPatch(
         "checkpoint of another table is accepted",
-        r"AssertionError",
+        "a checkpoint of another table was not refused",
         checkpoint_of_another_table_is_accepted,
         ("drop", "apply", "start", "crash"),
     ),
@@ -282,5 +378,34 @@ PLANTED_IN_QUEUES = (
         "for no reason",
         redelivered_messages_are_lost_on_the_way,
         ("move", "crash", "start", "wait_long"),
+    ),
+    PlantedPatch(
+        "messages beyond the limit are delivered",
+        r"got a message for the \w+ time",
+        messages_beyond_the_limit_are_delivered,
+        ("crash", "start", "wait"),
+    ),
+    PlantedPatch("limit allows one delivery less", "for no reason", limit_allows_one_delivery_less, ("crash", "start")),
+    PlantedPatch(
+        "error destination gets nothing", "for no reason", error_destination_gets_nothing, ("crash", "start", "wait")
+    ),
+    PlantedPatch(
+        "redelivery delay is not waited for", "before its redelivery delay was over", redelivery_delay_is_not_waited_for
+    ),
+    PlantedPatch("expired messages are delivered", "got expired messages", expired_messages_are_delivered, ("wait",)),
+    PlantedPatch("redirected messages are discarded", "for no reason", redirected_messages_are_discarded, ("wait",)),
+    PlantedPatch(
+        "paused consumption stops no plan", "whose consumption is paused", paused_consumption_stops_no_plan, ("pause",)
+    ),
+    PlantedPatch(
+        "paused destination takes messages", "messages were sent to", paused_destination_takes_messages, ("pause",)
+    ),
+    PlantedPatch("new messages have no place in the order", "of priority", new_messages_have_no_place_in_the_order),
+    PlantedPatch(
+        "forwarded messages stay too", DOUBLED + "|back at", forwarded_messages_stay_too, ("forward", "crash")
+    ),
+    PlantedPatch("redriven messages stay too", DOUBLED + "|back at", redriven_messages_stay_too, ("redrive", "wait")),
+    PlantedPatch(
+        "neighbours expire too", "for no reason|that are (not available|done)", neighbours_expire_too, ("wait",)
     ),
 )

@@ -11,10 +11,19 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Collection
+from itertools import chain
 
 import pytest
 
+from spark_jms.admin.forward import FORWARDER
+from spark_jms.admin.move import MOVER
+from spark_jms.admin.redrive import REDRIVER
+from spark_jms.core.acknowledgement import LIMITER
+from spark_jms.core.expiration import EXPIRER
+from spark_jms.core.pause import OPERATIONS
 from tests.queue_model import QueueWorld, run
+from tests.queue_model.conservation import ACKNOWLEDGED, DROPPED, EXPIRED, MOVED
 
 FIRST = int(os.environ.get("JMSQ_FIRST_SEED", "1"))
 SEEDS = int(os.environ.get("JMSQ_SEEDS", "2000"))
@@ -25,16 +34,17 @@ KEPT = {
     234: "a consumer that had missed a drop claimed messages of the dropped table",
     10396: "the same, behind another one that had not seen any message",
 }
-
+SLEEPING = ("stall", "wait")  # living consumers lose their claims, or their session, while they sleep
 
 pytestmark = pytest.mark.usefixtures("quiet_model")
 
 
-def check(seed: int) -> QueueWorld:
+def check(seed: int, often: Collection[str] = ()) -> QueueWorld:
     try:
-        return run(seed)
+        return run(seed, often=often)
     except Exception as error:
-        raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}\nreplay: {REPLAY.format(seed)}") from error
+        what = f"seed {seed}, often {', '.join(often) or 'as usual'}: {type(error).__name__}: {error}"
+        raise AssertionError(f"{what}\nreplay: {REPLAY.format(seed)}") from error
 
 
 @pytest.mark.parametrize("seed", KEPT)
@@ -55,14 +65,17 @@ def test_world_does_the_same_for_the_same_seed() -> None:
 
 
 def test_world_is_full_of_faults() -> None:
-    """C5: consumers end by each of the errors that the faults should cause, and messages still arrive."""
-    errors: Counter[str] = Counter()
-    for seed in range(60):
-        world = check(seed)
+    """C5, C8, D5, T6, T14: consumers end by each of the errors that faults should cause, messages leave in each of the ways."""
+    errors, seen, left = Counter[str](), Counter[str](), Counter[str]()
+    for world in chain(map(check, range(60)), (check(seed, SLEEPING) for seed in range(10))):
+        seen += world.seen
+        for reasons in world.conservation.left.values():
+            left += reasons
         for consumer in world.crowd.consumers:
             errors += consumer.errors
     expected = {
         "ConsumerClosedException",
+        "SessionEndedException",
         "ConcurrentQuery",
         "QueryRunningError",
         "StaleCheckpointError",
@@ -71,6 +84,11 @@ def test_world_is_full_of_faults() -> None:
         "InvalidDestinationError",
     }
     assert not expected - errors.keys()
+    assert all(left[reason] >= 10 for reason in (ACKNOWLEDGED, MOVED, EXPIRED)), left
+    assert left[DROPPED] >= 3, left
+    floors = {MOVER: 20, LIMITER: 2, EXPIRER: 5, REDRIVER: 1, FORWARDER: 2}
+    assert all(seen[f"{mover} moves"] >= floor for mover, floor in floors.items()), seen
+    assert all(seen[f"{operation} paused"] >= 2 for operation in OPERATIONS), seen
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, CHUNK))
