@@ -7,17 +7,11 @@ from pathlib import Path
 
 import click
 
-from spark_jms.cli.settings import CommandSettings, command
+from spark_jms.cli.settings import CommandSettings, command, served_at
 
 
 @command("console", short_help="Serve a read-only web page about the domain.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to serve.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8850, show_default=True, help="0: any free port.")
-@click.option(
-    "--token-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Ask for the token in this file. Needed on any address but this machine's own.",
-)
+@served_at(8850)
 def console(settings: CommandSettings, host: str, port: int, token_file: Path | None) -> None:
     """Serve a read-only page with destinations, backlog and rates over time, subscriptions, claims, servers, and the daemons
     and regions of a replicated store. Ctrl-C ends it."""

@@ -10,17 +10,11 @@ from typing import Any
 
 import click
 
-from spark_jms.cli.settings import CommandSettings, command, every_option
+from spark_jms.cli.settings import CommandSettings, command, every_option, served_at
 
 
 @command("metrics", short_help="Serve the domain's figures to Prometheus.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to serve.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8851, show_default=True, help="0: any free port.")
-@click.option(
-    "--token-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Ask for the token in this file. Needed on any address but this machine's own.",
-)
+@served_at(8851)
 @click.option("--once", is_flag=True, help="Print the figures instead, as a scrape has them.")
 @every_option("10s", 0.1)
 def metrics(

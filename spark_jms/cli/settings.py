@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -199,6 +200,24 @@ def wait_option(function: _Function) -> _Function:
         show_default=True,
         help="How long to wait for a record that a running consumer has to hand over.",
     )(function)
+
+
+def served_at(port: int) -> Callable[[_Function], _Function]:
+    """Of a command that serves pages: its address, its port, and the file of its token."""
+
+    def add(function: _Function) -> _Function:
+        token = click.option(
+            "--token-file",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="Ask for the token in this file. Needed on any address but this machine's own.",
+        )
+        number = click.option(
+            "--port", type=click.IntRange(0, 65535), default=port, show_default=True, help="0: any free port."
+        )
+        host = click.option("--host", default="127.0.0.1", show_default=True, help="The address to serve.")
+        return host(number(token(function)))
+
+    return add
 
 
 def every_option(default: str, low_s: float) -> Callable[[_Function], _Function]:
