@@ -156,7 +156,13 @@ def purge_files(domain: Domain, store: Store, destination: str) -> HousekeepingR
     try:
         for _ in range(_MAX_PURGE_COMMITS):
             before = report.purged_files
-            purge(domain.log(destination), housekeeper.is_done, report, live_names=housekeeper.live_names)
+            purge(
+                domain.log(destination),
+                housekeeper.is_done,
+                report,
+                live_names=housekeeper.live_names,
+                publish=housekeeper.publish_usage,
+            )
             if report.purged_files == before:
                 break
     finally:

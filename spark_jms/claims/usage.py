@@ -26,7 +26,7 @@ from spark_jms.store import Store, StoreError
 log = logging.getLogger("spark_jms")
 PUBLISH_EVERY_S = 0.05
 _SHARE_OF_TIME = 0.05  # that a publisher may use
-_ATTEMPTS = 5  # of a publication that no other one follows soon
+ATTEMPTS = 5  # of a publication that no other one follows soon
 
 StateOf = Callable[[Snapshot, str, int], RecordSet]
 
@@ -52,7 +52,7 @@ class UsagePublisher:
         if paced and begun < self._next_s:
             return
         try:
-            for _ in range(1 if paced else _ATTEMPTS):
+            for _ in range(1 if paced else ATTEMPTS):
                 if publish_usage(self._domain, self._log, self._state, self._live):
                     break
         finally:

@@ -4,10 +4,13 @@ Senders open no store, so they cannot read what consumers have finished. A proce
 unfinished up to the member's last sequence at that time. A sender adds what its own snapshot of the log has behind that
 sequence:
 
-    usage now = the published usage + the messages behind the published last sequences, whether purged meanwhile or not
+    usage now = the published usage + the messages behind the published last sequences
 
 A subscription that began before these, and of which the publication does not know, may have all of them: then all messages in the
 log count until the next publication.
+
+A purge publishes before it takes files out of the log. So the newest publication knows them as finished, and a late one, which does
+not, is refused: usage that fell with the files does not rise again.
 
 Messages in flight, delayed and claimed ones are not finished. A topic's message is finished when every subscription has finished
 it, and counts once. A publication that is late overstates the usage; nothing understates it.

@@ -24,14 +24,14 @@ from spark_jms.log.clean_up import CleanUp, checkpoint
 from spark_jms.log.compaction import compact
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.monitor import Monitor
-from spark_jms.log.purge import IsDone, LiveNames, purge, purge_acknowledgements
+from spark_jms.log.purge import IsDone, LiveNames, Publish, purge, purge_acknowledgements
 from spark_jms.log.report import HousekeepingReport
 from spark_jms.log.unit_paths import PathEnding
 
 
 class HousekeepingRounds:
     """Rounds of one destination and the tables beside it: of its acknowledgements and, where it has one, of its life-cycle
-    log. `is_done` and `live_names` ask the store; `clean_store` belongs to clean-up."""
+    log. `is_done`, `live_names` and `publish` ask the store, for the purge; `clean_store` belongs to clean-up."""
 
     CLEAN_UP_EVERY_S = 60.0
 
@@ -43,8 +43,10 @@ class HousekeepingRounds:
         monitor: Monitor | None = None,
         clean_store: Callable[[], None] = lambda: None,
         live_names: LiveNames = tuple,
+        publish: Publish = lambda: True,
     ) -> None:
-        self.logs, self._is_done, self._live_names = dict(logs), is_done, live_names
+        self.logs = dict(logs)
+        self._purge_messages = partial(purge, is_done=is_done, live_names=live_names, publish=publish)
         self._clock_s, self._clean_store = clock_s, clean_store
         for log in logs.values():
             log.recent.keep()
@@ -82,6 +84,6 @@ class HousekeepingRounds:
     def _purge(self, kind: str) -> None:
         messages = self.logs["messages"]
         if kind == "messages":
-            purge(messages, self._is_done, self.total, live_names=self._live_names)
+            self._purge_messages(messages, report=self.total)
         else:
             purge_acknowledgements(self.logs[kind], messages.snapshot.destination.acknowledgement_retention_ms)

@@ -26,6 +26,7 @@ TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS = 86_400_000
 
 IsDone = Callable[[str, int, Ranges], bool]  # (subscription, member, sequences): has the subscription finished them?
 LiveNames = Callable[[], Collection[str]]  # the subscriptions that live now and are not in the table
+Publish = Callable[[], bool]  # to senders, what is finished now; False: other processes were faster
 
 
 @dataclass(frozen=True)
@@ -39,18 +40,22 @@ def purge(
     report: HousekeepingReport | None = None,
     now: int | None = None,
     live_names: LiveNames = tuple,
+    publish: Publish = lambda: True,
 ) -> HousekeepingReport:
     """Take files out of the log that every subscription has finished and whose retention is over.
 
     `live_names` is asked after the snapshot is fixed: a subscription that begins later begins behind the snapshot's
     messages. `is_done` is asked without the log's lock, on an immutable snapshot: a done message stays done. The commit checks that
     the files are still in the log and that the declaration, with its subscriptions, is the one that was decided on;
-    otherwise the purge decides again."""
+    otherwise the purge decides again. `publish` comes before the first removal: a publication that another process has looked for
+    before that is then refused, so usage that falls with the files does not rise again (T1)."""
     report = report or HousekeepingReport()
     at_ms = now_ms() if now is None else now
     for _ in range(_MAX_DECISIONS):
         snapshot = log.refresh()
         finished = finished_files(snapshot, is_done, at_ms, live_names=live_names())
+        if finished and not publish():
+            break
         for at in range(0, len(finished), STEP_FILES):
             breathe()
             part = FinishedFiles(snapshot.table, finished[at : at + STEP_FILES])

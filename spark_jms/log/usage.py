@@ -76,12 +76,7 @@ class UsageFiles:
             after = then.last if then is not None else 0
             behind = self._of_base((snapshot.table_id, member), files, after)
             behind += _behind((file for file in files.tail if file.last > after), after)
-            if (
-                then is not None
-            ):  # a purge of what was sent since lowers nothing: the next publication tells that it is finished
-                sent = max(snapshot.last_sequence(member) - after, 0)
-                behind = then.unfinished + MessageUsage(sent, behind.bytes)
-            found += behind
+            found += behind if then is None else then.unfinished + behind
         return found
 
     def _of_base(self, member: tuple[str, int], files: MemberFiles, after: int) -> MessageUsage:

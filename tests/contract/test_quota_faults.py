@@ -22,6 +22,7 @@ from spark_jms.claims.usage import UsagePublisher, publish_usage
 from spark_jms.core import quota_watch
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION
 from spark_jms.core.ranges import Ranges
+from spark_jms.core.record_set import RecordSet
 from spark_jms.core.usage import MemberUsage, MessageUsage, PublishedUsage
 from spark_jms.errors import DomainError, JmsqError
 from spark_jms.log import quotas as quotas_module
@@ -31,6 +32,7 @@ from spark_jms.log.domain import Domain
 from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.quota_ledger import LEDGERS
 from spark_jms.log.quota_observer import QuotaObserver
+from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.usage import USAGE
 from spark_jms.store import MemoryStore
 from spark_jms.testing import wait_until
@@ -373,23 +375,46 @@ def test_long_round_of_housekeeping_publishes_no_older_usage(root: str, monkeypa
         keeper.close()
 
 
-def test_purge_lowers_no_usage_before_it_is_published(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T1: or the next send would raise it again by what was purged, above the maximum after a grant of that room."""
+def test_usage_that_fell_with_a_purge_does_not_rise_again(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T1: not by a publication that was looked for before; or senders that got the room would be above the maximum."""
     made(root, {"messagesMaximum": 10})
     with connect(root, housekeeping=False) as context:
-        log, usages = context._domain.log("orders"), context._domain.usages
+        domain, store = context._domain, context._store
+        log, usages, publisher = domain.log("orders"), domain.usages, UsagePublisher(domain, store, "orders")
         context.producer("orders").send_many([{"text": "a"}] * 3)
-        UsagePublisher(context._domain, context._store, "orders").publish_last()
-        monkeypatch.setattr(UsagePublisher, "publish", lambda self, paced=True: None)
+        full = usages.at(log.refresh())
+        keeper = Housekeeper(domain, store, "orders")
+
+        def state_before_the_purge(snapshot: Snapshot, subscription: str, member: int) -> RecordSet:
+            found = publisher._state(snapshot, subscription, member)
+            with monkeypatch.context() as only_the_purge:
+                only_the_purge.setattr(UsagePublisher, "publish", lambda self, paced=True: None)
+                receive(context, 3)
+                keeper.rounds.round()
+            assert keeper.rounds.total.purged_messages == 3
+            assert usages.at(log.refresh()) == MessageUsage()
+            return found
+
+        assert full.messages == 3
+        assert full.bytes > 0
+        assert not publish_usage(domain, log, state_before_the_purge, lambda _: [])
+        assert usages.at(log.refresh()) == MessageUsage()
+        keeper.close()
+
+
+def test_purge_waits_for_its_publication(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T1: the next round tries again, when other processes publish all the time."""
+    made(root, {"messagesMaximum": 10})
+    with connect(root, housekeeping=False) as context:
+        context.producer("orders").send_many([{"text": "a"}] * 3)
         receive(context, 3)
         keeper = Housekeeper(context._domain, context._store, "orders")
+        with monkeypatch.context() as others_are_faster:
+            others_are_faster.setattr(context._domain.usages, "publish", lambda table_id, look: False)
+            keeper.rounds.round()
+        assert keeper.rounds.total.purged_messages == 0
         keeper.rounds.round()
         assert keeper.rounds.total.purged_messages == 3
-        assert usages.at(log.refresh()).messages == 3
-        context.producer("orders").send_many([{"text": "b"}] * 2)
-        assert usages.at(log.refresh()).messages == 5
-        keeper._publish_usage()
-        assert usages.at(log.refresh()).messages == 2
         keeper.close()
 
 
