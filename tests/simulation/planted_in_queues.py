@@ -333,6 +333,7 @@ PLANTED_IN_QUEUES = (
         LOST + "|FileNotFoundError",
         old_staged_files_are_sent,
         ("stage", "wait_hours", "clean_up", "commit_staged"),
+        seed=20,
     ),
     PlantedPatch(
         "staged files of another table are sent",
@@ -344,7 +345,11 @@ PLANTED_IN_QUEUES = (
         "claim numbers come again", r"gives claim number \d+ again", claim_numbers_come_again, ("crash", "start")
     ),
     PlantedPatch(
-        "older checkpoint is accepted", r"was not refused", older_checkpoint_is_accepted, ("copy", "crash", "start")
+        "older checkpoint is accepted",
+        r"was not refused",
+        older_checkpoint_is_accepted,
+        ("copy", "crash", "start"),
+        seed=42,
     ),
     PlantedPatch(
         "copy runs beside its original",
@@ -363,6 +368,7 @@ PLANTED_IN_QUEUES = (
         r"a destination that was dropped",
         consumer_does_not_look_for_a_new_table,
         ("drop", "apply"),
+        seed=146,
     ),
     PlantedPatch("units of others are claimed", r"got units of order", units_of_others_are_claimed),
     PlantedPatch(
@@ -385,12 +391,17 @@ PLANTED_IN_QUEUES = (
         messages_beyond_the_limit_are_delivered,
         ("crash", "start", "wait"),
     ),
-    PlantedPatch("limit allows one delivery less", "for no reason", limit_allows_one_delivery_less, ("crash", "start")),
+    PlantedPatch(
+        "limit allows one delivery less", "for no reason", limit_allows_one_delivery_less, ("crash", "start"), seed=87
+    ),
     PlantedPatch(
         "error destination gets nothing", "for no reason", error_destination_gets_nothing, ("crash", "start", "wait")
     ),
     PlantedPatch(
-        "redelivery delay is not waited for", "before its redelivery delay was over", redelivery_delay_is_not_waited_for
+        "redelivery delay is not waited for",
+        "before its redelivery delay was over",
+        redelivery_delay_is_not_waited_for,
+        seed=33,
     ),
     PlantedPatch("expired messages are delivered", "got expired messages", expired_messages_are_delivered, ("wait",)),
     PlantedPatch("redirected messages are discarded", "for no reason", redirected_messages_are_discarded, ("wait",)),
@@ -400,9 +411,11 @@ PLANTED_IN_QUEUES = (
     PlantedPatch(
         "paused destination takes messages", "messages were sent to", paused_destination_takes_messages, ("pause",)
     ),
-    PlantedPatch("new messages have no place in the order", "of priority", new_messages_have_no_place_in_the_order),
     PlantedPatch(
-        "forwarded messages stay too", DOUBLED + "|back at", forwarded_messages_stay_too, ("forward", "crash")
+        "new messages have no place in the order", "of priority", new_messages_have_no_place_in_the_order, seed=53
+    ),
+    PlantedPatch(
+        "forwarded messages stay too", DOUBLED + "|back at", forwarded_messages_stay_too, ("forward", "crash"), seed=56
     ),
     PlantedPatch("redriven messages stay too", DOUBLED + "|back at", redriven_messages_stay_too, ("redrive", "wait")),
     PlantedPatch(

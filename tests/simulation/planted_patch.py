@@ -12,12 +12,14 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True)
 class PlantedPatch:
-    """`text`: a pattern that the violation must match. `often`: actions that the bug takes, ten times as often as usual."""
+    """`text`: a pattern that the violation must match. `often`: actions that the bug takes, ten times as often as usual.
+    `seed`: the one that found it last time, tried first; set it where the search takes seconds."""
 
     name: str
     text: str
     plant: Callable[[Patch], None]
     often: tuple[str, ...] = ()
+    seed: int | None = None
 
     def __str__(self) -> str:
         return self.name.replace(" ", "-")
@@ -25,7 +27,7 @@ class PlantedPatch:
 
 def first_violation(planted: PlantedPatch, run: Callable[[int], object], seeds: Sequence[int]) -> tuple[int, str]:
     """The first of the seeds that fails, and how."""
-    for seed in seeds:
+    for seed in seeds if planted.seed is None else (planted.seed, *seeds):
         try:
             run(seed)
         except Exception as violation:  # noqa: BLE001 - the code under test may be the one that notices
