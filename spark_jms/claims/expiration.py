@@ -7,6 +7,7 @@ tells of a message once its end is written, so never twice; a process that dies 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from spark_jms.core.expiration_log import columns_of, entry
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import JmsqError
-from spark_jms.log.breath import breathe
+from spark_jms.log.breath import rest
 from spark_jms.log.data_file import FileHint
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
@@ -150,7 +151,8 @@ def _unlogged(state: RecordSet, snapshot: Snapshot, member: int, picks: Ranges) 
 
 
 def _log(table: DeltaLog, each: _Unlogged, *, beside: bool) -> None:
-    """A search lets the threads of its process run meanwhile."""
+    """A search lets others run meanwhile: the threads of its process, and consumers of this machine."""
+    begun_s = time.monotonic()
     rows = fetch(
         table,
         each.destination,
@@ -166,7 +168,7 @@ def _log(table: DeltaLog, each: _Unlogged, *, beside: bool) -> None:
         for at in range(0, batch.num_rows, _STEP_ROWS):
             _log_rows(batch.slice(at, _STEP_ROWS), each.fields)
             if not beside:
-                breathe()
+                begun_s = rest(begun_s)
 
 
 def _log_rows(rows: pa.RecordBatch, fields: LoggedFields) -> None:

@@ -3,6 +3,8 @@
 One thread at a time runs Python, and it gives up its turn only after 5 ms unless it waits for something. A sender waits for
 small things some thirty times a send. So beside a thread that computes for 20 ms a send would take 20 ms. Housekeeping
 therefore works in steps of about a millisecond, and really sleeps between them: a sleep of 0 s would not wake the others.
+
+What takes minutes, as the search for a million expired messages, also rests in proportion to its work: consumers need the cores.
 """
 
 from __future__ import annotations
@@ -11,7 +13,15 @@ import time
 
 STEP_FILES = 64  # of a commit or a merge: about a millisecond of Python
 _BREATH_S = 0.0005
+_RESTS = 2.0  # as long as the work: a third of a core is left to it
 
 
 def breathe() -> None:
     time.sleep(_BREATH_S)
+
+
+def rest(begun_s: float) -> float:
+    """After work that began then, of a monotonic clock. Work that takes longer because others compute rests longer too. Returns the
+    time."""
+    time.sleep(max((time.monotonic() - begun_s) * _RESTS, _BREATH_S))
+    return time.monotonic()

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +31,7 @@ from spark_jms.core.expiration import EXPIRER
 from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.pause import INSERTION
 from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.log import breath
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain
@@ -358,10 +360,11 @@ def test_search_lets_other_threads_run_while_it_logs(context: Context, monkeypat
     held: list[str | None] = []
     record = f"{context._domain.log('logged').refresh().table_id}/-/0"
 
-    def breathe() -> None:
+    def rest(begun_s: float) -> float:
         held.append(next(info.holder for name, info in context._store.infos("").items() if name.endswith(record)))
+        return begun_s
 
-    monkeypatch.setattr(expiration, "breathe", breathe)
+    monkeypatch.setattr(expiration, "rest", rest)
     send(context, "logged", *map(str, range(100)))
     assert Search(context, "logged").run() == 100
     assert held == [None] * 4
@@ -371,6 +374,16 @@ def test_search_lets_other_threads_run_while_it_logs(context: Context, monkeypat
     later.batch()
     later.subscriber.close()
     assert (expired(context, "logged"), held) == (200, [])
+
+
+def test_search_rests_twice_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6: so consumers beside a long search have the cores; and longer where others make its work take longer."""
+    now_s, slept = iter((10.25, 10.75, 11.0, 12.0)), list[float]()
+    monkeypatch.setattr(breath, "time", SimpleNamespace(monotonic=lambda: next(now_s), sleep=slept.append))
+    begun_s = breath.rest(10.0)
+    assert begun_s == 10.75
+    breath.rest(begun_s)
+    assert slept == [0.5, 0.5]
 
 
 def test_plan_that_is_not_written_logs_nothing(context: Context, caplog: pytest.LogCaptureFixture) -> None:
