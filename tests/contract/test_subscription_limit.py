@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -17,7 +18,10 @@ from spark_jms.claims.life_cycle_view import events
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.client import Consumer, Context
 from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.claim import Claim
 from spark_jms.core.destination import Destination
+from spark_jms.core.ranges import Ranges
+from spark_jms.core.record_set import RecordSet
 from spark_jms.core.subscription_limit import LIMIT
 from spark_jms.core.unit_of_work import END, NUMBER, UNIT
 from spark_jms.errors import ModuleFileError
@@ -386,3 +390,68 @@ def test_random_course_keeps_the_account(context: Context, seed: int) -> None:
             received[name] += [int(text or 0) for text in all_texts(context, "prices", name)]
         assert len(received[name]) == len(set(received[name]))
         assert deleted(context, "prices", name) == sent - len(received[name])
+
+
+@dataclass
+class Course:
+    """A subscription as lists: what is in it, what consumers have of it, and the last message that the limit was applied to."""
+
+    head: Callable[[int], Any]  # the key of the order of delivery
+    inside: list[int] = field(default_factory=list)
+    claimed: dict[str, list[int]] = field(default_factory=dict)
+    begun: int = 0
+
+    @property
+    def free(self) -> list[int]:
+        taken = {number for claim in self.claimed.values() for number in claim}
+        return sorted(set(self.inside) - taken, key=self.head)
+
+    def decide(self, last: int) -> None:
+        if last == self.begun or len(self.inside) <= 5:
+            return
+        arrived, self.inside = [n for n in self.inside if n > self.begun], [n for n in self.inside if n <= self.begun]
+        for new in arrived:
+            while len(self.inside) >= 5 and self.free:
+                self.inside.remove(self.free[0])
+            self.inside.append(new)
+        self.begun = last
+
+
+@pytest.mark.parametrize("topic", ["prices", "urgent", "stack"])
+def test_random_course_drops_exactly_the_heads(context: Context, topic: str) -> None:
+    """T4, T15: after each decision exactly those messages are left that lists have, message after message: whatever was claimed,
+    finished and given back since the decision before."""
+    chance, log, last = random.Random(topic), context._domain.log(topic), 0
+    state = RecordSet().attach("reader", "session")
+    limit = subscription_limit.SubscriptionLimit(log, "s", None, str, now_ms)
+    priorities: dict[int, int] = {}
+    heads = {"prices": lambda n: n, "urgent": lambda n: (-priorities[n], n), "stack": lambda n: -n}
+    course, claims, decisions = Course(heads[topic]), 0, 0
+    with context.producer(topic) as producer:
+        for _ in range(200):
+            action = chance.choice(["send", "send", "claim", "finish", "give back", "decide"])
+            if action == "send":
+                new = [chance.randrange(10) for _ in range(chance.randrange(1, 5))]
+                producer.send_many({"text": "x", "priority": priority} for priority in new)
+                priorities |= {last + 1 + n: priority for n, priority in enumerate(new)}
+                course.inside += range(last + 1, last + 1 + len(new))
+                last += len(new)
+            elif action == "claim" and course.free:
+                picks, claims = chance.sample(course.free, chance.randint(1, min(3, len(course.free)))), claims + 1
+                state = state.claim(Claim(f"c{claims}", "reader", "session", Ranges.from_numbers(picks), 1, False))
+                course.claimed[f"c{claims}"] = picks
+            elif action in ("finish", "give back") and course.claimed:
+                name = chance.choice(list(course.claimed))
+                picks = course.claimed.pop(name)
+                if action == "give back":
+                    state = state.release(name, delivered=chance.random() < 0.5)
+                else:
+                    state = state.acknowledge("reader", "session", name, 1, now_ms())
+                    course.inside = [number for number in course.inside if number not in picks]
+            elif action == "decide":
+                before, snapshot = set(course.inside), log.refresh()
+                state = limit.enforce(state, snapshot, 0, 1).delivered_to_table(state.position + 1)
+                course.decide(last)
+                decisions += before != set(course.inside)
+                assert set(state.unfinished(1, last).numbers().tolist() if last else ()) == set(course.inside)
+    assert decisions > 10, "the course reaches the limit"
