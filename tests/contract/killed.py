@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests import forked
+
 _SCRIPT = """
 import sys, time
 from spark_jms import connect
@@ -22,7 +24,7 @@ time.sleep(600)
 @contextmanager
 def killed_client(root: str, work: str) -> Iterator[None]:
     """A process that has done its work with a `context` of the domain when the block begins; kill -9 at the end of the block."""
-    child = subprocess.Popen([sys.executable, "-c", _SCRIPT.format(work), root], stdout=subprocess.PIPE, text=True)
+    child = forked.Popen([sys.executable, "-c", _SCRIPT.format(work), root], stdout=subprocess.PIPE, text=True)
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"

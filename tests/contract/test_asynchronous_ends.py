@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from spark_jms.errors import (
     IllegalStateException,
 )
 from spark_jms.testing import memory_domain, wait_until
+from tests import forked
 from tests.contract.completions import (
     LIMIT_S,
     Hold,
@@ -205,7 +205,7 @@ for n in range(3):
 def test_forked_child_and_exit_do_not_hang() -> None:
     """T11: the child has none of the parent's sends."""
     with memory_domain("file", orders="queue") as root:
-        done = subprocess.run(
+        done = forked.run(
             [sys.executable, "-c", _FORK, root], capture_output=True, text=True, timeout=LIMIT_S, check=True
         )
         assert done.stdout.split() == ["7", "0"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 import uuid
@@ -36,6 +35,7 @@ from spark_jms.log.purge import purge
 from spark_jms.log.root import open_storage
 from spark_jms.log.send import TransactionId, send
 from spark_jms.log.subscriptions import create_subscription
+from tests import forked
 
 ORDERS = Destination("orders", "distributed-topic", 2)
 
@@ -181,7 +181,7 @@ def test_committers_of_several_processes_stay_dense(tmp_path: Path) -> None:
     """C5: racing sender processes on a local directory give each sequence once, without gaps."""
     log = DeltaLog(local_table(tmp_path / "domain"), "orders")
     create_domain(str(tmp_path / "domain")).storage.create("_jmsq/destinations/orders", b"")
-    senders = [subprocess.Popen([sys.executable, "-c", _SENDER, str(tmp_path / "domain"), f"s{n}"]) for n in range(3)]
+    senders = [forked.Popen([sys.executable, "-c", _SENDER, str(tmp_path / "domain"), f"s{n}"]) for n in range(3)]
     assert [sender.wait() for sender in senders] == [0, 0, 0]
     got = texts(log)
     assert sorted(got.values()) == sorted(f"s{n}-{i}-{k}" for n in range(3) for i in range(15) for k in "abc")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from spark_jms.client.receiver import Receiver, pause_s
 from spark_jms.log.domain import Domain
 from spark_jms.log.watch import LogWatch
 from spark_jms.testing import memory_domain, wait_until
+from tests import forked
 
 LIMIT_S = 30
 needs_inotify = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="inotify is Linux's")
@@ -43,7 +43,7 @@ def test_commit_of_another_process_wakes(root: str, watch: LogWatch) -> None:
     orders, other = threading.Event(), threading.Event()
     watch.add(Domain(root).log("orders"), orders.set)
     watch.add(Domain(root).log("other"), other.set)
-    subprocess.run([sys.executable, "-c", SEND, root], check=True, timeout=LIMIT_S)
+    forked.run([sys.executable, "-c", SEND, root], check=True, timeout=LIMIT_S)
     assert orders.wait(LIMIT_S)
     assert not other.is_set()
 
@@ -106,7 +106,7 @@ def test_waiting_receiver_is_woken_without_a_poll(root: str, monkeypatch: pytest
         thread = threading.Thread(target=lambda: got.extend([consumer.receive(), consumer.receive()]))
         thread.start()
         wait_until(lambda: waiting(consumer), LIMIT_S)
-        subprocess.run([sys.executable, "-c", SEND, root], check=True, timeout=LIMIT_S)
+        forked.run([sys.executable, "-c", SEND, root], check=True, timeout=LIMIT_S)
         wait_until(lambda: receiver_of(consumer)._watched and waiting(consumer), LIMIT_S)
         consumer.close()
         thread.join(LIMIT_S)

@@ -24,6 +24,7 @@ from spark_jms.core.destination import Destination
 from spark_jms.log.commit import Decision, commit
 from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.snapshot import Snapshot
+from tests import forked
 from tests.process.apps import App, until
 from tests.process.crash import PLUGIN
 from tests.process.feed import QUEUE, Feed, make_queue
@@ -71,7 +72,7 @@ class ClientApp:
         command = [sys.executable, script, str(self._root), QUEUE, str(self.directory), self.role, self.name]
         environment = {**os.environ, "PYTHONPATH": f"{PLUGIN}:{PROJECT}", "JMSQ_TUNE": json.dumps(TUNE)}
         with open(self.directory / "output.log", "wb") as output:
-            self._process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+            self._process = forked.Popen(command, env=environment, stdout=output, stderr=output)
 
     @property
     def started(self) -> bool:

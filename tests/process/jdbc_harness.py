@@ -20,6 +20,7 @@ import psycopg
 from spark_jms.store import open_store
 from spark_jms.testing.postgresql import PrivatePostgresql
 from spark_jms.testing.waiting import wait_until
+from tests import forked
 
 PROJECT = Path(__file__).parents[2]
 LIMIT_S = 60.0
@@ -45,7 +46,7 @@ class WriterProcess:
 
     def _start(self) -> subprocess.Popen[str]:
         with open(self._log_path, "a", encoding="utf-8") as log:
-            process = subprocess.Popen(
+            process = forked.Popen(
                 [
                     *self._prefix,
                     sys.executable,

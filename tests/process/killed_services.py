@@ -19,6 +19,7 @@ from spark_jms.claims.views import opened_store
 from spark_jms.log.domain import Domain
 from spark_jms.log.usage_history import USAGE_HISTORY
 from spark_jms.testing import wait_until
+from tests import forked
 
 DESTINATIONS = {
     "orders": {"kind": "queue", "expirationPolicy": "Redirect", "errorDestination": "late"},
@@ -40,7 +41,7 @@ def check_killed_services(path: Path, engine: str, kills: int, each: int, seed: 
     command += ["--checkpoint", str(path / "checkpoint")]
     for _ in range(kills):
         _send(root, each)
-        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        running = forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert running.stdout is not None
         try:
             _wait_for_rounds(running.stdout, chance.randint(0, most), max)
@@ -76,7 +77,7 @@ def _run_to_the_end(command: list[str], root: str, count: int) -> None:
         def expired() -> tuple[int, int]:
             return collect(domain, store, "orders").expired, collect(domain, store, "news").expired
 
-        last = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        last = forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert last.stdout is not None
         try:
             _wait_for_rounds(last.stdout, 1, min)

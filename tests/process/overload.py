@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from spark_jms.core.quota import PREEMPTIVE, Limit
 from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.quota_ledger import LEDGERS, LedgerEntry, QuotaLedger
 from spark_jms.testing import wait_until
+from tests import forked
 from tests.process.quota_checks import check_entries
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Sender:
         self._file, self.sizes = file, sizes
         arguments = [root, destination, str(file), timeout, str(hold), *map(str, sizes)]
         environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-        self.process = subprocess.Popen([sys.executable, str(SENDER), *arguments], env=environment)
+        self.process = forked.Popen([sys.executable, str(SENDER), *arguments], env=environment)
 
     def senders(self) -> list[Path]:
         return [Path(f"{self._file}.{k}") for k in range(len(self.sizes))]

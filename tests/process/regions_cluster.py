@@ -22,6 +22,7 @@ from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.global_directory import GlobalDirectory
 from spark_jms.testing.waiting import wait_until
+from tests import forked
 from tests.daemons import Daemons
 from tests.process.regions_writer import CONNECTION, REGION_BYTES, THRESHOLDS, Account, contents
 
@@ -41,7 +42,7 @@ class FaultyDaemons(Daemons):
         logs.mkdir(mode=0o750, exist_ok=True)
         command = [sys.executable, "-m", "tests.process.regions_daemon", "-dir", str(self.path)]
         with open(logs / f"start_{index:03d}.out", "ab") as out:
-            self.processes[index] = subprocess.Popen(
+            self.processes[index] = forked.Popen(
                 [*command, "-localindex", str(index)],
                 cwd=PROJECT,
                 stdin=subprocess.DEVNULL,
@@ -125,7 +126,7 @@ class WriterProcess:
         self._acknowledged: list[float] = []
         self.out = place / f"{store}.out"
         with open(self.out, "ab") as out:
-            self.process = subprocess.Popen(
+            self.process = forked.Popen(
                 [sys.executable, "-m", "tests.process.regions_writer", str(path), store, str(seed), str(self.journal)],
                 cwd=PROJECT,
                 stdin=subprocess.DEVNULL,

@@ -17,6 +17,7 @@ from spark_jms.admin.restore import restore
 from spark_jms.claims.views import opened_store
 from spark_jms.log.domain import Domain
 from spark_jms.testing.waiting import wait_until
+from tests import forked
 
 MODULE: dict[str, Any] = {
     "destinations": {
@@ -52,7 +53,7 @@ with connect(root) as context, open(file, "w", buffering=1) as acknowledged:
 
 @contextmanager
 def running(*programs: tuple[str, ...]) -> Iterator[list[subprocess.Popen[bytes]]]:
-    started = [subprocess.Popen([sys.executable, "-c", *program]) for program in programs]
+    started = [forked.Popen([sys.executable, "-c", *program]) for program in programs]
     try:
         yield started
     finally:

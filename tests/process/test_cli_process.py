@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from spark_jms import apply, connect
 from spark_jms.claims import views
 from spark_jms.log.domain import Domain
 from spark_jms.testing import wait_until
+from tests import forked
 
 JMSQ = [sys.executable, "-m", "spark_jms.cli"]
 LOADED = "import sys, atexit; atexit.register(lambda: print('\\n' + ' '.join(sys.modules), file=sys.stderr))"
@@ -27,10 +29,10 @@ def domain(root: str) -> str:
     return root
 
 
-def modules_after(*arguments: str) -> set[str]:
+def modules_after(run: Callable[..., subprocess.CompletedProcess[str]], *arguments: str) -> set[str]:
     """The top-level modules a command has loaded when it ends."""
     code = f"{LOADED}; from spark_jms.cli.main import main; sys.argv[1:] = {list(arguments)!r}; main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode in (0, 3), done.stderr
     return {name.split(".")[0] for name in done.stderr.rsplit("\n", 2)[-2].split()}
 
@@ -38,10 +40,11 @@ def modules_after(*arguments: str) -> set[str]:
 def test_help_loads_nothing_heavy(domain: str) -> None:
     heavy = {"pyarrow", "deltalake", "numpy", "rich", "yaml", "pandas", "pyspark", "lark", "obstore"}
     for arguments in (["--help"], ["--version"], ["receive", "--help"], ["completion", "zsh"]):
-        assert not modules_after(*arguments) & heavy
+        assert not modules_after(subprocess.run, *arguments) & heavy
 
 
 def test_no_command_loads_pyspark(domain: str) -> None:
+    """C14: also the modules that a fork has from its start do not."""
     module = Path(__file__).parents[2] / "conf" / "jms-module.yaml"
     for arguments in (
         ["apply", str(module)],
@@ -52,7 +55,7 @@ def test_no_command_loads_pyspark(domain: str) -> None:
         ["housekeep", "--once"],
         ["purge", "orders", "--yes"],
     ):
-        assert not modules_after(*arguments, "--root", domain) & {"pyspark", "py4j", "delta"}
+        assert not modules_after(forked.run, *arguments, "--root", domain) & {"pyspark", "py4j", "delta"}
 
 
 def test_reader_may_close_the_output(domain: str) -> None:

@@ -23,6 +23,7 @@ from spark_jms.client import Context
 from spark_jms.log.domain import Domain
 from spark_jms.testing import memory_domain
 from spark_jms.testing.waiting import wait_until
+from tests import forked
 from tests.daemons import Daemons
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -33,7 +34,7 @@ needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-g
 @contextmanager
 def console(root: str, *options: str) -> Iterator[str]:
     command = [sys.executable, "-m", "spark_jms.cli", "console", "--root", root, "--port", "0", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = forked.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         yield process.stdout.readline().strip().removeprefix("the console is at ")
@@ -134,7 +135,7 @@ def test_console_asks_for_its_token(domain: tuple[str, Context], tmp_path: Path)
 def test_console_off_loopback_needs_a_token(domain: tuple[str, Context]) -> None:
     """M8: refused in one line."""
     command = [sys.executable, "-m", "spark_jms.cli", "console", "--root", domain[0], "--host", "0.0.0.0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = forked.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "give --token-file" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -14,6 +14,7 @@ from typing import IO
 import pytest
 
 from spark_jms.store import Put, Store, open_store
+from tests import forked
 
 PROJECT = Path(__file__).parents[2]
 
@@ -95,7 +96,7 @@ class Children:
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, code: str, *arguments: object) -> subprocess.Popen[str]:
-        child = subprocess.Popen(
+        child = forked.Popen(
             [sys.executable, "-c", code, *map(str, arguments)],
             cwd=PROJECT,
             stdin=subprocess.PIPE,

@@ -15,6 +15,7 @@ import pytest
 
 import spark_jms
 from spark_jms.testing.waiting import wait_until
+from tests import forked
 
 KILLS = 5
 EACH = 30  # messages that arrive between two kills
@@ -26,7 +27,7 @@ MODULE: dict[str, Any] = {
 
 def start(root: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "spark_jms.cli", "forward", "orders", "--every", "50ms", "--root", root]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    return forked.Popen(command, stdout=subprocess.DEVNULL)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

@@ -16,6 +16,7 @@ from spark_jms import apply, connect
 from spark_jms.client import Consumer
 from spark_jms.core.quota import PREEMPTIVE, Limit
 from spark_jms.testing import wait_until
+from tests import forked
 from tests.process.quota_checks import check_entries
 
 PROJECT = Path(__file__).parents[2]
@@ -29,7 +30,7 @@ class Sender:
         self.name, self._file = file.stem, file
         command = [sys.executable, str(SENDER), root, destination, self.name, str(file), str(hold)]
         environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        self.process = forked.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
     def texts(self, what: str) -> list[str]:
         if not self._file.exists():

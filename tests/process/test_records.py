@@ -13,6 +13,7 @@ import pytest
 
 from spark_jms.store import open_store
 from spark_jms.store.errors import SettingInvalidError
+from tests import forked
 from tests.certificates import certificate
 from tests.process.regions_cluster import FaultyDaemons, Make, wait_for_copies
 
@@ -61,7 +62,7 @@ for line in sys.stdin:
 
 class Peer:
     def __init__(self, uri: str, name: str) -> None:
-        self.process = subprocess.Popen(
+        self.process = forked.Popen(
             [sys.executable, "-c", PEER, uri, name],
             cwd=PROJECT,
             stdin=subprocess.PIPE,

@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
@@ -38,6 +37,7 @@ from spark_jms.store.regions.daemon.stop import main as stop
 from spark_jms.store.regions.global_directory import GlobalDirectory
 from spark_jms.store.regions.memory_lock import can_lock
 from spark_jms.testing.waiting import wait_until
+from tests import forked
 from tests.daemons import segments
 from tests.process.regions_cluster import (
     Make,
@@ -54,11 +54,14 @@ MB = 1 << 20
 
 def run(*words: str, limit_s: float = 60.0, address_space: int = 0) -> tuple[int, str, str]:
     def limited() -> None:
-        if address_space:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (address_space, address_space))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (address_space, address_space))
 
-    done = subprocess.run(
-        [sys.executable, "-m", *words], capture_output=True, text=True, timeout=limit_s, preexec_fn=limited
+    done = forked.run(
+        [sys.executable, "-m", *words],
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        preexec_fn=limited if address_space else None,
     )
     return done.returncode, done.stdout, done.stderr
 

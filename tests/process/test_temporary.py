@@ -16,6 +16,7 @@ from spark_jms.cli.main import cli
 from spark_jms.errors import TemporaryDestinationDeletedError
 from spark_jms.log.temporary import OWNERS, TABLES
 from spark_jms.testing import memory_domain
+from tests import forked
 
 PROJECT = Path(__file__).parents[2]
 REQUESTOR = """
@@ -33,7 +34,7 @@ def test_housekeeping_deletes_the_queue_of_a_killed_context() -> None:
     """C15: the reply to it has a named error, before the deletion it is simply lost."""
     with memory_domain("file", work="queue") as root, connect(root, housekeeping=False) as context:
         environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
-        with subprocess.Popen(
+        with forked.Popen(
             [sys.executable, "-c", REQUESTOR, root], stdout=subprocess.PIPE, text=True, env=environment
         ) as process:
             assert process.stdout is not None

@@ -15,6 +15,7 @@ from spark_jms.admin.move import MoveOrder, move
 from spark_jms.claims import views
 from spark_jms.client.context import Context
 from spark_jms.testing import memory_domain
+from tests import forked
 
 MESSAGES = 600
 KILLS = 12
@@ -22,7 +23,7 @@ MOVER = Path(__file__).parent / "mover.py"
 
 
 def start(root: str, source: str, target: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, str(MOVER), root, source, target], stdout=subprocess.PIPE, text=True)
+    process = forked.Popen([sys.executable, str(MOVER), root, source, target], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "moving\n"
     return process

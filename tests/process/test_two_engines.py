@@ -14,6 +14,7 @@ import pytest
 from spark_jms.store import Put, open_store
 from spark_jms.testing.postgresql import PrivatePostgresql
 from spark_jms.testing.waiting import wait_until
+from tests import forked
 from tests.process.jdbc_harness import engine_pids, schema_of
 from tests.process.regions_cluster import Make
 
@@ -25,7 +26,7 @@ RECORD = "r"
 
 class ReaderProcess:
     def __init__(self, uri: str) -> None:
-        self.process = subprocess.Popen(
+        self.process = forked.Popen(
             [sys.executable, "-m", "tests.process.store_reader", uri, RECORD, str(SESSION_TIMEOUT_MS)],
             cwd=PROJECT,
             stdout=subprocess.PIPE,

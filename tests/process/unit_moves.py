@@ -17,6 +17,7 @@ import spark_jms
 from spark_jms.errors import MemberRemovalError
 from spark_jms.log.domain import Domain
 from spark_jms.testing.waiting import wait_until
+from tests import forked
 
 LOST = "a consumer that lost its claim"
 APP = Path(__file__).with_name("unit_moves_app.py")
@@ -72,7 +73,7 @@ def run_unit_moves(tmp_path: Path, plan: Plan, seed: int) -> dict[str, int]:
 
     def start(role: str, name: str, *counts: int) -> None:
         arguments = [sys.executable, str(APP), root, str(directory), role, name, *map(str, counts)]
-        running[name] = subprocess.Popen(arguments)
+        running[name] = forked.Popen(arguments)
 
     def round_of(name: str) -> int:
         with suppress(FileNotFoundError, ValueError):

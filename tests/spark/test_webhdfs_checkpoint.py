@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from tests import forked
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
@@ -26,7 +28,7 @@ PROVIDERS = {
 @pytest.fixture(scope="module")
 def door() -> Iterator[str]:
     command = [sys.executable, "-m", "spark_jms.store.webhdfs", "--memory", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with forked.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         assert address.startswith("webhdfs://"), "the door did not start"
@@ -112,7 +114,7 @@ def test_query_survives_the_take_over_by_another_door(spark: SparkSession, tmp_p
     batch that was being written when the door died may fail the query, which then continues from its checkpoint."""
     command = [sys.executable, "-c", FAILOVER]
     name = f"doors{uuid.uuid4().hex[:8]}"
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as doors:
+    with forked.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as doors:
         assert doors.stdin is not None
         assert doors.stdout is not None
         first, second = doors.stdout.readline().split()

@@ -18,6 +18,9 @@ the zip has no cached bytecode, and every Python process that Spark starts would
 And it hides pandas from those processes, not from the application. The product never uses pandas, but pyarrow imports it at
 the first array that it makes, if it is installed: another 0.4 s of CPU time each. PySpark's planners, sources, sinks and
 tasks run without it.
+
+And it imports into PySpark's fork servers what the processes need that they fork for planners, sinks and tasks. PySpark's own
+import nothing: each of those processes takes another second of CPU time. pyarrow and its allocator can be forked.
 """
 
 from __future__ import annotations
@@ -202,8 +205,19 @@ def _of_spark(command: list[str]) -> bool:
     return "-m" in command and command[command.index("-m") + 1].startswith("pyspark.")
 
 
+def _import_for_forks(worker: str) -> None:
+    import gc
+    import importlib
+
+    for name in (worker, "pyarrow.compute", "pyspark_jmsq"):
+        importlib.import_module(name)
+    gc.freeze()  # or the first collection of a fork would copy the pages of all modules
+
+
 sys.path[:] = [entry for entry in sys.path if not entry.endswith("pyspark.zip")]
 if DIRECTORY or TUNE:
     sys.meta_path.insert(0, _Finder())
 if _of_spark(sys.orig_argv):
     sys.meta_path.insert(0, _NoPandas)
+if sys.orig_argv[-2:-1] == ["pyspark.daemon"]:
+    _import_for_forks(sys.orig_argv[-1])
