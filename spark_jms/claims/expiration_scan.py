@@ -43,6 +43,7 @@ from spark_jms.log.storage import now_ms
 from spark_jms.store import Store, StoreError
 
 WAIT_S = 1.0  # for a record that a consumer holds; it is tried again with the next search
+_MAX_S = 5.0  # of a search, at about the end of a step: then other housekeeping gets its turn
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,20 +97,26 @@ class ExpirationScan:
         self._holders: dict[str, Expiration] = {}  # by subscription
 
     def run(self, *, at_once: bool = False) -> int:
-        """Search when the interval of the domain is over (`at_once`: or not); returns how many messages have expired. Raises
-        the first error of the search, once everything else is searched."""
+        """Search when the interval of the domain is over; returns how many messages have expired. After some seconds the rest
+        is left to the next run, whose search begins at once. `at_once`: whatever the interval, and to the end. Raises the first
+        error of the search, once everything else is searched."""
         snapshot = self._table.refresh()
         files = {file.path: file for file in _expiring(snapshot)}
         if not files or not self._is_due(at_once=at_once):
             return 0
+        until_s = float("inf") if at_once else self._monotonic_s() + _MAX_S
         looked, count = self._look(snapshot, files), 0
         for place, over in looked.over.items():
+            if self._monotonic_s() >= until_s:
+                break
             try:
-                count += self._expire(place, over)
+                count += self._expire(place, over, until_s)
             except MemberUnavailableError:  # its holder is busy
                 continue
             except (JmsqError, StoreError, OSError) as error:
                 looked.errors.append(error)
+        if self._monotonic_s() >= until_s:
+            self._searched_s = float("-inf")
         if looked.errors:
             raise looked.errors[0]
         return count
@@ -221,10 +228,10 @@ class ExpirationScan:
                     self._unit_looks.looked(key, found.next_ms)
 
     # -- expiring -------------------------------------------------------------------------------------------------
-    def _expire(self, place: _Place, over: Ranges) -> int:
+    def _expire(self, place: _Place, over: Ranges, until_s: float) -> int:
         """In steps that hold the record shortly; its consumers continue between them."""
         count, left = 0, over
-        while left:
+        while left and (not count or self._monotonic_s() < until_s):
             done = self._step(place, left)
             count, left = count + done.expired, done.left if done.expired else EMPTY
         return count

@@ -376,6 +376,24 @@ def test_search_lets_other_threads_run_while_it_logs(context: Context, monkeypat
     assert (expired(context, "logged"), held) == (200, [])
 
 
+def test_long_search_leaves_the_rest_to_the_next_round(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6, C13: so purges and what senders wait for go on; the next round continues at once, whatever the interval."""
+    monkeypatch.setattr(expiration, "LOGGED", 10)
+    send(context, "logged", *map(str, range(35)))
+    search = Search(context, "logged")
+    step = search.scan._step
+
+    def slow_step(*arguments: Any) -> Any:
+        search.monotonic_s += 3
+        return step(*arguments)
+
+    monkeypatch.setattr(search.scan, "_step", slow_step)
+    assert [search.scan.run() for _ in range(3)] == [20, 15, 0]
+    send(context, "logged", *map(str, range(35)))
+    assert search.scan.run() == 0, "the interval is not over"
+    assert search.run() == 35
+
+
 def test_search_rests_twice_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """T6: so consumers beside a long search have the cores; and longer where others make its work take longer."""
     now_s, slept = iter((10.25, 10.75, 11.0, 12.0)), list[float]()
