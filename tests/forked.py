@@ -20,6 +20,7 @@ from typing import Any, AnyStr
 
 PROJECT = Path(__file__).parents[1]
 _PR_SET_CHILD_SUBREAPER = 36
+_MOST_BYTES = 4096  # of an answer
 
 
 class _Zygote:
@@ -36,6 +37,10 @@ class _Zygote:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
+        answer = self._connection.recv(_MOST_BYTES)
+        self.unable = "" if answer == b"ready" else answer.decode() or "it ended while it imported the project"
+        if self.unable:
+            print(f"programs of tests are no forks, and take longer to start: {self.unable}", file=sys.stderr)
         atexit.register(self._close)
 
     def start(self, order: dict[str, Any], files: list[int]) -> int:
@@ -76,7 +81,7 @@ class Popen(subprocess.Popen[AnyStr]):
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: bool, *more: Any) -> None:
         pass_fds, cwd, env, _, _, shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *last = more
         command = [] if shell else [os.fsdecode(word) for word in args]
-        if preexec_fn or pass_fds or shell or not _can_fork(command, env):
+        if preexec_fn or pass_fds or shell or not _can_fork(command, env) or _zygote().unable:
             super()._execute_child(args, executable, preexec_fn, close_fds, *more)  # type: ignore[misc]
             return
         order = {

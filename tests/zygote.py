@@ -35,6 +35,7 @@ MODULES = (
 )
 MALLOC_THREAD = "jemalloc_bg_thd"  # pyarrow's; jemalloc itself prepares it for a fork
 MOST_BYTES = 1 << 17  # of an order
+READY = b"ready"
 
 
 def main() -> None:
@@ -49,7 +50,10 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     threads = [Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
-    assert len({*threads} - {MALLOC_THREAD}) == 1, f"a process with the threads {threads} cannot fork"
+    if len({*threads} - {MALLOC_THREAD}) > 1:
+        connection.send(f"a process with the threads {', '.join(threads)} cannot be forked safely".encode())
+        return
+    connection.send(READY)
     try:
         while received := socket.recv_fds(connection, MOST_BYTES, 3):
             text, files = received[:2]
