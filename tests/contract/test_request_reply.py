@@ -26,6 +26,7 @@ from spark_jms.errors import (
     TemporaryDestinationDeletedError,
     TemporaryDestinationError,
 )
+from spark_jms.log import delta_log
 from spark_jms.log.domain import Domain
 from spark_jms.log.temporary import OWNERS, TABLES
 from spark_jms.spark.options import parse_options
@@ -296,8 +297,11 @@ def test_housekeeping_deletes_what_a_dead_context_leaves(
     assert folders(root) == [kept.name]
 
 
-def test_requests_continue_after_their_queue_was_deleted(context: Context, server: Callable[[Answer], None]) -> None:
+def test_requests_continue_after_their_queue_was_deleted(
+    context: Context, server: Callable[[Answer], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """C15: a waiting request gets the named error, the next one a new queue."""
+    monkeypatch.setattr(delta_log, "_GAP_CHECK_INTERVAL_MS", 500)  # a context looks whether its tables are there
     release = threading.Event()
 
     def slow(message: Message) -> None:
