@@ -21,82 +21,10 @@ def test_every_operation_of_files_and_directories() -> None:
     """R19: every operation of the public REST document answers as described there."""
 
     async def use(harness: DoorHarness) -> None:
-        assert await harness.ok("PUT", "/a/b", "MKDIRS", permission="750", user_name="alice") == {"boolean": True}
-        big = random.Random(1).randbytes(5000)
-        await harness.put("/a/b/big", big, permission="640", replication=2, blocksize=4096, user_name="bob")
-        status = (await harness.ok("GET", "/a/b/big", "GETFILESTATUS"))["FileStatus"]
-        assert status == {
-            "accessTime": 1_700_000_000_000,
-            "blockSize": 4096,
-            "childrenNum": 0,
-            "fileId": status["fileId"],
-            "group": "supergroup",
-            "length": 5000,
-            "modificationTime": 1_700_000_000_000,
-            "owner": "bob",
-            "pathSuffix": "",
-            "permission": "640",
-            "replication": 2,
-            "storagePolicy": 0,
-            "type": "FILE",
-        }
-        assert (await harness.ok("GET", "/a/b/big", "GETFILELINKSTATUS"))["FileStatus"] == status
-        assert (await harness.ok("GET", "/a", "LISTSTATUS"))["FileStatuses"]["FileStatus"][0]["permission"] == "750"
-        assert await harness.get("/a/b/big") == big
-        assert await harness.get("/a/b/big", offset=1000, length=2000) == big[1000:3000]
-        assert await harness.get("/a/b/big", offset=4999, length=9) == big[4999:]
-        assert await harness.refused("GET", "/a/b/big", "OPEN", offset=5000) == (403, "IOException")
-        assert (await harness.ask("POST", "/a/b/big", "APPEND", b"tail"))[0] == 200
-        assert await harness.get("/a/b/big", offset=4998) == big[4998:] + b"tail"
-        assert await harness.ok("POST", "/a/b/big", "TRUNCATE", newlength=10) == {"boolean": True}
-        assert await harness.get("/a/b/big") == big[:10]
-        await harness.put("/a/b/x", b"xx")
-        await harness.put("/a/b/y", b"yy")
-        await harness.ok("POST", "/a/b/big", "CONCAT", sources="/a/b/x,/a/b/y")
-        assert await harness.get("/a/b/big") == big[:10] + b"xxyy"
-        summary = (await harness.ok("GET", "/a", "GETCONTENTSUMMARY"))["ContentSummary"]
-        assert (summary["directoryCount"], summary["fileCount"], summary["length"]) == (2, 1, 14)
-        assert summary["spaceConsumed"] == 28
-        usage = (await harness.ok("GET", "/a", "GETQUOTAUSAGE"))["QuotaUsage"]
-        assert (usage["fileAndDirectoryCount"], usage["quota"]) == (3, -1)
-        checksum = (await harness.ok("GET", "/a/b/big", "GETFILECHECKSUM"))["FileChecksum"]
-        assert checksum["algorithm"] == "MD5-of-0MD5-of-512CRC32"
-        assert (checksum["length"], len(checksum["bytes"])) == (28, 56)
-        assert await harness.ok("GET", "/", "GETHOMEDIRECTORY", user_name="eve") == {"Path": "/user/eve"}
-        assert await harness.ok("GET", "/", "GETTRASHROOT", user_name="eve") == {"Path": "/user/eve/.Trash"}
-        defaults = (await harness.ok("GET", "/", "GETSERVERDEFAULTS"))["FsServerDefaults"]
-        assert defaults["encryptDataTransfer"] is False
-        assert (await harness.ok("GET", "/", "GETSTATUS"))["FsStatus"]["used"] > 0
-        located = (await harness.ok("GET", "/a/b/big", "GETFILEBLOCKLOCATIONS"))["BlockLocations"]["BlockLocation"]
-        assert [(block["offset"], block["length"]) for block in located] == [(0, 14)]
-        await harness.ok("PUT", "/a/b/big", "SETPERMISSION", permission="1700")
-        await harness.ok("PUT", "/a/b/big", "SETOWNER", owner="carol", group="staff")
-        await harness.ok("PUT", "/a/b/big", "SETTIMES", modificationtime=5, accesstime=-1)
-        assert await harness.ok("PUT", "/a/b/big", "SETREPLICATION", replication=3) == {"boolean": True}
-        assert await harness.ok("PUT", "/a", "SETREPLICATION", replication=3) == {"boolean": False}
-        status = (await harness.ok("GET", "/a/b/big", "GETFILESTATUS"))["FileStatus"]
-        kept = [status[name] for name in ("permission", "owner", "group", "modificationTime", "replication")]
-        assert kept == ["1700", "carol", "staff", 5, 3]
-        assert status["accessTime"] == 1_700_000_000_000
-        assert (await harness.ok("GET", "/a/b/big", "GETACLSTATUS"))["AclStatus"]["stickyBit"] is True
-        await harness.ok("GET", "/a/b/big", "CHECKACCESS", fsaction="rw-", user_name="carol")
-        await harness.ok("GET", "/a/b/big", "CHECKACCESS", fsaction="rwx", user_name="owner")
-        assert await harness.refused("GET", "/a/b/big", "CHECKACCESS", fsaction="r--", user_name="eve") == (
-            403,
-            "AccessControlException",
-        )
-        xattr = {"xattr_name": "user.k"}
-        await harness.ok("PUT", "/a", "SETXATTR", xattr_value="0x6869", flag="CREATE", **xattr)
-        assert await harness.refused("PUT", "/a", "SETXATTR", xattr_value="1", flag="CREATE", **xattr) == (
-            403,
-            "IOException",
-        )
-        assert (await harness.ok("GET", "/a", "GETXATTRS", encoding="text"))["XAttrs"] == [
-            {"name": "user.k", "value": '"hi"'}
-        ]
-        assert await harness.ok("GET", "/a", "LISTXATTRS") == {"XAttrNames": '["user.k"]'}
-        await harness.ok("PUT", "/a", "REMOVEXATTR", **xattr)
-        assert await harness.refused("GET", "/a", "GETXATTRS", **xattr) == (403, "IOException")
+        await check_contents(harness)
+        await check_counts(harness)
+        await check_attributes(harness)
+        await check_extended_attributes(harness)
         assert await harness.ok("GET", "/", "GETDELEGATIONTOKEN", renewer="x") == {"Token": None}
         assert await harness.refused("PUT", "/", "RENEWDELEGATIONTOKEN", token="x") == (403, "InvalidToken")
         assert await harness.refused("DELETE", "/a", "DELETE") == (403, "PathIsNotEmptyDirectoryException")
@@ -104,6 +32,95 @@ def test_every_operation_of_files_and_directories() -> None:
         assert await harness.ok("DELETE", "/a", "DELETE") == {"boolean": False}
 
     run_with_door(use)
+
+
+async def check_contents(harness: DoorHarness) -> None:
+    """Leaves /a/b/big with 14 bytes."""
+    assert await harness.ok("PUT", "/a/b", "MKDIRS", permission="750", user_name="alice") == {"boolean": True}
+    big = random.Random(1).randbytes(5000)
+    await harness.put("/a/b/big", big, permission="640", replication=2, blocksize=4096, user_name="bob")
+    status = (await harness.ok("GET", "/a/b/big", "GETFILESTATUS"))["FileStatus"]
+    assert status == {
+        "accessTime": 1_700_000_000_000,
+        "blockSize": 4096,
+        "childrenNum": 0,
+        "fileId": status["fileId"],
+        "group": "supergroup",
+        "length": 5000,
+        "modificationTime": 1_700_000_000_000,
+        "owner": "bob",
+        "pathSuffix": "",
+        "permission": "640",
+        "replication": 2,
+        "storagePolicy": 0,
+        "type": "FILE",
+    }
+    assert (await harness.ok("GET", "/a/b/big", "GETFILELINKSTATUS"))["FileStatus"] == status
+    assert (await harness.ok("GET", "/a", "LISTSTATUS"))["FileStatuses"]["FileStatus"][0]["permission"] == "750"
+    assert await harness.get("/a/b/big") == big
+    assert await harness.get("/a/b/big", offset=1000, length=2000) == big[1000:3000]
+    assert await harness.get("/a/b/big", offset=4999, length=9) == big[4999:]
+    assert await harness.refused("GET", "/a/b/big", "OPEN", offset=5000) == (403, "IOException")
+    assert (await harness.ask("POST", "/a/b/big", "APPEND", b"tail"))[0] == 200
+    assert await harness.get("/a/b/big", offset=4998) == big[4998:] + b"tail"
+    assert await harness.ok("POST", "/a/b/big", "TRUNCATE", newlength=10) == {"boolean": True}
+    assert await harness.get("/a/b/big") == big[:10]
+    await harness.put("/a/b/x", b"xx")
+    await harness.put("/a/b/y", b"yy")
+    await harness.ok("POST", "/a/b/big", "CONCAT", sources="/a/b/x,/a/b/y")
+    assert await harness.get("/a/b/big") == big[:10] + b"xxyy"
+
+
+async def check_counts(harness: DoorHarness) -> None:
+    summary = (await harness.ok("GET", "/a", "GETCONTENTSUMMARY"))["ContentSummary"]
+    assert (summary["directoryCount"], summary["fileCount"], summary["length"]) == (2, 1, 14)
+    assert summary["spaceConsumed"] == 28
+    usage = (await harness.ok("GET", "/a", "GETQUOTAUSAGE"))["QuotaUsage"]
+    assert (usage["fileAndDirectoryCount"], usage["quota"]) == (3, -1)
+    checksum = (await harness.ok("GET", "/a/b/big", "GETFILECHECKSUM"))["FileChecksum"]
+    assert checksum["algorithm"] == "MD5-of-0MD5-of-512CRC32"
+    assert (checksum["length"], len(checksum["bytes"])) == (28, 56)
+    assert await harness.ok("GET", "/", "GETHOMEDIRECTORY", user_name="eve") == {"Path": "/user/eve"}
+    assert await harness.ok("GET", "/", "GETTRASHROOT", user_name="eve") == {"Path": "/user/eve/.Trash"}
+    defaults = (await harness.ok("GET", "/", "GETSERVERDEFAULTS"))["FsServerDefaults"]
+    assert defaults["encryptDataTransfer"] is False
+    assert (await harness.ok("GET", "/", "GETSTATUS"))["FsStatus"]["used"] > 0
+    located = (await harness.ok("GET", "/a/b/big", "GETFILEBLOCKLOCATIONS"))["BlockLocations"]["BlockLocation"]
+    assert [(block["offset"], block["length"]) for block in located] == [(0, 14)]
+
+
+async def check_attributes(harness: DoorHarness) -> None:
+    await harness.ok("PUT", "/a/b/big", "SETPERMISSION", permission="1700")
+    await harness.ok("PUT", "/a/b/big", "SETOWNER", owner="carol", group="staff")
+    await harness.ok("PUT", "/a/b/big", "SETTIMES", modificationtime=5, accesstime=-1)
+    assert await harness.ok("PUT", "/a/b/big", "SETREPLICATION", replication=3) == {"boolean": True}
+    assert await harness.ok("PUT", "/a", "SETREPLICATION", replication=3) == {"boolean": False}
+    status = (await harness.ok("GET", "/a/b/big", "GETFILESTATUS"))["FileStatus"]
+    kept = [status[name] for name in ("permission", "owner", "group", "modificationTime", "replication")]
+    assert kept == ["1700", "carol", "staff", 5, 3]
+    assert status["accessTime"] == 1_700_000_000_000
+    assert (await harness.ok("GET", "/a/b/big", "GETACLSTATUS"))["AclStatus"]["stickyBit"] is True
+    await harness.ok("GET", "/a/b/big", "CHECKACCESS", fsaction="rw-", user_name="carol")
+    await harness.ok("GET", "/a/b/big", "CHECKACCESS", fsaction="rwx", user_name="owner")
+    assert await harness.refused("GET", "/a/b/big", "CHECKACCESS", fsaction="r--", user_name="eve") == (
+        403,
+        "AccessControlException",
+    )
+
+
+async def check_extended_attributes(harness: DoorHarness) -> None:
+    xattr = {"xattr_name": "user.k"}
+    await harness.ok("PUT", "/a", "SETXATTR", xattr_value="0x6869", flag="CREATE", **xattr)
+    assert await harness.refused("PUT", "/a", "SETXATTR", xattr_value="1", flag="CREATE", **xattr) == (
+        403,
+        "IOException",
+    )
+    assert (await harness.ok("GET", "/a", "GETXATTRS", encoding="text"))["XAttrs"] == [
+        {"name": "user.k", "value": '"hi"'}
+    ]
+    assert await harness.ok("GET", "/a", "LISTXATTRS") == {"XAttrNames": '["user.k"]'}
+    await harness.ok("PUT", "/a", "REMOVEXATTR", **xattr)
+    assert await harness.refused("GET", "/a", "GETXATTRS", **xattr) == (403, "IOException")
 
 
 def test_old_and_strict_rename() -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,84 +46,111 @@ class Plan:
     limit_s: float
 
 
-def run_unit_moves(tmp_path: Path, plan: Plan, seed: int) -> dict[str, int]:
-    """Raises AssertionError for a unit that lost its order, was in two hands, or is not whole. Returns what happened."""
-    draw = random.Random(seed)
-    root, directory = str(tmp_path / "root"), tmp_path / "work"
-    directory.mkdir()
-    names = [f"s{n}" for n in range(plan.servers)]
-    happened: Counter[str] = Counter()
+class _Moves:
+    """The domain and the processes of one run."""
 
-    def shape(servers: list[str]) -> bool:
+    def __init__(self, path: Path, plan: Plan, seed: int) -> None:
+        self._path, self._plan, self._draw = path, plan, random.Random(seed)
+        self._root, self.directory = str(path / "root"), path / "work"
+        self.directory.mkdir()
+        self._names = [f"s{n}" for n in range(plan.servers)]
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._consumers = 0
+        self._wanted = self._names[:3]
+        self.happened: Counter[str] = Counter()
+        self.killed: set[str] = set()
+
+    def run(self) -> None:
+        self._shape()
+        try:
+            for n in range(2):
+                self._start("produce", f"p{n}", self._plan.units, self._plan.rounds)
+            for _ in range(3):
+                self._start_consumer()
+            for change in range(self._plan.changes):
+                due = self._plan.rounds * (change + 1) // (self._plan.changes + 1)
+                self._wait(lambda due=due: max(self._round_of("p0"), self._round_of("p1")) >= due - 1)  # type: ignore[misc]
+                what, work = (
+                    ("members", self._change_members),
+                    ("consumer", self._kill_a_consumer),
+                    ("members", self._change_members),
+                    ("server", self._take_a_server_away),
+                )[change % 4]
+                work()
+                self.happened[what] += 1
+            self._finish()
+        finally:
+            for process in self._running.values():
+                if process.poll() is None:
+                    process.send_signal(signal.SIGKILL)
+                    process.wait()
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        wait_until(condition, self._plan.limit_s)
+
+    def _shape(self) -> bool:
         module = {
-            "servers": {name: {"store": "file"} for name in names},
-            "destinations": {"orders": {"kind": "distributed-queue", "servers": servers}},
+            "servers": {name: {"store": "file"} for name in self._names},
+            "destinations": {"orders": {"kind": "distributed-queue", "servers": self._wanted}},
         }
         try:
-            spark_jms.apply(root, module)
+            spark_jms.apply(self._root, module)
         except MemberRemovalError:
-            happened["left"] += 1
+            self.happened["left"] += 1
             return False
-        happened["applied"] += 1
+        self.happened["applied"] += 1
         return True
 
-    shape(names[:3])
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    killed: set[str] = set()
+    def _start(self, role: str, name: str, *counts: int) -> None:
+        arguments = [sys.executable, str(APP), self._root, str(self.directory), role, name, *map(str, counts)]
+        self._running[name] = forked.Popen(arguments)
 
-    def start(role: str, name: str, *counts: int) -> None:
-        arguments = [sys.executable, str(APP), root, str(directory), role, name, *map(str, counts)]
-        running[name] = forked.Popen(arguments)
+    def _start_consumer(self) -> None:
+        self._start("consume", f"c{self._consumers}")
+        self._consumers += 1
 
-    def round_of(name: str) -> int:
+    def _round_of(self, name: str) -> int:
         with suppress(FileNotFoundError, ValueError):
-            return int((directory / f"{name}.round").read_text())
+            return int((self.directory / f"{name}.round").read_text())
         return -1
 
-    try:
-        for n in range(2):
-            start("produce", f"p{n}", plan.units, plan.rounds)
-        for n in range(3):
-            start("consume", f"c{n}")
-        consumers, wanted = 3, names[:3]
-        for change in range(plan.changes):
-            due = plan.rounds * (change + 1) // (plan.changes + 1)
-            wait_until(lambda due=due: max(round_of("p0"), round_of("p1")) >= due - 1, plan.limit_s)
-            what = ("members", "consumer", "members", "server")[change % 4]
-            if what == "members":
-                wanted = draw.sample(names, draw.randrange(2, plan.servers + 1))
-                shape(wanted)
-            elif what == "consumer":
-                victim = draw.choice([name for name in running if name.startswith("c")])
-                process = running.pop(victim)
-                process.kill()
-                process.wait()
-                killed.add(victim)
-                start("consume", f"c{consumers}")
-                consumers += 1
-            else:
-                away = Domain(root).log("orders").refresh().destination.servers_in_use()[0]
-                folder = Path(root) / "_jmsq" / "stores" / away
-                folder.rename(tmp_path / "away")
-                seen = round_of("p0")
-                with suppress(AssertionError, TimeoutError):
-                    wait_until(lambda seen=seen: round_of("p0") > seen, 2.0)
-                (tmp_path / "away").rename(folder)
-            happened[what] += 1
-        wait_until(lambda: all((directory / f"p{n}.done").exists() for n in range(2)), plan.limit_s)
-        total = 2 * plan.units * plan.rounds
-        wait_until(lambda: received(directory) == total, plan.limit_s)
-        wait_until(lambda: shape(wanted), plan.limit_s)
-        (directory / "stop").touch()
-        for process in running.values():
+    def _change_members(self) -> None:
+        self._wanted = self._draw.sample(self._names, self._draw.randrange(2, self._plan.servers + 1))
+        self._shape()
+
+    def _kill_a_consumer(self) -> None:
+        victim = self._draw.choice([name for name in self._running if name.startswith("c")])
+        process = self._running.pop(victim)
+        process.kill()
+        process.wait()
+        self.killed.add(victim)
+        self._start_consumer()
+
+    def _take_a_server_away(self) -> None:
+        away = Domain(self._root).log("orders").refresh().destination.servers_in_use()[0]
+        folder = Path(self._root) / "_jmsq" / "stores" / away
+        folder.rename(self._path / "away")
+        seen = self._round_of("p0")
+        with suppress(AssertionError, TimeoutError):
+            wait_until(lambda: self._round_of("p0") > seen, 2.0)
+        (self._path / "away").rename(folder)
+
+    def _finish(self) -> None:
+        self._wait(lambda: all((self.directory / f"p{n}.done").exists() for n in range(2)))
+        total = 2 * self._plan.units * self._plan.rounds
+        self._wait(lambda: received(self.directory) == total)
+        self._wait(self._shape)
+        (self.directory / "stop").touch()
+        for process in self._running.values():
             assert process.wait(60) == 0
-    finally:
-        for process in running.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-                process.wait()
-    check_account(directory, plan.rounds, killed)
-    return dict(happened)
+
+
+def run_unit_moves(tmp_path: Path, plan: Plan, seed: int) -> dict[str, int]:
+    """Raises AssertionError for a unit that lost its order, was in two hands, or is not whole. Returns what happened."""
+    moves = _Moves(tmp_path, plan, seed)
+    moves.run()
+    check_account(moves.directory, plan.rounds, moves.killed)
+    return dict(moves.happened)
 
 
 def _rows(directory: Path) -> Iterator[Row]:
