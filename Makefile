@@ -32,9 +32,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Commands that start Spark run with the Java that set-up found.
 SPARK_RUN := JAVA_HOME="$$(cat '$(JAVA_FILE)')" $(PY)
-# For two cores. Tests wait a part of their time, for timers or for another process, so three run at once. Without Spark
-# first: they fail faster, and some of them check time limits that JVMs beside them would stretch.
-THREE_AT_ONCE := --numprocesses 3 --dist worksteal
+# For two cores. Tests without Spark wait two thirds of their time, for timers, a disk or another process, so four run at
+# once. They run first: they fail faster, and some of them check time limits that JVMs beside them would stretch.
+FOUR_AT_ONCE := --numprocesses 4 --dist worksteal
 TWO_AT_ONCE := --numprocesses 2 --dist worksteal
 FAST_TESTS := $(wildcard tests/unit tests/contract tests/simulation)
 SPARK_TESTS := tests/process tests/spark
@@ -65,7 +65,7 @@ test: $(INSTALLED) java ## everything CI runs: set-up, lint, every test layer (a
 stages:
 	@$(MAKE) --jobs=3 --output-sync=target jars postgresql chromium lint classes
 	@echo "== tests without Spark" && \
-	  $(SPARK_RUN) -m pytest -q $(THREE_AT_ONCE) -m "not simulation and not spark and not soak" tests $(ARGS)
+	  $(SPARK_RUN) -m pytest -q $(FOUR_AT_ONCE) -m "not simulation and not spark and not soak" tests $(ARGS)
 	@echo "== tests with Spark" && $(SPARK_RUN) -m pytest -q $(TWO_AT_ONCE) -m "spark and not soak" $(SPARK_TESTS) $(ARGS)
 
 .PHONY: check

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ LAYERS = {"unit": 300, "contract": 300, "simulation": 3600, "process": 900, "spa
 COLLECTOR_THRESHOLDS = (50_000, 50, 50)
 
 
+@cache
 def layer_of(path: Path) -> str | None:
     """The layer of a test file: the folder under tests/ that it lies in."""
     parts = path.relative_to(HERE).parts if path.is_relative_to(HERE) else ()

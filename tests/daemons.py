@@ -17,7 +17,7 @@ _numbers = itertools.count(1)
 def first_port() -> int:
     """The first port of this test process: below the range that the system gives to clients, and apart from other workers."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    return 10_000 + (worker % 3 * 7 + os.getpid() % 7) * 1_000
+    return 10_000 + (worker % 4 * 5 + os.getpid() % 5) * 1_000
 
 
 def segments(path: Path) -> set[Path]:
