@@ -26,7 +26,6 @@ import nothing: each of those processes takes another second of CPU time. pyarro
 from __future__ import annotations
 
 import fcntl
-import importlib.abc
 import importlib.machinery
 import json
 import os
@@ -169,7 +168,7 @@ def _wrap(module) -> None:
         setattr(holder, path.split(".")[-1], value)
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     def __init__(self, loader) -> None:
         self.loader = loader
 
@@ -181,7 +180,7 @@ class _Loader(importlib.abc.Loader):
         _wrap(module)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     modules = frozenset([where[0] for where in WHERE.values()] + list(TUNE))
 
     def find_spec(self, name, path, target=None):
