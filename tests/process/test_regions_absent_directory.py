@@ -7,11 +7,13 @@ import contextlib
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spark_jms.store.errors import DirectoryUnavailableError, FencedError, StoreError
 from spark_jms.store.regions.admin.client import DaemonAdmin
+from spark_jms.store.regions.client.attachment import Attachment
 from spark_jms.testing.waiting import wait_until
 from tests.process.regions_cluster import Make, has_all_copies, lists, opened, store_at, wait_for_copies
 
@@ -33,9 +35,10 @@ def sleep_until(moment_s: float) -> None:
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed meanwhile"])
-def test_absent_directory_loses_nothing(make_daemons: Make, closed: bool) -> None:
+def test_absent_directory_loses_nothing(make_daemons: Make, monkeypatch: pytest.MonkeyPatch, closed: bool) -> None:
     """R8, R10, R18: also with a peer that stops meanwhile, so that the primary needs a decision of the directory. A write
     waits for it, or fails because the peer won that decision. A store that is closed meanwhile opens again."""
+    monkeypatch.setattr(Attachment.ask, "__defaults__", (Any, AWAY_S))  # a close gets no answer meanwhile
     daemons = make_daemons(3)
 
     async def run() -> None:
