@@ -54,12 +54,15 @@ def moved(
         return move(context._domain, context._store, MoveOrder("old", "orders", target_member=member), wait_s=5)
 
 
-def members_of(context: Context, unit: str | None) -> dict[int, list[str | None]]:
-    found: dict[int, list[str | None]] = {}
+def members_by_unit(context: Context) -> dict[str | None, dict[int, list[str | None]]]:
+    found: dict[str | None, dict[int, list[str | None]]] = {}
     for message in context.browser("orders"):
-        if message.group_id == unit:
-            found.setdefault(message.member, []).append(message.text)
+        found.setdefault(message.group_id, {}).setdefault(message.member, []).append(message.text)
     return found
+
+
+def members_of(context: Context, unit: str | None) -> dict[int, list[str | None]]:
+    return members_by_unit(context)[unit]
 
 
 def test_unit_that_gets_a_path_after_staging_stays_on_one_member(
@@ -98,8 +101,9 @@ def test_unit_whose_slot_moves_after_staging_waits_behind_the_barrier(
 
     moved(context, monkeypatch, change)
     slots = context._domain.log("orders").refresh().destination.slot_map.owners
+    found = members_by_unit(context)
     for unit in ITS:
-        assert members_of(context, unit) == {2: ["sent"], slots[slot_of(unit)]: ["moved"]}
+        assert found[unit] == {2: ["sent"], slots[slot_of(unit)]: ["moved"]}
     with context.consumer("orders", acknowledge="auto") as consumer:
         got = [m for _ in range(2 * len(ITS)) if (m := consumer.receive(5)) is not None]
     for unit in ITS:
