@@ -484,6 +484,21 @@ PLANTED = (
         "if woke_s - self._connection.heard_s > SILENCE_S:",
         "if woke_s - self._connection.heard_s > 1000 * SILENCE_S:",
     ),
+    # -- answers of the directory that are older than what they decide
+    core(
+        "a copy that a primary fills is freed for a new region",
+        "opening.py",
+        LOSS + "|CONTINUES",
+        "if seen.known and seen.entry is None and self._shared.copies.heard_since(waiting.name, asked_ms):",
+        "if False:",
+    ),
+    by_test(
+        "a copy that was filled since the directory was asked is given up",
+        "core/reconciliation.py",
+        "tests/unit/test_regions_late_answers.py",
+        "elif self._shared.copies.heard_since(name, asked_ms):",
+        "elif False:",
+    ),
     # -- what the simulator replaces
     by_test(
         "the daemon's clock stands while the machine is suspended",
@@ -557,4 +572,5 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "a read lease of 2 s": (67,),
     "a read overtakes the writes before it": (7,),
     "the client's timer for silent daemons is dead": (6,),
+    "a copy that a primary fills is freed for a new region": (910016253,),
 }

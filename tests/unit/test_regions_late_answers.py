@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from spark_jms.store.regions.core.actions import AskDirectory
 from spark_jms.store.regions.core.directory import Absent, RegionEntry, promoted
 from spark_jms.store.regions.core.primary import Primary
-from spark_jms.store.regions.core.protocol import Begin, Close, Open
+from spark_jms.store.regions.core.protocol import Begin, Close, Notice, Open
 from tests.simulator.stepwise import SIZE, StepCluster, closed_region, opened
 
 
@@ -247,3 +247,48 @@ def test_new_region_that_another_daemon_took_over_is_given_up() -> None:
     cluster.run(2_000)
     assert "0: region s.000: no longer served here, another daemon has it" in cluster.log
     assert not [line for line in cluster.log if line.startswith("0: region s.000: created")]
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_late_answer_that_there_is_no_region_frees_no_copy_that_counts(heard: bool) -> None:
+    """R9, R10: a client wants a new region here, while another daemon creates it and fills the second copy here. The directory
+    was asked before the region was entered and answers afterwards."""
+    cluster = StepCluster(2)
+    client, other, now_ms = cluster.client(0), cluster.core(1), cluster.sim.daemons[1].clock_ms
+    change = cluster.delay_change(0, lambda new: True, then_unavailable=True)
+    request = client.send(lambda n: Open(n, "t.000", SIZE))
+    assert cluster.until(lambda: change.given_up, 1_000)
+    assert "t.000" in other.copies.followed
+    cluster.run(100)
+    other.client_came(now_ms(), 99, "rival")
+    asked = [a for a in other.from_client(now_ms(), 99, Open(1, "t.000", SIZE)) if isinstance(a, AskDirectory)]
+    if heard:
+        assert change.land()
+        cluster.see(0)
+        assert cluster.until(lambda: request in client.answers, 1_000)
+        assert client.write(client.answer(request)[0], b"kept", name="t.000")
+    other.directory_answered(now_ms(), asked[0].number, Absent.NOTHING)
+    if heard:
+        assert bytes(other.copies["t.000"].memory[:4]) == b"kept"
+    else:  # the primary learns of it before a client opens the region
+        assert "t.000" not in other.copies.followed
+
+
+def test_late_answer_that_there_is_no_region_gives_up_no_copy_that_counts() -> None:
+    """R9, R10: as above. The primary has filled the copy since the directory was asked, and then stood still, so that the copy
+    looks abandoned."""
+    cluster = StepCluster(2, audit_ms=60_000.0)  # otherwise the list of regions would have told
+    client, other, now_ms = cluster.client(0), cluster.core(1), cluster.sim.daemons[1].clock_ms
+    change = cluster.delay_change(0, lambda new: True, then_unavailable=True)
+    request = client.send(lambda n: Open(n, "t.000", SIZE))
+    assert cluster.until(lambda: change.given_up, 1_000)
+    cluster.run(100)
+    asked = [a for a in other.from_peer(now_ms(), 0, Notice("t.000")) if isinstance(a, AskDirectory)]
+    assert change.land()
+    cluster.see(0)
+    assert cluster.until(lambda: request in client.answers, 1_000)
+    assert client.write(client.answer(request)[0], b"kept", name="t.000")
+    cluster.freeze(0)
+    cluster.run(6_000)
+    other.directory_answered(now_ms(), asked[0].number, Absent.NOTHING)
+    assert bytes(other.copies["t.000"].memory[:4]) == b"kept"

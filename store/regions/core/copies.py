@@ -131,5 +131,12 @@ class Copies(Mapping[str, RegionCopy]):
         if followed is not None:
             del self._by_stream[followed.stream]
 
+    def heard_since(self, name: str, asked_ms: float) -> bool:
+        """Whether this daemon may have acknowledged something of the copy's stream since. If it has, an entry that was asked for
+        then says nothing: the primary may have entered the region and listed this copy after the directory was read. If it has
+        not, the primary learns that the copy is gone before a client opens the region or a write is acknowledged."""
+        followed = self.followed.get(name)
+        return followed is not None and followed.heard_ms >= asked_ms
+
     def of_stream(self, stream: str) -> FollowedStream | None:
         return self._by_stream.get(stream)

@@ -124,11 +124,14 @@ class Opening:
 
     def _try(self, waiting: Waiting) -> None:
         if not self._shared.peers.any_draining():
-            self._shared.directory.look(waiting.name, waiting, partial(self._looked, waiting))
+            asked_ms = self._shared.clock.now_ms
+            self._shared.directory.look(waiting.name, waiting, partial(self._looked, waiting, asked_ms))
 
-    def _looked(self, waiting: Waiting, seen: Seen) -> None:
+    def _looked(self, waiting: Waiting, asked_ms: float, seen: Seen) -> None:
         if waiting not in self._waiting or waiting.opened is not None or self._shared.peers.any_draining():
             return
+        if seen.known and seen.entry is None and self._shared.copies.heard_since(waiting.name, asked_ms):
+            return  # another daemon creates it; the next tick asks again
         if seen.known:
             self._act[self._situation(waiting, seen.entry)](waiting, seen.entry)
         elif isinstance(seen.error, UNREADABLE):

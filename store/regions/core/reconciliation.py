@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from spark_jms.store.regions.core import directory as rules
-from spark_jms.store.regions.core.copies import FollowedStream, RegionCopy
+from spark_jms.store.regions.core.copies import RegionCopy
 from spark_jms.store.regions.core.directory import DirectoryListing, RegionEntry
 from spark_jms.store.regions.core.entry_requests import Outcome, Seen
 from spark_jms.store.regions.core.opening import Opening
@@ -33,11 +33,10 @@ class Reconciliation:
         if primary is not None:
             primary.refresh()
         elif not self._primaries.in_work(name):  # otherwise not in the directory yet, as far as this daemon knows
-            followed = self._shared.copies.followed.get(name)
-            self._shared.directory.look(name, self, partial(self._looked, name, followed))
+            self._shared.directory.look(name, self, partial(self._looked, name, self._shared.clock.now_ms))
         self._opening.tick()
 
-    def _looked(self, name: str, followed: FollowedStream | None, seen: Seen) -> None:
+    def _looked(self, name: str, asked_ms: float, seen: Seen) -> None:
         if not seen.known or self._primaries.in_work(name):
             return
         entry, me, dead = seen.entry, self._shared.me, self._shared.peers.dead
@@ -52,8 +51,8 @@ class Reconciliation:
         elif entry is not None and entry.secondary == me and entry.epoch == 1:
             if dead(entry.primary):
                 self._delete(entry, "its primary died before a client opened it")
-        elif self._shared.copies.followed.get(name) is not followed:
-            pass  # a primary has begun to fill it since: that one may be listing it
+        elif self._shared.copies.heard_since(name, asked_ms):
+            pass  # its primary may be listing it
         elif name in self._shared.copies and self._replicas.abandoned(name):
             self._give_up(name, entry)
 

@@ -56,13 +56,14 @@ class Replicas:
 
     def _look_to_begin(self, beginning: Beginning) -> None:
         name = beginning.message.name
-        self._shared.directory.look(name, beginning, partial(self._looked_to_begin, beginning))
+        asked_ms = self._shared.clock.now_ms
+        self._shared.directory.look(name, beginning, partial(self._looked_to_begin, beginning, asked_ms))
 
-    def _looked_to_begin(self, beginning: Beginning, seen: Seen) -> None:
+    def _looked_to_begin(self, beginning: Beginning, asked_ms: float, seen: Seen) -> None:
         message, sender, copies = beginning.message, beginning.holder.daemon, self._shared.copies
         if self._beginning.get(message.name) is not beginning or not seen.known:
             return
-        if not self._may_begin(sender, message, seen.entry):
+        if not self._may_begin(sender, message, seen.entry, asked_ms):
             self._refuse(sender, message, "stale")
             return
         if message.name in copies:
@@ -80,11 +81,12 @@ class Replicas:
         del self._beginning[message.name]
         self._shared.out.to_peer(sender, Refused(message.stream, reason))
 
-    def _may_begin(self, sender: int, message: Begin, entry: RegionEntry | None) -> bool:
+    def _may_begin(self, sender: int, message: Begin, entry: RegionEntry | None, asked_ms: float) -> bool:
         if self._primaries.in_work(message.name):
             return False
         if entry is None:
-            return message.name not in self._shared.copies or self.abandoned(message.name)
+            name, copies = message.name, self._shared.copies
+            return name not in copies or (self.abandoned(name) and not copies.heard_since(name, asked_ms))
         return (
             entry.region_id == message.region_id
             and entry.primary == self._shared.peers.holder_of(sender)
