@@ -41,7 +41,7 @@ class SimDaemon:
         self.memory: SimMemory | None = None
         self.directory: SimDirectory | None = None
         self.paused = False
-        self.inbox: list[tuple[DaemonCore, Callable[[], list[Action]]]] = []
+        self.inbox: list[tuple[DaemonCore, Callable[..., list[Action]], tuple[object, ...]]] = []
         self.lives = 0
         self.slept_ms = self.woke_ms = 0.0  # the last time that it stood still: from, to
         self.fate: Fate | None = None
@@ -91,19 +91,20 @@ class SimDaemon:
         self.core, self.memory, self.directory, self.paused, self.fate = None, None, None, False, None
         self.inbox.clear()
 
-    def feed(self, core: DaemonCore, event: Callable[[], list[Action]]) -> None:
-        """Passes an event to this life of the daemon: now, or when the daemon wakes."""
+    def feed(self, core: DaemonCore, event: Callable[..., list[Action]], *arguments: object) -> None:
+        """Passes an event to this life of the daemon: now, or when the daemon wakes. `event` is a method of `core`, which
+        gets the daemon's clock of that moment before the arguments."""
         if self.core is not core:
             return
         if self.paused:
-            self.inbox.append((core, event))
+            self.inbox.append((core, event, arguments))
         else:
-            self._perform(self, event())
+            self._perform(self, event(self.clock_ms(), *arguments))
 
     def wake(self) -> None:
         """Handles what arrived meanwhile, in order."""
         self.paused, self.woke_ms = False, self._schedule.now_ms
         inbox, self.inbox = self.inbox, []
-        for core, event in inbox:
+        for core, event, arguments in inbox:
             if self.core is core:
-                self._perform(self, event())
+                self._perform(self, event(self.clock_ms(), *arguments))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context
 from functools import partial
 from typing import Any, ClassVar
 
@@ -13,17 +12,17 @@ from tests.simulator.schedule import Schedule
 
 MOST_ROUNDS = 100  # of callbacks in one step of the schedule; then other processes have their turn
 FEWEST_TASKS = 32  # before those that are done are forgotten
+Ready = tuple[Callable[..., Any], tuple[Any, ...]]  # a callback whose turn has come, and its arguments
 
 
 class SimHandle(asyncio.TimerHandle):
-    """A callback that waits. Much smaller than the one of asyncio, which is most of what a turn would cost."""
+    """A callback that waits for its time. Much smaller than the one of asyncio."""
 
     __slots__ = ()
 
-    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], context: Context | None) -> None:
+    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self._callback: Any = callback
         self._args = args
-        self._context: Any = context
         self._cancelled = False
 
     def cancel(self) -> None:
@@ -31,10 +30,14 @@ class SimHandle(asyncio.TimerHandle):
         self._callback = None
         self._args = ()
 
+    def run(self) -> None:
+        if not self._cancelled:
+            self._callback(*self._args)
+
 
 class SimLoop(asyncio.AbstractEventLoop):
     """One process. While it stands still (`paused`), its steps wait; after `die`, nothing of it runs any more. An error that
-    no caller takes ends the simulation.
+    no caller takes ends the simulation. Context variables are not supported.
 
     After a turn its loop stays asyncio's running loop until that of another process has a turn, or `stop_all`: each change
     asks the operating system for the id of this process, which would cost more than most turns.
@@ -47,7 +50,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._clock_rate = clock_rate
         self._tasks: list[asyncio.Task[Any]] = []
         self._most_tasks = FEWEST_TASKS
-        self._ready: deque[SimHandle] = deque()
+        self._ready: deque[Ready] = deque()
         self._turning = False  # a turn is due, or under way
         self._failure: BaseException | None = None
         self.paused = False
@@ -59,19 +62,15 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     # ---- callbacks
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
-        handle = SimHandle(callback, args, context)
-        self._ready.append(handle)
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: object = None) -> None:  # type: ignore[override]
+        """Returns no handle, which would be a quarter of what a turn costs: no part of the store cancels such a call."""
+        self._ready.append((callback, args))
         if not self._turning:
             self._begin_turn()
-        return handle
 
     def call_now(self, callback: Callable[..., Any], *args: Any) -> None:
         """For a step of the schedule that does nothing else: as `call_soon`, in the same step."""
-        self._run_now(SimHandle(callback, args, None))
-
-    def _run_now(self, handle: SimHandle) -> None:
-        self._ready.append(handle)
+        self._ready.append((callback, args))
         if not self._turning:
             self._turn()
 
@@ -106,27 +105,23 @@ class SimLoop(asyncio.AbstractEventLoop):
         ready = self._ready
         for _ in range(MOST_ROUNDS):
             for _ in range(len(ready)):
-                handle = ready.popleft()
-                if not handle._cancelled:
-                    try:
-                        if handle._context is None:
-                            handle._callback(*handle._args)
-                        else:
-                            handle._context.run(handle._callback, *handle._args)
-                    except Exception as error:  # noqa: BLE001 - no caller is left that could take it
-                        self._failure = self._failure or error
+                callback, args = ready.popleft()
+                try:
+                    callback(*args)
+                except Exception as error:  # noqa: BLE001 - no caller is left that could take it
+                    self._failure = self._failure or error
             if not ready or self.paused or self._failure is not None:
                 return
 
     def call_later(  # type: ignore[override]
-        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: object = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        return self.call_at(self.time() + delay, callback, *args)
 
     def call_at(  # type: ignore[override]
-        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+        self, when: float, callback: Callable[..., Any], *args: Any, context: object = None
     ) -> asyncio.TimerHandle:
-        handle = SimHandle(callback, args, context)
+        handle = SimHandle(callback, args)
         if not self.dead:
             delay_ms = (when - self.time()) * 1000.0 / self._clock_rate
             self._schedule.later(max(0.0, delay_ms), partial(self._is_due, handle))
@@ -134,7 +129,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def _is_due(self, handle: SimHandle) -> None:
         if not handle._cancelled:
-            self._run_now(handle)
+            self.call_now(handle.run)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """A future was deleted whose error no caller has taken."""
@@ -156,8 +151,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         """A task that must not fail."""
         self.create_task(coroutine).add_done_callback(_raise_failure)
 
-    def get_debug(self) -> bool:
-        return False
+    get_debug = staticmethod(bool)  # False; every future and every task asks
 
     def is_running(self) -> bool:
         return True

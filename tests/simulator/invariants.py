@@ -52,15 +52,16 @@ class Invariants(Observer):
 
     def handled(self, daemon: SimDaemon) -> None:
         """R12: a daemon stays within its limit, and its count of bytes is correct."""
-        if daemon.core is None or daemon.memory is None:
+        core, memory = daemon.core, daemon.memory
+        if core is None or memory is None:
             return
-        used = daemon.core.copies.used_bytes
+        used = core.copies.used_bytes
         if used > daemon.limit_bytes:
             raise Violation(
                 Promise.LIMIT, f"daemon {daemon.index} holds {used} bytes, its limit is {daemon.limit_bytes}"
             )
-        if used != daemon.memory.total:
-            raise Violation(Promise.LIMIT, f"daemon {daemon.index} counts {used} bytes and holds {daemon.memory.total}")
+        if used != memory.total:
+            raise Violation(Promise.LIMIT, f"daemon {daemon.index} counts {used} bytes and holds {memory.total}")
 
     def stopping(self, daemon: SimDaemon) -> None:
         """R4: a safe shutdown leaves no copy behind."""

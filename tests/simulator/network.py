@@ -77,9 +77,9 @@ class Network:
     def _arrived(self, daemon: SimDaemon, core: DaemonCore, sender: int, message: RegionMessage) -> None:
         if isinstance(message, RegionHello):
             self._hello_by_ms.pop((min(daemon.index, sender), max(daemon.index, sender)), None)
-            daemon.feed(core, lambda: core.linked(daemon.clock_ms(), sender, message.incarnation))
+            daemon.feed(core, core.linked, sender, message.incarnation)
         else:
-            daemon.feed(core, lambda: core.from_peer(daemon.clock_ms(), sender, message))
+            daemon.feed(core, core.from_peer, sender, message)
 
     def cut(self, a: int, b: int) -> None:
         for source, target in ((a, b), (b, a)):
@@ -92,7 +92,7 @@ class Network:
     def _unlink(self, daemon: SimDaemon, sender: int) -> None:
         core = daemon.core
         if core is not None:
-            daemon.feed(core, lambda: core.unlinked(daemon.clock_ms(), sender))
+            daemon.feed(core, core.unlinked, sender)
 
     def died(self, index: int) -> None:
         """The frames that it sent may still arrive, and the others learn of its end after them."""
@@ -154,9 +154,9 @@ class Network:
             frame = bytes(damaged)
         if self.clogged and frozenset((source, target)) in self.clogged:
             delay_ms += self._chance.uniform(100, 3000)
-        for _ in range(copies):
-            self._deliver(wire, frame, delay_ms)
-            delay_ms = 0.0
+        self._deliver(wire, frame, delay_ms)
+        if copies == 2:
+            self._deliver(wire, frame, 0.0)
 
     def _deliver(self, wire: Wire, frame: Frame, delay_ms: float) -> None:
         now_ms = self._schedule.now_ms

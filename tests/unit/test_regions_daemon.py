@@ -442,10 +442,10 @@ def test_memory_that_is_provided_is_used_at_once() -> None:
     core, me = cluster.core(0), cluster.sim.daemons[0]
     cluster.sim.timing.memory_asks = lambda region_id: 1  # type: ignore[method-assign]
     core.client_came(me.clock_ms(), 99, "store")
-    me.feed(core, lambda: core.from_client(me.clock_ms(), 99, Open(1, "s.000", SIZE)))
+    me.feed(core, core.from_client, 99, Open(1, "s.000", SIZE))
     cluster.run(0)
     assert not cluster.entries
-    me.feed(core, lambda: core.memory_provided(me.clock_ms()))
+    me.feed(core, core.memory_provided)
     cluster.run(0)
     assert cluster.where() == (0, None)
 

@@ -24,11 +24,11 @@ class Outgoing:
 
     def to_peer(self, daemon: int, message: RegionMessage) -> None:
         if daemon in self.daemons:
-            self.add(ToPeer(daemon, message))
+            self._actions.append(ToPeer(daemon, message))
 
     def to_client(self, client: int, message: RegionMessage) -> None:
         if client in self.clients:
-            self.add(ToClient(client, message))
+            self._actions.append(ToClient(client, message))
 
     def reply(self, client: int, request: int, value: Any = None) -> None:
         self.to_client(client, Reply(request, value))

@@ -40,10 +40,10 @@ class Primaries(Mapping[str, Primary]):
         return region
 
     def __iter__(self) -> Iterator[str]:
-        return iter([name for name, region in self._by_name.items() if isinstance(_current(region), Primary)])
+        return iter([primary.entry.name for primary in self._primaries()])
 
     def __len__(self) -> int:
-        return sum(isinstance(_current(region), Primary) for region in self._by_name.values())
+        return len(self._primaries())
 
     def in_work(self, name: str) -> bool:
         """Whether this daemon serves the region or creates it."""
@@ -61,6 +61,9 @@ class Primaries(Mapping[str, Primary]):
 
     def _regions(self) -> list[Primary | NewRegion]:
         return [region for region in map(_current, self._by_name.values()) if region is not None]
+
+    def _primaries(self) -> list[Primary]:
+        return [region for region in self._regions() if isinstance(region, Primary)]
 
     # ---- one more
 
@@ -121,17 +124,17 @@ class Primaries(Mapping[str, Primary]):
 
     def doubt_all(self) -> None:
         """This daemon stood still, and any of its secondaries may have taken over."""
-        for primary in self.values():
+        for primary in self._primaries():
             primary.doubt()
 
     def doubt_secondary(self, daemon: int) -> None:
         """This daemon was not confirmed for a while. It may have taken over before it was confirmed again."""
-        for primary in self.values():
+        for primary in self._primaries():
             if primary.entry.secondary is not None and primary.entry.secondary.daemon == daemon:
                 primary.doubt()
 
     def client_left(self, client: int) -> None:
-        for primary in list(self.values()):
+        for primary in self._primaries():
             if primary.client == client:
                 primary.close()
 
@@ -149,11 +152,11 @@ class Primaries(Mapping[str, Primary]):
 
     @property
     def resilvers(self) -> int:
-        return sum(region.replication.resilvering for region in self._regions())
+        return sum([region.replication.resilvering for region in self._regions()])
 
     @property
     def opened(self) -> int:
-        return sum(primary.entry.opener is not None for primary in self.values())
+        return sum([primary.entry.opener is not None for primary in self._primaries()])
 
 
 def _current(region: Primary | NewRegion) -> Primary | NewRegion | None:
