@@ -40,8 +40,8 @@ READY = b"ready"
 
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
-    ours = {"", os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
-    installed = [entry for entry in sys.path if entry not in ours]
+    standard = f"python{sys.version_info.major}{sys.version_info.minor}.zip"  # what is before it comes from the start, not from Python
+    installed = sys.path[[os.path.basename(entry) for entry in sys.path].index(standard) :]
     for name in MODULES:
         importlib.import_module(name)
     for name in [name for name in sys.modules if name.endswith(".__main__")]:
