@@ -499,6 +499,13 @@ PLANTED = (
         "elif self._shared.copies.heard_since(name, asked_ms):",
         "elif False:",
     ),
+    core(
+        "an answer before a change that waits ends a doubt",
+        "primary.py",
+        "REFUSES",
+        "if not self._under_way:  # otherwise",
+        "if self.state is not PrimaryState.CHANGING:  # otherwise",
+    ),
     # -- what the simulator replaces
     by_test(
         "the daemon's clock stands while the machine is suspended",
@@ -573,4 +580,5 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "a read overtakes the writes before it": (7,),
     "the client's timer for silent daemons is dead": (6,),
     "a copy that a primary fills is freed for a new region": (910016253,),
+    "an answer before a change that waits ends a doubt": (910060846,),
 }

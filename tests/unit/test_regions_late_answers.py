@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from spark_jms.store.regions.core.actions import AskDirectory
-from spark_jms.store.regions.core.directory import Absent, RegionEntry, promoted
+from spark_jms.store.regions.core.directory import Absent, ChangeEntry, RegionEntry, perform, promoted
 from spark_jms.store.regions.core.primary import Primary
-from spark_jms.store.regions.core.protocol import Begin, Close, Notice, Open
+from spark_jms.store.regions.core.protocol import Begin, Close, Notice, Open, Reply
 from tests.simulator.stepwise import SIZE, StepCluster, closed_region, opened
 
 
@@ -292,3 +292,27 @@ def test_late_answer_that_there_is_no_region_gives_up_no_copy_that_counts() -> N
     cluster.run(6_000)
     other.directory_answered(now_ms(), asked[0].number, Absent.NOTHING)
     assert bytes(other.copies["t.000"].memory[:4]) == b"kept"
+
+
+def test_answer_before_a_change_that_waits_does_not_end_a_doubt() -> None:
+    """R10: the primary drops its second copy, and reads the entry at that moment, so the change waits for the answer. Meanwhile
+    the second daemon is heard again. The answer is older than the change: a write is not acknowledged after it."""
+    cluster = StepCluster(2, single_copy="refuse", audit_ms=60_000.0)
+    client, epoch = opened(cluster)
+    core, daemon = cluster.core(0), cluster.sim.daemons[0]
+    cluster.sim.network.hold(lambda source, message: source == 1)
+    cluster.run(1_000)
+    (asked,) = [a for a in core.from_peer(daemon.clock_ms(), 1, Notice("s.000")) if isinstance(a, AskDirectory)]
+    assert cluster.until(lambda: "0: daemon 1 does not answer" in cluster.log, 4_000)
+    cluster.sim.network.release()
+    assert cluster.until(lambda: core.peers.confirmed(1), 1_000)
+    answered = core.directory_answered(daemon.clock_ms(), asked.number, cluster.entry())
+    (change,) = [a for a in answered if isinstance(a, AskDirectory) and isinstance(a.request, ChangeEntry)]
+    assert perform(cluster.directory(0), change.request) is True
+    assert cluster.where() == (0, None)
+    assert not client.write(epoch, b"kept")
+    daemon.feed(core, core.directory_answered, change.number, True)
+    assert cluster.until(lambda: client.requests in client.answers, 4_000)
+    assert isinstance(client.answers[client.requests], Reply)
+    assert cluster.where() == (0, 1)
+    assert cluster.bytes_of(0)[:4] == cluster.bytes_of(1)[:4] == b"kept"

@@ -3,7 +3,8 @@
 Theory. The directory names the primary. While the primary is SERVING and its secondary is confirmed, no other daemon can
 have taken over. Otherwise it asks the directory before it acknowledges a write or serves a read; the answer is good for
 the requests that came before the question. CHANGING, a change of its entry is under way, and IN_DOUBT it does not know
-whether it is still primary, or which copies the directory lists. In both it holds every request, and changes nothing.
+whether it is still primary, or which copies the directory lists. In both it holds every request, and changes nothing. A
+doubt that arises while a change is under way lasts until the change is answered: any read that is answered before is older.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Primary:
         self.replication = replication
         self._shared = shared
         self._budget = budget
+        self._under_way = False  # a change of its entry, which may wait for a read
         self._covered = 0  # requests up to this one came before the directory named this daemon primary
         self._closing: list[Callable[[], None]] = []  # called once the region is closed
         self._second_place = SECOND_PLACE_STATES.next(None, SecondPlaceEvent.SERVED)
@@ -292,10 +294,12 @@ class Primary:
     def _change(self, new: RegionEntry | None, then: Callable[[], None]) -> None:
         """Calls `then` once the directory has the new entry. Otherwise this primary is in doubt."""
         self._step(PrimaryEvent.ASKED)
+        self._under_way = True
         changed = partial(self._changed, new, self.replication.last_order, then)
         self._shared.directory.change(self.entry.name, self.entry, new, changed)
 
     def _changed(self, new: RegionEntry | None, covers: int, then: Callable[[], None], outcome: Outcome) -> None:
+        self._under_way = False
         if self.ended:
             return
         if outcome is not Outcome.DONE:
@@ -327,7 +331,7 @@ class Primary:
             self.fence("another daemon took over" if entry else "the region was removed")
         else:
             self._covered = max(self._covered, covers)
-            if self.state is not PrimaryState.CHANGING:  # otherwise the change tells more
+            if not self._under_way:  # otherwise the change tells more
                 self._adopt(entry)
 
     def _adopt(self, entry: RegionEntry) -> None:
