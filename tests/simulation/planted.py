@@ -493,6 +493,13 @@ PLANTED = (
         "if False:",
     ),
     by_test(
+        "a copy counts as complete when the directory lists it",
+        "core/primary.py",
+        "tests/unit/test_regions_late_answers.py",
+        "if follower.holder == entry.secondary and (follower.in_sync or follower.may_join):",
+        "if follower.holder == entry.secondary:",
+    ),
+    by_test(
         "a copy that was filled since the directory was asked is given up",
         "core/reconciliation.py",
         "tests/unit/test_regions_late_answers.py",

@@ -23,6 +23,8 @@ KEPT = {
     910060846: "a primary dropped its second copy, and meanwhile took an older answer for the end of its doubt, and acknowledged",
     910068074: "the same, among four daemons: the change waited for a read of 600 ms",
     910016253: "an old answer that there is no region made a daemon free the second copy of the region that had come meanwhile",
+    910047157: "an unanswered change listed a copy late that was removed by then, and ended the daemon",
+    910021879: "the directory hung beyond the end of the faults, and the end was judged before its answers",
     910013090: "a daemon that stood still logs the loss of a region whose name belongs to another one by now: a true line",
 }
 

@@ -108,6 +108,7 @@ class World:
             process = ObjectProcess if store.objects else RecordProcess
             self.clients.append(process(number, store, self.cluster, self._invariants, chance, self._audit.check_store))
         self._kinds = kinds
+        self._answered_ms = 0.0
         self._faults = Faults(
             self.cluster,
             chance,
@@ -155,7 +156,7 @@ class World:
             self._run_for(1_000.0)
             if all(client.done for client in self.clients):
                 break
-        self._run_for(REST_MS)
+        self._run_for(REST_MS + max(self._answered_ms - self.cluster.now_ms, 0.0))
         self._check_end()
         self.outcome.acks = sum(store.acks for store in self.stores)
         self.outcome.recoveries = sum(client.recoveries for client in self.clients)
@@ -174,6 +175,7 @@ class World:
 
     def _heal(self) -> None:
         self.cluster.note("all faults are over")
+        self._answered_ms = self.cluster.directory_faults.hangs_until_ms  # what was asked of the directory before
         self._faults.end()
         for client in self.clients:
             client.finishing = True

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from spark_jms.store.regions.core.actions import AskDirectory
 from spark_jms.store.regions.core.directory import Absent, ChangeEntry, RegionEntry, perform, promoted
-from spark_jms.store.regions.core.primary import Primary
-from spark_jms.store.regions.core.protocol import Begin, Close, Notice, Open, Reply
+from spark_jms.store.regions.core.follower import FollowerState
+from spark_jms.store.regions.core.primary import Primary, PrimaryState
+from spark_jms.store.regions.core.protocol import Begin, Close, MoveRequest, Notice, Open, Reply
 from tests.simulator.stepwise import SIZE, StepCluster, closed_region, opened
 
 
@@ -316,3 +317,29 @@ def test_answer_before_a_change_that_waits_does_not_end_a_doubt() -> None:
     assert isinstance(client.answers[client.requests], Reply)
     assert cluster.where() == (0, 1)
     assert cluster.bytes_of(0)[:4] == cluster.bytes_of(1)[:4] == b"kept"
+
+
+def test_late_listing_of_a_copy_that_was_removed_is_taken_back() -> None:
+    """R9, R10: the region was never opened, so the change could still come. Its daemon has begun another copy there meanwhile,
+    which is not complete."""
+    cluster = StepCluster(2)
+    cluster.kill(1)
+    client = cluster.client(0)
+    client.send(lambda n: Open(n, "t.000", SIZE))
+    assert cluster.until(lambda: cluster.core(0).primaries.in_work("t.000"), 1_000)
+    client.leave()
+    assert cluster.until(lambda: "t.000" in cluster.entries, 5_000)
+    assert cluster.entry("t.000").epoch == 1
+    change = cluster.delay_change(0, lambda new: new is not None and new.secondary is not None)
+    cluster.start(1)
+    primary = cluster.core(0).primaries["t.000"]
+    assert cluster.until(lambda: change.given_up, 2_000)
+    assert cluster.until(lambda: primary.state is PrimaryState.SERVING, 1_000)
+    cluster.core(0).from_peer(cluster.sim.daemons[0].clock_ms(), 1, MoveRequest("t.000"))
+    assert [f.state for f in primary.replication.followers] == [FollowerState.COPYING]
+    assert change.land()
+    assert cluster.until(lambda: cluster.where("t.000") == (0, None), 3_000)
+    assert cluster.until(lambda: None not in cluster.where("t.000"), 10_000)
+    client, epoch = opened(cluster, 0, "t.000")
+    assert client.write(epoch, b"kept", name="t.000")
+    assert cluster.bytes_of(0, "t.000") == cluster.bytes_of(1, "t.000")

@@ -338,14 +338,19 @@ class Primary:
         replication, surprise = self.replication, entry.epoch != self.entry.epoch
         self.entry = entry
         self._step(PrimaryEvent.CONFIRMED)
+        incomplete = False
         for follower in list(replication.followers):
-            if follower.holder == entry.secondary:
+            if follower.holder == entry.secondary and (follower.in_sync or follower.may_join):
                 follower.step(FollowerEvent.LISTED)
+            elif follower.holder == entry.secondary:
+                incomplete = True
             elif follower.in_sync or surprise:  # a surprise may be that the follower gave its copy up
                 replication.remove(follower)
                 self._shared.out.to_peer(follower.holder.daemon, Notice(entry.name))
         replication.adopt(entry)
         self.acknowledge()
+        if incomplete:  # a change without an answer came late, and lists a copy that was removed before this one began
+            self._change(rules.dropped(entry), self._continue_closing)
         self._continue_closing()
 
     def _demote(self) -> None:
