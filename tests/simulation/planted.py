@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.simulation.planted_bug import CORE, LOSS, Edit, Planted, by_test, core, elsewhere
+from tests.simulation.planted_late_answers import LATE_ANSWERS
 
 PLANTED = (
     # -- which copies a write waits for
@@ -484,35 +485,7 @@ PLANTED = (
         "if woke_s - self._connection.heard_s > SILENCE_S:",
         "if woke_s - self._connection.heard_s > 1000 * SILENCE_S:",
     ),
-    # -- answers of the directory that are older than what they decide
-    core(
-        "a copy that a primary fills is freed for a new region",
-        "opening.py",
-        LOSS + "|CONTINUES",
-        "if seen.known and seen.entry is None and self._shared.copies.heard_since(waiting.name, asked_ms):",
-        "if False:",
-    ),
-    by_test(
-        "a copy counts as complete when the directory lists it",
-        "core/primary.py",
-        "tests/unit/test_regions_late_answers.py",
-        "if follower.holder == entry.secondary and (follower.in_sync or follower.may_join):",
-        "if follower.holder == entry.secondary:",
-    ),
-    by_test(
-        "a copy that was filled since the directory was asked is given up",
-        "core/reconciliation.py",
-        "tests/unit/test_regions_late_answers.py",
-        "elif self._shared.copies.heard_since(name, asked_ms):",
-        "elif False:",
-    ),
-    core(
-        "an answer before a change that waits ends a doubt",
-        "primary.py",
-        "REFUSES",
-        "if not self._under_way:  # otherwise",
-        "if self.state is not PrimaryState.CHANGING:  # otherwise",
-    ),
+    *LATE_ANSWERS,
     # -- what the simulator replaces
     by_test(
         "the daemon's clock stands while the machine is suspended",
@@ -565,7 +538,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "the timer for silent clients is dead": (6,),
     "the timer for opens is dead": (36,),
     "the timer for connections that lead nowhere is dead": (2,),
-    "a lost region is told before it is certain": (7,),
+    "a lost region is told before it is certain": (11,),
     "an epoch is used again": (2,),
     "an absent directory is taken for an empty one": (13,),
     "a restarted daemon is taken for its earlier life": (13,),
@@ -588,4 +561,5 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "the client's timer for silent daemons is dead": (6,),
     "a copy that a primary fills is freed for a new region": (910016253,),
     "an answer before a change that waits ends a doubt": (910060846,),
+    "an entry that was read before its daemons ended makes a region lost": (910052859,),
 }

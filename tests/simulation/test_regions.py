@@ -22,6 +22,8 @@ REPLAY = "python -m tests.simulator --seeds 1 --first {} --trace"
 KEPT = {
     910060846: "a primary dropped its second copy, and meanwhile took an older answer for the end of its doubt, and acknowledged",
     910068074: "the same, among four daemons: the change waited for a read of 600 ms",
+    910019531: "an open with an old entry called a region lost; the late change of a dead primary listed its second copy",
+    910052859: "the same, after a primary that listed another copy and died",
     910016253: "an old answer that there is no region made a daemon free the second copy of the region that had come meanwhile",
     910047157: "an unanswered change listed a copy late that was removed by then, and ended the daemon",
     910021879: "the directory hung beyond the end of the faults, and the end was judged before its answers",

@@ -46,6 +46,7 @@ class Invariants(Observer):
         self.lost = 0
         self._history: defaultdict[str, deque[PastEntry]] = defaultdict(lambda: deque(maxlen=MAX_HISTORY))
         self._told_lost: set[tuple[int, int, str]] = set()  # by daemon, its life, and the id of the region
+        self._said_lost: set[str] = set()  # ids of regions that a client had opened
         self._opens: dict[tuple[int, int], AskedOpen] = {}  # without an answer, by connection and request
 
     # ---- after every event
@@ -77,6 +78,8 @@ class Invariants(Observer):
     def changed(self, by: Holder, name: str, old: RegionEntry | None, new: RegionEntry | None, opened: bool) -> None:
         opens = self._cluster.directory.opens.get(name)
         self._history[name].append(PastEntry(self._cluster.now_ms, new, opens))
+        if new is not None and new.region_id in self._said_lost and self._lives(new):
+            raise Violation(Promise.LOST, f"region {name} was said to be lost, and now a copy lives: {new}")
 
     def check_answer(
         self, daemon: SimDaemon, client: str, region: str, epoch: int | None, asked_ms: float, wrote: bool = False
@@ -133,11 +136,15 @@ class Invariants(Observer):
         """The newest of these that is lost."""
         if not self.may_lose:
             raise Violation(Promise.LOST, f"region {name} is lost, though one copy always lived")
-        alive = self._cluster.directory.alive
         for entry in seen:
-            if entry is None or not any(holder in alive for holder in entry.holders()):
+            if entry is None or not self._lives(entry):
+                if entry is not None and entry.epoch > 1:
+                    self._said_lost.add(entry.region_id)
                 return entry
         raise Violation(Promise.LOST, f"region {name} is said to be lost, and a copy lives: {seen[0]}")
+
+    def _lives(self, entry: RegionEntry) -> bool:
+        return any(holder in self._cluster.directory.alive for holder in entry.holders())
 
     # ---- requests to open
 

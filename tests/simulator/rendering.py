@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from spark_jms.store.regions.core.directory import EntryEvent, Holder, RegionEntry
@@ -116,8 +116,8 @@ def render(message: RegionMessage) -> str:
             return f"{type(message).__name__} {fields}".rstrip()
 
 
-def event_of(by: Holder, old: RegionEntry | None, new: RegionEntry | None) -> EntryEvent:
-    """Which of the directory's events turned `old` into `new`, read off the two entries alone."""
+def event_of(by: Holder, old: RegionEntry | None, new: RegionEntry | None, alive: Collection[Holder]) -> EntryEvent:
+    """Which of the directory's events turned `old` into `new`, read off the two entries and the daemons that are alive."""
     if old is None or new is None:
         return EntryEvent.CREATED if old is None else EntryEvent.DELETED
     if new.primary != old.primary:
@@ -126,7 +126,8 @@ def event_of(by: Holder, old: RegionEntry | None, new: RegionEntry | None) -> En
         return EntryEvent.OPENED if new.opener is not None else EntryEvent.CLOSED
     if new.secondary != old.secondary:
         return EntryEvent.DROPPED if new.secondary is None else EntryEvent.JOINED
-    return EntryEvent.RENEWED if by in old.holders() else EntryEvent.RENOUNCED
+    lost = not any(holder in alive for holder in old.holders())
+    return EntryEvent.RENEWED if by in old.holders() or lost else EntryEvent.RENOUNCED
 
 
 def render_entry(entry: RegionEntry) -> str:
@@ -137,10 +138,11 @@ def render_entry(entry: RegionEntry) -> str:
 
 
 class TraceLines(Observer):
-    """Collects lines. Times are milliseconds since the last `take`."""
+    """Collects lines. Times are milliseconds since the last `take`. `alive`: the daemons, as they are at any time."""
 
-    def __init__(self, now_ms: Callable[[], float]) -> None:
+    def __init__(self, now_ms: Callable[[], float], alive: Collection[Holder]) -> None:
         self._now_ms = now_ms
+        self._alive = alive
         self._began_ms = now_ms()
         self._shown_ms: float | None = None
         self._logged: set[tuple[int, str]] = set()
@@ -181,7 +183,7 @@ class TraceLines(Observer):
 
     def changed(self, by: Holder, name: str, old: RegionEntry | None, new: RegionEntry | None, opened: bool) -> None:
         entry = f": {render_entry(new)}" if new is not None else ""
-        self.add(f"directory: {name} {event_of(by, old, new).value} by {by.daemon}{entry}")
+        self.add(f"directory: {name} {event_of(by, old, new, self._alive).value} by {by.daemon}{entry}")
 
     def refused(self, by: Holder, name: str, reason: str) -> None:
         self.add(f"directory: {name}, change by {by.daemon}: {reason}")

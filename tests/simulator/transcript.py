@@ -49,7 +49,7 @@ class Transcript:
 
     def __init__(self) -> None:
         self._cluster = StepCluster(0)
-        self._trace = TraceLines(lambda: 0.0)
+        self._trace = TraceLines(lambda: 0.0, ())
         self._clients: dict[str, StepClient] = {}
         self._opens: dict[tuple[str, str], int] = {}  # the last request of a client to open a region
         self._commands: dict[str, Callable[..., None]] = {
@@ -95,7 +95,8 @@ class Transcript:
         """`cluster 3 [limit=REGIONS] [SETTING=VALUE]`: the limit is in regions of 64 KiB."""
         values = {key: int(value) if value.isdigit() else value for key, value in settings.items()}
         self._cluster = StepCluster(int(daemons), int(limit) * SIZE, **values)
-        self._trace = TraceLines(lambda: self._cluster.sim.now_ms)
+        sim = self._cluster.sim
+        self._trace = TraceLines(lambda: sim.now_ms, sim.directory.alive)
         self._cluster.sim.observe(self._trace)
         self._cluster.sim.observe(Invariants(self._cluster.sim, may_lose=True, may_force=True))
 

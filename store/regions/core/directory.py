@@ -8,7 +8,7 @@ that is no longer listed finds out with the first thing it tries.
 
 `RULES` is the table, and every change goes through it. RENOUNCED and RENEWED change nothing but the epoch. After
 RENOUNCED a listing that is on its way fails, so the copy may be freed. After RENEWED a change that the directory did not
-answer can no longer happen (core/directory_view.py).
+answer can no longer happen (core/entry_requests.py), nor one of daemons that have ended (core/lost_regions.py).
 """
 
 from __future__ import annotations
@@ -157,9 +157,9 @@ RULES = {
         ),
         EntryRule(
             EntryEvent.RENEWED,
-            writer="a daemon that had no answer",
+            writer="a daemon that had no answer, or that finds the region lost",
             subject="",
-            needs="its change has not happened yet",
+            needs="its change has not happened yet, or all copies are dead for certain",
             allows=_always,
         ),
     )

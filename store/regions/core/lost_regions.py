@@ -1,15 +1,18 @@
 """Regions of which no copy is left: each is told once, by name, in the log of every daemon that runs (R18). Pure.
 
 A region is lost once the directory says that every daemon that its entry lists has certainly ended. Its entry is read again
-after that: until a moment ago one of them may have listed another copy. From then on no daemon can list one.
+after that: until a moment ago one of them may have listed another copy. A change of theirs may still be on its way, and list
+one later. RENEWED makes it impossible; from then on no daemon can list a copy. A region at epoch 1 is not renewed: no client
+has opened it, and the next one creates it again.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
+from spark_jms.store.regions.core import directory as rules
 from spark_jms.store.regions.core.directory import DirectoryListing, RegionEntry
-from spark_jms.store.regions.core.entry_requests import Seen
+from spark_jms.store.regions.core.entry_requests import Outcome, Seen
 from spark_jms.store.regions.core.shared import Shared
 
 
@@ -34,6 +37,14 @@ class LostRegions:
         entry = seen.entry
         if entry is None or entry.region_id in self._told or not self._is_lost(entry):
             return
+        if entry.epoch == 1:
+            self._tell(entry, Outcome.DONE)
+        else:
+            self._shared.directory.change(entry.name, entry, rules.renewed(entry), partial(self._tell, entry))
+
+    def _tell(self, entry: RegionEntry, outcome: Outcome) -> None:
+        if outcome is not Outcome.DONE:
+            return  # the next list asks again
         self._told.add(entry.region_id)
         daemons = " and ".join(f"daemon {holder.daemon}" for holder in entry.holders())
         self._shared.out.log(1, f"region {entry.name} is LOST: the lives of {daemons} that had its copies have ended")

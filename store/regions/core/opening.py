@@ -52,7 +52,7 @@ ANSWERS = {
     Situation.PRIMARY_HERE: "open it as soon as all its writes are on both copies; RegionOpenError if it is open",
     Situation.PRIMARY_DEAD: "wait: the secondary takes over",
     Situation.NEVER_OPENED: "remove the entry, and create the region again",
-    Situation.LOST: "RegionLostError",
+    Situation.LOST: "RegionLostError, once RENEWED has made any change of theirs impossible that is still on its way",
     Situation.OPEN_ELSEWHERE: "RegionOpenError",
     Situation.CLOSED_ELSEWHERE: "ask its primary to bring it here; MemoryLimitError without room",
 }
@@ -233,7 +233,14 @@ class Opening:
         self._fail(waiting, "RegionOpenError", f"region {waiting.name}, by {entry.opener}")
 
     def _refuse_lost(self, waiting: Waiting, entry: RegionEntry | None) -> None:
-        self._fail(waiting, "RegionLostError", f"region {waiting.name}")
+        """The entry may be older than the end of these daemons: the last one may have listed another copy before it died, or
+        the directory may still be about to. So it is lost only if the entry is the same now, and then stays so."""
+        assert entry is not None
+        self._shared.directory.change(waiting.name, entry, rules.renewed(entry), partial(self._lost, waiting))
+
+    def _lost(self, waiting: Waiting, outcome: Outcome) -> None:
+        if outcome is Outcome.DONE and waiting in self._waiting:  # otherwise the next tick asks again
+            self._fail(waiting, "RegionLostError", f"region {waiting.name}")
 
     def _remove(self, waiting: Waiting, entry: RegionEntry | None) -> None:
         self._shared.directory.change(waiting.name, entry, None, partial(self._try_again, waiting))
