@@ -486,6 +486,21 @@ PLANTED = (
         "if woke_s - self._connection.heard_s > 1000 * SILENCE_S:",
     ),
     *LATE_ANSWERS,
+    # -- damaged entries
+    by_test(
+        "a region is served while its damaged entry is removed",
+        "core/administration.py",
+        "tests/unit/test_regions_damaged_entries.py",
+        "primary.doubt()",
+        "pass",
+    ),
+    by_test(
+        "a damaged entry is removed while another daemon may serve its region",
+        "core/administration.py",
+        "tests/unit/test_regions_damaged_entries.py",
+        "        if not waits_for:",
+        "        if True:",
+    ),
     # -- what the simulator replaces
     by_test(
         "the daemon's clock stands while the machine is suspended",

@@ -20,6 +20,7 @@ REPLAY = "python -m tests.simulator --seeds 1 --first {} --trace"
 
 # seed -> why it failed. The ones before the real client came in have direct tests of their own
 KEPT = {
+    910093950: "a primary answered its client while an administrator removed the region, whose entry was damaged, by force",
     910060846: "a primary dropped its second copy, and meanwhile took an older answer for the end of its doubt, and acknowledged",
     910068074: "the same, among four daemons: the change waited for a read of 600 ms",
     910019531: "an open with an old entry called a region lost; the late change of a dead primary listed its second copy",

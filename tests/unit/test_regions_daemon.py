@@ -465,26 +465,6 @@ def test_open_region_is_removed_by_force_only() -> None:
     assert again.read(epoch, 4) == bytes(4)
 
 
-def test_damaged_entry_is_removed_by_force_on_a_slow_directory() -> None:
-    """R6, R16: looks of later ticks are answered before the directory says that it has discarded the entry."""
-    cluster = StepCluster(2)
-    closed_region(cluster)
-    directory, delays = cluster.directory(1), [90.0]
-    discard, discarded = directory.discard, list[str]()
-
-    def discard_and_answer_late(name: str) -> bool:
-        discarded.append(name)
-        return discard(name)
-
-    directory.discard = discard_and_answer_late  # type: ignore[method-assign]
-    cluster.sim.timing.directory_delay_ms = (  # type: ignore[method-assign]
-        lambda: delays.pop() if delays and discarded else 0.0
-    )
-    cluster.sim.directory_faults.torn.add("s.000")
-    assert isinstance(cluster.client(1).remove("s.000", force=True), Reply)
-    assert not delays
-
-
 def test_region_with_a_suspected_primary_is_not_removed() -> None:
     """R8, R10: the primary may still serve its client."""
     cluster = StepCluster(2)

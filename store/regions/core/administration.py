@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from spark_jms.store.regions.core.protocol import (
     Regions,
     Remove,
     RemoveRequest,
+    Unserved,
     Usage,
 )
 from spark_jms.store.regions.core.reconciliation import Reconciliation
@@ -36,6 +37,7 @@ class PendingRemoval:
     until_ms: float
     region_id: str = ""  # once it is known
     asked_ms: float = -1e9
+    unserved: set[int] = field(default_factory=set)  # the daemons that do not serve it, if its entry is damaged
     discarding: bool = False  # the damaged entry; a look in the meantime may find none
 
 
@@ -123,7 +125,7 @@ class RegionAdministration:
     def audit(self, listing: DirectoryListing) -> None:
         self._used = {name: used for name, used in self._used.items() if name not in listing.removed}
 
-    # ---- removal: by the primary, or here if the primary has certainly ended
+    # ---- removal: by the primary; here if the primary has certainly ended, or its entry is damaged and no daemon serves it
 
     def tick(self) -> None:
         """A removal is done when the directory no longer has the region."""
@@ -146,8 +148,7 @@ class RegionAdministration:
         if seen.known:
             self._act(removal, seen.entry)
         elif isinstance(seen.error, RegionEntryDamagedError) and message.force:
-            removal.discarding = True
-            self._shared.directory.discard(message.name, partial(self._discarded, removal))
+            self._discard(removal)
         elif not removal.region_id or isinstance(seen.error, UNREADABLE):
             self._fail(removal, type(seen.error).__name__, *(seen.error.args if seen.error else ()))
         if removal in self._removals and now_ms >= removal.until_ms:
@@ -180,6 +181,34 @@ class RegionAdministration:
         self._removals.remove(removal)
         self._shared.out.fail(removal.client, removal.message.request, error, *arguments)
 
+    def _discard(self, removal: PendingRemoval) -> None:
+        """A damaged entry does not name the primary, so no daemon may answer for the region before it is removed."""
+        name, peers, now_ms = removal.message.name, self._shared.peers, self._shared.clock.now_ms
+        self._stop_serving(name)
+        waits_for = [index for index in peers.by_index if index not in removal.unserved and not peers.ended(index)]
+        if not waits_for:
+            removal.discarding = True
+            self._shared.directory.discard(name, partial(self._discarded, removal))
+        elif now_ms >= removal.until_ms:
+            detail = f"not removed: daemon {waits_for[0]} runs and may serve it, and does not answer"
+            self._fail(removal, "RegionUnavailableError", f"region {name}: {detail}")
+        elif now_ms - removal.asked_ms >= ASK_AGAIN_MS:
+            removal.asked_ms = now_ms
+            for index in waits_for:
+                self._shared.out.to_peer(index, RemoveRequest(name, True, removal.message.request))
+
+    def _stop_serving(self, name: str) -> None:
+        """Its entry is damaged. The primary holds all requests until it has read another one, or the removal."""
+        primary = self._primaries.get(name)
+        if primary is not None:
+            primary.doubt()
+
+    def unserved(self, sender: int, name: str) -> None:
+        for removal in self._removals:
+            if removal.message.name == name:
+                removal.unserved.add(sender)
+                self._continue(removal)
+
     def _discarded(self, removal: PendingRemoval, answer: bool | DirectoryUnavailableError) -> None:
         """A damaged entry does not name the daemons with a copy: all of them look."""
         name = removal.message.name
@@ -194,11 +223,14 @@ class RegionAdministration:
             self._shared.out.to_peer(index, Notice(name))
         self._done(removal)
 
-    def remove_here(self, message: RemoveRequest) -> None:
+    def remove_here(self, sender: int, message: RemoveRequest) -> None:
         def looked(seen: Seen) -> None:
             entry = seen.entry
             if entry is not None and entry.primary == self._shared.me and (message.force or entry.opener is None):
                 self._delete(entry, lambda: None)
+            elif isinstance(seen.error, RegionEntryDamagedError) and message.force:
+                self._stop_serving(message.name)
+                self._shared.out.to_peer(sender, Unserved(message.name))
 
         self._shared.directory.look(message.name, self, looked)
 

@@ -67,6 +67,7 @@ from spark_jms.store.regions.core.protocol import (
     Shutdown,
     Stay,
     Stores,
+    Unserved,
     Usage,
     WriteRegion,
 )
@@ -277,7 +278,9 @@ class DaemonCore:
             case Counted(row):
                 self._counts.reported_elsewhere(row)
             case RemoveRequest():
-                self._administration.remove_here(message)
+                self._administration.remove_here(daemon, message)
+            case Unserved(name):
+                self._administration.unserved(daemon, name)
             case Drain():
                 self._leaving.leave(force=False)
             case Stay():

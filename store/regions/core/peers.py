@@ -125,6 +125,13 @@ class Peers:
         """False only when this incarnation has certainly ended."""
         return holder == self.me if holder.daemon == self.me.daemon else self._directory.may_run(holder)
 
+    def ended(self, index: int) -> bool:
+        """Whether this daemon certainly does not run, or has not been there since this one started."""
+        peer = self.by_index[index]
+        if peer.holder is None:
+            return self._clock.now_ms - peer.heard_ms > self._settings.failure_timeout_ms
+        return not self.may_run(peer.holder)
+
     def confirmed(self, index: int) -> bool:
         peer = self.by_index.get(index)
         return peer is not None and self._clock.now_ms - peer.confirmed_ms < self._settings.failure_timeout_ms * 0.5

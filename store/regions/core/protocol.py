@@ -137,11 +137,17 @@ class Counted(RegionMessage, frozen=True):
 
 
 class RemoveRequest(RegionMessage, frozen=True):
-    """To the primary: delete this region."""
+    """To the primary: delete this region. If its entry is damaged, to all daemons: stop serving it, and answer Unserved."""
 
     name: str
     force: bool
     request: int
+
+
+class Unserved(RegionMessage, frozen=True):
+    """The entry of this region is damaged, and the sender does not serve it, or has stopped."""
+
+    name: str
 
 
 class Drain(RegionMessage, frozen=True):
@@ -296,6 +302,7 @@ AnyMessage = (
     | Usage
     | Counted
     | RemoveRequest
+    | Unserved
     | Drain
     | Stay
     | Halt
