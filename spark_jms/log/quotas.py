@@ -126,9 +126,9 @@ class Quotas:
                     grant = self._try(attempt, quota, epoch, waits=wait_s > 0 or stays)
                 if grant is not None:
                     return grant
-                if time.monotonic() >= deadline:
-                    raise QuotaExceededError(self._refusal(attempt, quota))
-                time.sleep(attempt.pause(deadline - time.monotonic()))
+                left_s = deadline - time.monotonic()
+                if left_s > 0:
+                    time.sleep(attempt.pause(left_s))
                 declared = self._log_of(table).refresh().destination
                 if quota not in declared.quotas:
                     if attempt.ledger is None:
@@ -137,6 +137,8 @@ class Quotas:
                         f"{table} got the quota {declared.quota or 'none'} while {request.need.messages:,} message(s) waited for "
                         f"room in {quota}; nothing was sent"
                     )
+                if left_s <= 0:
+                    raise QuotaExceededError(self._refusal(attempt, quota))
                 epoch = declared.epoch
         except BaseException as error:
             if attempt.ledger is not None and not (stays and isinstance(error, QuotaExceededError)):
@@ -178,7 +180,7 @@ class Quotas:
 
     # -- inside -------------------------------------------------------------------------------------------------------
     def _try(self, attempt: _Attempt, quota: str, epoch: int, *, waits: bool) -> Grant | None:
-        """None: there is no room now."""
+        """None: there is no room now, or the quota does not count the destination any more."""
         request, limit = attempt.request, self.limit(quota)
         own = request.destination
         _check_possible(own, request.need, quota, limit)
@@ -206,6 +208,8 @@ class Quotas:
                 if len(changed) > 1:
                     continue
                 draft, granted = seen, seen.grant(request, limit, now + int(RESERVED_S * 1000))
+            if own not in draft.usages:
+                return None  # it has another quota, so this one seems to have room
             attempt.state = draft
             if granted is not None:
                 if ledger.append(entry, granted, now, f"granted {_shown(request.need)} to {request.by}"):

@@ -12,10 +12,13 @@ from spark_jms import apply, connect
 from spark_jms.admin.quota import quotas
 from spark_jms.admin.rename import rename_destination
 from spark_jms.claims.positions import ensure_subscription
+from spark_jms.core.quota import QuotaState
 from spark_jms.errors import InvalidDestinationError, JmsqError, ModuleFileError
 from spark_jms.log import send as sending
 from spark_jms.log.admission import QuotaExceededError
 from spark_jms.log.domain import Domain
+from spark_jms.log.quota_ledger import QuotaLedger
+from spark_jms.log.quota_observer import QuotaLook, QuotaObserver
 from spark_jms.log.quotas import Quotas
 from spark_jms.log.register import Register
 from spark_jms.store import MemoryStore
@@ -56,6 +59,28 @@ def test_switching_the_quota_fails_waiting_senders(root: str) -> None:
         context.producer("orders", send_timeout=0).send(text="new")
         assert state_of(context, "other").used.messages == 2
         assert state_of(context).used.messages == 0
+
+
+@pytest.mark.parametrize("look", ["look", "look_at_all"])
+def test_switching_the_quota_before_a_look_fails_the_waiting_sender(
+    root: str, monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    """T1: the quota that a destination has left seems to have room; a sender that takes it would send without an error."""
+    made(root, {"messagesMaximum": 1})
+    looks = getattr(QuotaObserver, look)
+
+    def switched_first(self: QuotaObserver, ledger: QuotaLedger, state: QuotaState, *args: Any) -> QuotaLook:
+        if state.waiting:
+            monkeypatch.undo()
+            made(root, {"messagesMaximum": 1}, orders={"kind": "queue", "quota": "other"})
+        return looks(self, ledger, state, *args)
+
+    with connect(root, housekeeping=False) as context:
+        context.producer("orders").send(text="old")
+        monkeypatch.setattr(QuotaObserver, look, switched_first)
+        with pytest.raises(ResourceAllocationException, match="orders got the quota other while"):
+            context.producer("orders", send_timeout=LIMIT_S).send(text="new")
+        assert state_of(context, "other").used.messages == 1
 
 
 def test_destination_that_joins_a_quota_brings_its_messages(root: str) -> None:
