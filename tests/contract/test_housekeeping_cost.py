@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -106,6 +107,16 @@ def test_recent_rows_are_kept_only_for_compaction_and_within_a_limit(monkeypatch
     for number in range(100):
         recent.take(f"f{number}")
     assert recent.bytes == 0
+
+
+def test_pauses_are_as_long_as_the_work_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C13: so a send beside housekeeping takes about twice its time; within bounds, also when the work began much later."""
+    now_s, slept = iter((100.0, 100.01, 100.0125, 100.02, 100.0201, 100.03)), list[float]()
+    monkeypatch.setattr(breath, "time", SimpleNamespace(monotonic=lambda: next(now_s), sleep=slept.append))
+    monkeypatch.setattr(breath, "_breath", breath._Breath())
+    for _ in range(3):
+        breath.breathe()
+    assert slept == pytest.approx([0.005, 0.0025, 0.0005])
 
 
 def test_housekeeping_works_in_small_steps_with_pauses(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
