@@ -10,7 +10,8 @@
 An interrupt (Ctrl-C) of the application's thread between queueing a send and counting it makes it count all sends again.
 
 The thread sends in the order of the queue and calls the listeners in that order too, so both keep the order of each producer.
-While a batch is committed the application queues the next one: the slower a commit, the more sends share the next.
+While a batch is committed the application queues the next one: the slower a commit, the more sends share the next. With
+`linger_s` the oldest one in the queue waits so long for others, unless there are BATCH, or a call waits for sends.
 
     waits for                                         who
     ---------                                         ---
@@ -30,8 +31,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from spark_jms.client.shared_send import OutgoingMessages, Part, SharedSender
@@ -63,8 +66,8 @@ class AsynchronousSend:
 class AsynchronousSender:
     """Thread-safe."""
 
-    def __init__(self, max_messages: int = MAX_MESSAGES, max_bytes: int = MAX_BYTES) -> None:
-        self._max_messages, self._max_bytes = max_messages, max_bytes
+    def __init__(self, max_messages: int = MAX_MESSAGES, max_bytes: int = MAX_BYTES, linger_s: float = 0) -> None:
+        self._max_messages, self._max_bytes, self._linger_s = max_messages, max_bytes, linger_s
         self.failures = 0  # of listeners
         self._thread: threading.Thread | None = None
         self._abandoned = False
@@ -75,6 +78,8 @@ class AsynchronousSender:
         self._lock = threading.Lock()
         self._work, self._room, self._changed = (threading.Condition(self._lock) for _ in range(3))
         self._queue: deque[AsynchronousSend] = deque()
+        self._oldest_s = 0.0  # when the queue was empty last
+        self._waiting_calls = 0
         self._taken: list[AsynchronousSend] = []
         self._sent: deque[AsynchronousSend] = deque()
         self._outstanding: Counter[str] = Counter()  # producer -> sends that are not complete
@@ -88,7 +93,8 @@ class AsynchronousSender:
         with self._lock:
             while send.waits and self._is_full(send.bytes) and not self.in_listener:
                 send.check()
-                self._room.wait()
+                with self._waiting_call():
+                    self._room.wait()
             send.check()
             if self._abandoned:
                 raise IllegalStateException("the parent of this forked process opened the context: connect again here")
@@ -98,12 +104,15 @@ class AsynchronousSender:
                 self._thread = threading.Thread(target=self._run, name="jmsq-asynchronous-sends", daemon=True)
                 self._thread.start()
             try:
+                if not self._queue:
+                    self._oldest_s = time.monotonic()
                 self._queue.append(send)
                 self._outstanding[send.outgoing.producer] += 1
                 self._unsent[send.outgoing.producer] += 1
                 self._messages += 1
                 self._bytes += send.bytes
-                self._work.notify()
+                if len(self._queue) in (1, BATCH):
+                    self._work.notify()
             except BaseException:
                 self._count_again()
                 raise
@@ -127,15 +136,26 @@ class AsynchronousSender:
             while self._unsent[producer]:
                 self._send_batch()
             return
-        with self._lock:
-            self._work.notify()
-            self._changed.wait_for(lambda: not self._unsent[producer])
+        self._wait_for(lambda: not self._unsent[producer])
 
     def wait_until_complete(self, producer: str) -> None:
         with self._lock:
             self._room.notify_all()  # a send that waits for room finds its producer closed
+        self._wait_for(lambda: not self._outstanding[producer])
+
+    def _wait_for(self, is_over: Callable[[], bool]) -> None:
+        with self._lock, self._waiting_call():
+            self._changed.wait_for(is_over)
+
+    @contextmanager
+    def _waiting_call(self) -> Iterator[None]:
+        """What is queued goes at once. With the lock."""
+        self._waiting_calls += 1
+        try:
             self._work.notify()
-            self._changed.wait_for(lambda: not self._outstanding[producer])
+            yield
+        finally:
+            self._waiting_calls -= 1
 
     def refuse_in_listener(self, call: str) -> None:
         """Raises IllegalStateException: `call` waits for all listeners, also for the one that makes it."""
@@ -146,9 +166,8 @@ class AsynchronousSender:
 
     def close(self) -> None:
         """Once every send is complete."""
+        self._wait_for(lambda: not self._messages)
         with self._lock:
-            self._work.notify()
-            self._changed.wait_for(lambda: not self._messages)
             self._closed = True
             self._work.notify()
             self._room.notify_all()
@@ -176,6 +195,9 @@ class AsynchronousSender:
                 self._work.wait_for(lambda: self._queue or self._closed)
                 if not self._queue:
                     return
+                left_s = self._oldest_s + self._linger_s - time.monotonic()
+                if left_s > 0:
+                    self._work.wait_for(lambda: self._waiting_calls or len(self._queue) >= BATCH, left_s)
             self._send_batch()
             while self._sent:
                 self._complete(self._sent[0])

@@ -120,7 +120,7 @@ class Context(ClosedAtTheEnd):
         self._closed = False
         self._lock = threading.RLock()
         self._background = BackgroundThread("client")
-        self._asynchronous = AsynchronousSender()
+        self._asynchronous = AsynchronousSender(linger_s=choices.factory.asynchronous_send_linger_ms / 1000)
         self._buffer = buffer
         self._sessions: list[TransactedSession] = []
         self._coordinators = Coordinators(domain, self._store)

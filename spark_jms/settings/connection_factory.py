@@ -172,6 +172,13 @@ class ConnectionFactory(Table):
     message_compression_options: str = setting(
         "messageCompressionOptions", Choice(COMPRESSIONS), DEFAULT_COMPRESSION, "How pages are compressed."
     )
+    asynchronous_send_linger_ms: int = setting(
+        "asynchronousSendLinger",
+        Duration("0 ms", high="60 s"),
+        0,
+        "So long [asynchronous](CLIENT.md#asynchronous-sends) and one-way sends wait for others, which then share their commit and "
+        "their file. A call that waits for them ends the wait.",
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.flow_minimum > self.flow_maximum:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ import pytest
 
 from spark_jms import apply, connect
 from spark_jms.admin.pause import pause, resume
-from spark_jms.client import Completion, Context, Message, shared_send
+from spark_jms.client import Completion, ConnectionFactory, Context, Message, shared_send
 from spark_jms.core.pause import INSERTION, PRODUCTION
 from spark_jms.errors import (
     ClosedError,
@@ -388,3 +389,19 @@ def test_listener_may_send(context: Context) -> None:
     order = ["question", *numbers(0, 3), "from the listener", "blocking"]
     assert [message.text for message in browse(context)] == order
     assert outcomes.texts() == ["blocking", *numbers(0, 3), "from the listener"]
+
+
+def test_sends_that_wait_for_others_share_a_commit(tmp_path: Path) -> None:
+    """T11: `asynchronousSendLinger` of the connection factory; a blocking send ends the wait, and stays behind them."""
+    apply(str(tmp_path), {"destinations": {"orders": {"kind": "queue"}}})
+    factory = ConnectionFactory(asynchronous_send_linger_ms=60_000)
+    with connect(str(tmp_path), housekeeping=False, connection_factory=factory) as context:
+        log, outcomes = context._domain.log("orders"), Outcomes()
+        before = log.refresh().version
+        with context.producer("orders") as producer:
+            for n in range(5):
+                producer.send(text=str(n), completion=outcomes)
+            assert log.refresh().version == before
+            producer.send(text="5")
+        assert log.refresh().version == before + 2
+        assert texts(context) == numbers(0, 6)

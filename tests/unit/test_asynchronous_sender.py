@@ -46,11 +46,11 @@ class Table:
 
 
 @settings(max_examples=60, deadline=None)
-@given(SENDS)
-def test_completions_follow_the_sends_of_each_producer(program: list[tuple[str, int, str]]) -> None:
+@given(SENDS, st.sampled_from([0, 0.001, 60]))
+def test_completions_follow_the_sends_of_each_producer(program: list[tuple[str, int, str]], linger_s: float) -> None:
     """T11: one at a time, each once, whatever is refused and whatever listeners raise; a producer that waits finds its sends in
     the table; nothing is outstanding in the end."""
-    sender = AsynchronousSender(max_messages=8, max_bytes=20)
+    sender = AsynchronousSender(max_messages=8, max_bytes=20, linger_s=linger_s)
     tables = {"a": Table(), "c": Table()}
     completed: list[tuple[str, int, bool]] = []
     running = threading.Lock()
@@ -86,6 +86,37 @@ def test_completions_follow_the_sends_of_each_producer(program: list[tuple[str, 
         assert taken == [number for name, number, refused in expected if name == producer and not refused]
     assert sender.failures == sum(what == "raises" for _, _, what in program)
     assert all(batch <= asynchronous_send.BATCH for table in tables.values() for batch in table.batches)
+
+
+def queue_one(sender: AsynchronousSender, table: Table, done: Any = lambda _: None) -> None:
+    outgoing = OutgoingMessages([Message(text="x")], 0, 0, producer="a")
+    sender.submit(AsynchronousSend(cast(SharedSender, table), outgoing, 1, done, lambda: None))
+
+
+def test_sends_wait_for_others_until_a_call_waits_for_them() -> None:
+    """T11: `asynchronousSendLinger`."""
+    sender, table = AsynchronousSender(linger_s=60), Table()
+    for ends in (lambda: sender.wait_until_sent("a"), lambda: sender.wait_until_complete("a"), sender.close):
+        for _ in range(3):
+            queue_one(sender, table)
+        ends()
+    assert table.batches == [3, 3, 3]
+
+
+def test_sends_wait_no_longer_than_the_linger_and_for_no_more_than_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """T11: `asynchronousSendLinger`."""
+    table, sent = Table(), threading.Event()
+    soon = AsynchronousSender(linger_s=0.01)
+    queue_one(soon, table, lambda _: sent.set())
+    assert sent.wait(LIMIT_S)
+    soon.close()
+    monkeypatch.setattr(asynchronous_send, "BATCH", 2)
+    late, completed = AsynchronousSender(linger_s=60), threading.Semaphore(0)
+    for _ in range(2):
+        queue_one(late, table, lambda _: completed.release())
+    assert completed.acquire(timeout=LIMIT_S)
+    late.close()
+    assert table.batches == [1, 2]
 
 
 @pytest.mark.parametrize("place", ["own_copy", "decided"])
