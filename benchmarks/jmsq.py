@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import DAEMONS
-from benchmarks.peers.base import PACE, Sender
+from benchmarks.peers.base import LINGER_MS, PACE, Sender
 from benchmarks.workbench import Workbench
 
 DESTINATION = "orders"
@@ -17,7 +17,7 @@ MEMBERS = 4
 ALL = "jmsq all columns"
 TWO = "jmsq body,sequence"
 REPLICATED = "jmsq, replicated checkpoint"
-PACED = "jmsq, one task every 300 ms"
+PACED = "jmsq, batched"
 
 
 class JmsqPeer:
@@ -83,7 +83,7 @@ class JmsqPeer:
 
 
 class PacedPeer(JmsqPeer):
-    """The same, with a batch every 300 ms that is one task: about the latency of Spark's Kafka connector without a pause."""
+    """The same with asynchronous sends, of which those of 50 ms share a commit, and a batch every 300 ms that is one task."""
 
     latency_cell = PACED
     latency_trigger = PACE
@@ -91,6 +91,25 @@ class PacedPeer(JmsqPeer):
     def latency_source(self, number: int) -> Any:
         reader = self._bench.spark.readStream.format("jmsq").option("root", str(self._root(number)))
         return reader.option("destination", DESTINATION).option("smallBatchMessages", 100).load()
+
+    @contextlib.contextmanager
+    def sender(self, number: int) -> Iterator[Sender]:
+        import spark_jms
+        from spark_jms.client import Completion, ConnectionFactory
+
+        failed: list[Exception] = []
+        completion = Completion(lambda _: None, lambda _, error: failed.append(error))
+        factory = ConnectionFactory(asynchronous_send_linger_ms=LINGER_MS)
+        with spark_jms.connect(str(self._root(number)), connection_factory=factory) as context:
+            producer = context.producer(DESTINATION)
+
+            def send(payloads: Sequence[bytes]) -> None:
+                for payload in payloads:
+                    producer.send(body=payload, completion=completion)
+                if failed:
+                    raise failed[0]
+
+            yield send
 
 
 class ReplicatedPeer(JmsqPeer):

@@ -2,12 +2,13 @@
 
 A message is stamped with the time it was *due* by the clock of the rate, not with the time its turn came: a producer
 that is held up by its own commit pays for the messages that wait meanwhile. Read is when foreachBatch has the rows in
-hand. The checkpoint is on the local disk, or, in the cell that says so, in a replicated store of three daemons. The cells "every
-300 ms" have a trigger of 300 ms, so a batch has more messages and a message costs less CPU; ours reads a batch in one task
-(`smallBatchMessages`). What each
-batch spends on it (walCommit + commitOffsets) is a table of its own, and so is the CPU time per message of all processes:
-producer, broker or daemons, Spark's JVM, Python's sources and workers, housekeeping included. Windows alternate between
-the peers; the start of each is warm-up, and the whole first window is the cold one.
+hand. The checkpoint is on the local disk, or, in the cell that says so, in a replicated store of three daemons. In the
+cells "batched" senders wait 50 ms for messages that they send together (asynchronous sends with
+`asynchronousSendLinger`; `linger.ms`), and the trigger is 300 ms, so that a message costs less CPU; ours reads a batch
+in one task (`smallBatchMessages`). What each batch spends on it (walCommit + commitOffsets) is a table of its own, and
+so is the CPU time per message of all processes: producer, broker or daemons, Spark's JVM, Python's sources and workers,
+housekeeping included. Windows alternate between the peers; the start of each is warm-up, and the whole first window is
+the cold one.
 """
 
 from __future__ import annotations

@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 PACE = "300 milliseconds"
-"""The trigger of the latency cells "every 300 ms"."""
+"""The trigger of the latency cells "batched"."""
+LINGER_MS = 50
+"""So long the senders of these cells wait for messages that are sent together."""
 
 Sender = Callable[[Sequence[bytes]], None]
 """Send the payloads; may return before they are durable, as the peer's ordinary client does."""

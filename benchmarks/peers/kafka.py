@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks import jars
 from benchmarks.errors import PeerMissingError
 from benchmarks.measure import BROKER
-from benchmarks.peers.base import PACE, Sender
+from benchmarks.peers.base import LINGER_MS, PACE, Sender
 from benchmarks.peers.java_process import JavaProcess
 from benchmarks.workbench import Workbench
 
@@ -110,7 +110,7 @@ class Broker:
         raise PeerMissingError(f"Kafka {jars.KAFKA}: not up within {START_TIMEOUT_S} s: {self._process.log_tail()}")
 
 
-UNPACED, PACED_KAFKA = "spark-kafka", "spark-kafka, every 300 ms"
+UNPACED, PACED_KAFKA = "spark-kafka", "spark-kafka, batched"
 
 
 class KafkaPeer:
@@ -122,6 +122,7 @@ class KafkaPeer:
     source_cells: tuple[str, ...] = ("spark-kafka",)
     latency_cell = UNPACED
     latency_trigger = "0 seconds"
+    linger_ms = 0
     servers = frozenset({BROKER})
 
     def __init__(self, bench: Workbench, broker: Broker) -> None:
@@ -157,7 +158,7 @@ class KafkaPeer:
     def sender(self, number: int) -> Iterator[Sender]:
         from confluent_kafka import Producer
 
-        producer = Producer({"bootstrap.servers": self._bootstrap, "linger.ms": 0, "acks": "all"})
+        producer = Producer({"bootstrap.servers": self._bootstrap, "linger.ms": self.linger_ms, "acks": "all"})
 
         def send(payloads: Sequence[bytes]) -> None:
             for payload in payloads:
@@ -176,9 +177,10 @@ class KafkaPeer:
 
 
 class PacedKafkaPeer(KafkaPeer):
-    """The same, with a batch every 300 ms."""
+    """The same with a linger of 50 ms, and a batch every 300 ms."""
 
     latency_cell = PACED_KAFKA
+    linger_ms = LINGER_MS
     latency_trigger = PACE
 
     def _topic(self, number: int) -> str:
