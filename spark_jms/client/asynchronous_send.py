@@ -166,8 +166,8 @@ class AsynchronousSender:
 
     def close(self) -> None:
         """Once every send is complete."""
-        self._wait_for(lambda: not self._messages)
-        with self._lock:
+        with self._lock, self._waiting_call():
+            self._changed.wait_for(lambda: not self._messages)
             self._closed = True
             self._work.notify()
             self._room.notify_all()
