@@ -7,7 +7,9 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,8 +31,8 @@ QUERY_TIMEOUT_S = 1800
 class Meter:
     """Wall time of a block, the load before it, and the share of all cores that other processes used meanwhile.
 
-    Ours are this process and all below it: the JVM, the Python workers, the broker. The processor time of workers that
-    ended is in their parents' account of reaped children. Not exact (a worker reaped by init is lost): a hint.
+    Ours are this process and all below it: the JVM, the Python workers, the broker. Not exact (what a worker reaped by init took
+    since the block began is lost): a hint.
     """
 
     seconds = 0.0
@@ -38,7 +40,7 @@ class Meter:
 
     def __enter__(self) -> Meter:
         self._load = os.getloadavg()[0]
-        self._own, self._busy = own_cpu_s(), machine_busy_s()
+        self._own, self._busy = process_times(), machine_busy_s()
         self._start = time.perf_counter()
         return self
 
@@ -46,15 +48,10 @@ class Meter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.seconds = time.perf_counter() - self._start
-        others = machine_busy_s() - self._busy - (own_cpu_s() - self._own)
+        others = machine_busy_s() - self._busy - sum(spent_s(self._own, process_times()).values())
         cores = psutil.cpu_count() or 1
         share = min(1.0, max(0.0, others / (self.seconds * cores))) if self.seconds > 0 else 0.0
         self.noise = Noise(round(self._load, 2), round(share, 3))
-
-
-def own_cpu_s() -> float:
-    """Processor seconds of this process, its live descendants, and the children they have reaped."""
-    return sum(cpu_s_by_role().values())
 
 
 DRIVER, BROKER, DAEMONS = "producer and driver", "broker", "daemons"
@@ -67,19 +64,43 @@ _ROLES = {  # a word of the command line
 }
 
 
-def cpu_s_by_role() -> dict[str, float]:
-    """The same, by what the processes do. DRIVER is this process, with the producer, its housekeeping, and `foreachBatch`."""
-    me = psutil.Process()
-    spent = dict.fromkeys((DRIVER, *_ROLES.values(), "others"), 0.0)
+@dataclass(frozen=True)
+class ProcessTime:
+    """Processor seconds of a process, and of its children that it has reaped. `reaped_role`: to whom those count."""
+
+    role: str
+    reaped_role: str
+    parent: int
+    own_s: float
+    reaped_s: float
+
+
+def process_times() -> dict[int, ProcessTime]:
+    """By process id: this process, as DRIVER (with the producer, its housekeeping, and `foreachBatch`), and its live descendants."""
+    me, found = psutil.Process(), dict[int, ProcessTime]()
     for process in [me, *me.children(recursive=True)]:
         with contextlib.suppress(psutil.Error):
             words, times = " ".join(process.cmdline()), process.cpu_times()
-            role = next((role for word, role in _ROLES.items() if word in words), "others")
-            spent[DRIVER if process == me else role] += times.user + times.system
+            role = DRIVER if process == me else next((role for word, role in _ROLES.items() if word in words), "others")
             # Children that were reaped: of this process any; Spark's JVM and the daemon of its workers have workers.
             reaped = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
-            spent["others" if process == me else "reading"] += reaped
-    return spent
+            reaped_role = "others" if process == me else "reading"
+            found[process.pid] = ProcessTime(role, reaped_role, process.ppid(), times.user + times.system, reaped)
+    return found
+
+
+def spent_s(before: Mapping[int, ProcessTime], after: Mapping[int, ProcessTime]) -> dict[str, float]:
+    """Pure. Processor seconds between two looks, by role. A process that ended counts by its parent, which has reaped it: without
+    what it had taken before. One whose parent ended too was reaped by init, and is lost."""
+    spent: Counter[str] = Counter()
+    for pid, now in after.items():
+        then = before.get(pid)
+        spent[now.role] += now.own_s - (then.own_s if then else 0)
+        spent[now.reaped_role] += now.reaped_s - (then.reaped_s if then else 0)
+    for pid, then in before.items():
+        if pid not in after and then.parent in after:
+            spent[after[then.parent].reaped_role] -= then.own_s + then.reaped_s
+    return {role: seconds for role, seconds in spent.items() if seconds > 0}
 
 
 class SteadyCpu:
@@ -89,7 +110,7 @@ class SteadyCpu:
 
     def __init__(self, warm_s: float, idle: Collection[str] = ()) -> None:
         self._idle = idle
-        self._looks: list[tuple[float, dict[str, float]]] = []
+        self._looks: list[tuple[float, dict[int, ProcessTime]]] = []
         self.warm = threading.Event()
         self._timer = threading.Timer(warm_s, self._warm)
         self._timer.daemon = True
@@ -99,7 +120,7 @@ class SteadyCpu:
         self.warm.set()
 
     def _look(self) -> None:
-        self._looks.append((time.perf_counter(), cpu_s_by_role()))
+        self._looks.append((time.perf_counter(), process_times()))
 
     def __enter__(self) -> SteadyCpu:
         self._timer.start()
@@ -119,8 +140,8 @@ class SteadyCpu:
             raise CellFailedError("the window ended before its warm-up")
         (start, before), (end, after) = self._looks[0], self._looks[-1]
         messages = rate * (end - start)
-        spent = {role: (after[role] - before[role]) * 1000 / messages for role in after if role not in self._idle}
-        return {role: ms for role, ms in spent.items() if ms > 0}
+        spent = spent_s(before, after)
+        return {role: seconds * 1000 / messages for role, seconds in spent.items() if role not in self._idle}
 
 
 def machine_busy_s() -> float:

@@ -36,7 +36,7 @@ from benchmarks import (
     subscriptions,
 )
 from benchmarks.errors import CellFailedError
-from benchmarks.measure import BROKER, DRIVER, SteadyCpu
+from benchmarks.measure import BROKER, DRIVER, ProcessTime, SteadyCpu, spent_s
 from benchmarks.recorder import Recorder
 from benchmarks.results import Absence, Noise, Results, Sample, TargetComparison, from_lines, to_line
 from benchmarks.stats import Spread, counted, pair_ratios, percentile, spread, steady
@@ -541,6 +541,23 @@ def test_steady_cpu_leaves_out_the_servers_of_other_peers() -> None:
         other.wait()
     assert counted.ms_per_message(1000)[BROKER] > 0
     assert BROKER not in left_out.ms_per_message(1000)
+
+
+def test_processor_time_of_ended_processes_counts_once() -> None:
+    """Python's idle workers end in the window of a peer that needs none, which must not get their earlier time as a credit."""
+
+    def time_of(role: str, parent: int, own_s: float, reaped_s: float = 0) -> ProcessTime:
+        return ProcessTime(role, "reaped", parent, own_s, reaped_s)
+
+    before = {
+        1: time_of("jvm", 0, 10),
+        2: time_of("daemon", 1, 3, 5),
+        3: time_of("reading", 2, 20),
+        4: time_of("helper", 1, 7),
+    }
+    # The daemon (2) was reaped after 0.5 s more; its worker (3) by init; the helper (4) after 1 s more; 5 is new.
+    after = {1: time_of("jvm", 0, 12, 8.5 + 8), 5: time_of("reading", 1, 0.25)}
+    assert spent_s(before, after) == {"jvm": 2, "reaped": 1.5, "reading": 0.25}
 
 
 def test_steady_cpu_refuses_a_window_that_is_all_warm_up() -> None:
