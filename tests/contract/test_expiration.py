@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -15,108 +14,35 @@ import pytest
 
 from spark_jms import connect
 from spark_jms.admin.pause import pause, resume
-from spark_jms.admin.statistics import collect
 from spark_jms.claims import expiration, expiration_scan, planner, views
-from spark_jms.claims.active_subscriptions import not_durable
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.expiration_scan import ExpirationScan
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.record_sets import state_of
-from spark_jms.claims.scan import Question, Scan
-from spark_jms.claims.subscriber import Subscriber
+from spark_jms.claims.scan import Question
 from spark_jms.client.context import Context
 from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.destination import Destination
 from spark_jms.core.expiration import EXPIRER
 from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.pause import INSERTION
 from spark_jms.core.ranges import EMPTY, Ranges
-from spark_jms.log import breath
-from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain
 from spark_jms.testing.waiting import wait_until
+from tests.contract.expirations import (
+    HOUR_MS,
+    Later,
+    Search,
+    expired,
+    opened_domain,
+    send,
+    texts,
+)
 from tests.contract.servers import applied
-
-HOUR_MS = 3_600_000
-REDIRECTED = {"kind": "queue", "expiration_policy": "Redirect", "error_destination": "failed"}
-DESTINATIONS: dict[str, Any] = {
-    "plain": "queue",
-    "logged": {"kind": "queue", "expiration_policy": "Log", "expiration_logging_policy": "JMSPriority, %properties%"},
-    "two": {"kind": "distributed-queue", "members": 2},
-    "moved": REDIRECTED,
-    "works": {"kind": "queue", "unit_of_work_handling_policy": "SingleMessageDelivery"},
-    "news": {"kind": "topic", "expiration_policy": "Log"},
-    "failed": "queue",
-}
 
 
 @pytest.fixture
 def context() -> Iterator[Context]:
-    with memory_domain(**DESTINATIONS) as root, connect(root, housekeeping=False) as made:
-        yield made
-
-
-class Search:
-    """The scan of one destination, whose time the test sets: two hours later, when what lives for an hour is over."""
-
-    def __init__(self, context: Context, destination: str) -> None:
-        self.now_ms, self.monotonic_s = now_ms() + 2 * HOUR_MS, 0.0
-        self.table = table = context._domain.log(destination)
-        table.refresh()
-        self.scan = ExpirationScan(
-            context._domain,
-            context._store,
-            table,
-            lambda: not_durable(context._store, table.snapshot.table_id),
-            lambda: self.now_ms,
-            lambda: self.monotonic_s,
-        )
-
-    def run(self) -> int:
-        return self.scan.run(at_once=True)
-
-
-class Later:
-    """A consumer of a queue, two hours later."""
-
-    def __init__(self, context: Context, destination: str) -> None:
-        self.now_ms = now_ms() + 2 * HOUR_MS
-        settings = ConsumerSettings(replayable=False)
-        self.subscriber = Subscriber(
-            context._domain, context._store, destination, "-", "later", settings, lambda: self.now_ms
-        )
-
-    def batch(self, count: int | None = None) -> tuple[Batch | None, list[int]]:
-        batch = self.subscriber.next_batch(Batch("later"), Limits(max_messages=count))
-        return batch, batch.members[0].picks.numbers().tolist() if batch else []
-
-    def drain(self, taken: list[int], stop: threading.Event) -> None:
-        """Take and acknowledge until there is no more, by 30, and hand the record over whenever another process waits."""
-        while True:
-            last = stop.is_set()
-            batch, picks = self.batch(30)
-            if batch is not None:
-                taken += picks
-                parts = {batch.claim: {0: batch.members[0].picks}}
-                wait_until(lambda parts=parts: not self.subscriber.acknowledge(parts))  # the search may have the record
-            elif last:
-                return
-            self.subscriber.hand_over()
-
-
-def send(context: Context, destination: str, *texts: str, **more: Any) -> None:
-    """Messages that live for an hour."""
-    how = {"time_to_live": "1 h", **more}
-    context.producer(destination).send_many({"text": text, **how} for text in texts)
-
-
-def texts(context: Context, destination: str) -> list[str | None]:
-    return [message.text for message in context.browser(destination)]
-
-
-def expired(context: Context, destination: str) -> int:
-    return collect(context._domain, context._store, destination).expired
+    with opened_domain() as opened:
+        yield opened
 
 
 # -- the search --------------------------------------------------------------------------------------------------------
@@ -280,128 +206,6 @@ def test_log_tells_of_each_message_once(context: Context, caplog: pytest.LogCapt
         f"<ExpiredJMSMessage JMSMessageID='{ids[1]}' >\n <HeaderFields JMSPriority='4' />\n</ExpiredJMSMessage>",
     ]
     assert expired(context, "logged") == 2
-
-
-def test_consumer_is_not_held_up_by_many_expired_messages(
-    context: Context, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """T6: while it has messages to deliver it logs some in a second, by whatever clock, and looks at none of the others again;
-    more of them once it has delivered none for a second. A plan between two deliveries is empty, and logs none."""
-    monkeypatch.setattr(expiration, "DELIVERING", 10)
-    monkeypatch.setattr(expiration, "IDLE", 15)
-    looked: list[int] = []
-    looks = planner.scan
-
-    def scan(table: DeltaLog, member: int, candidates: Ranges, *given: Any, **more: Any) -> Scan:
-        looked.append(candidates.count)
-        return looks(table, member, candidates, *given, **more)
-
-    monkeypatch.setattr(planner, "scan", scan)
-    send(context, "logged", *map(str, range(50)))
-    send(context, "logged", *map(str, range(50, 60)), time_to_live=None)
-    later = Later(context, "logged")
-    with caplog.at_level(logging.WARNING, "spark_jms.expiration"):
-        assert [later.batch(2)[1] for _ in range(2)] == [[51, 52], [53, 54]]
-        assert len(caplog.records) == 10
-        later.now_ms += expiration.DELIVERING_EVERY_MS
-        assert [later.batch(2)[1] for _ in range(2)] == [[55, 56], [57, 58]]
-        assert len(caplog.records) == 20
-        later.now_ms -= HOUR_MS  # the clock was put back
-        assert later.batch(2)[1] == [59, 60]
-        assert len(caplog.records) == 30
-        assert [later.batch(2)[1] for _ in range(2)] == [[], []]
-        assert len(caplog.records) == 30
-        later.now_ms += expiration.DELIVERING_EVERY_MS
-        assert later.batch(2)[1] == []
-        assert len(caplog.records) == 45
-        assert later.batch(2)[1] == []
-        assert len(caplog.records) == 50
-    assert looked == [2, 58, 2, 2, 2, 2]
-    assert expired(context, "logged") == 50
-
-
-def test_search_reads_the_log_before_it_takes_the_record(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T6: much is sent while it logs a step, and no consumer of the record waits while it reads those commits."""
-    monkeypatch.setattr(expiration, "LOGGED", 1)
-    send(context, "logged", "a", "b")
-    search, known, opens = Search(context, "logged"), list[int](), expiration_scan.opened_records
-
-    def opened(*given: Any, **more: Any) -> Any:
-        known.append(search.table.snapshot.last_sequence(0))
-        return opens(*given, **more)
-
-    def log_written(_: expiration.Expiration) -> None:
-        with connect(context._domain.root, housekeeping=False) as sender:
-            send(sender, "logged", "later", time_to_live=None)
-
-    monkeypatch.setattr(expiration_scan, "opened_records", opened)
-    monkeypatch.setattr(expiration.Expiration, "log_written", log_written)
-    assert search.run() == 2
-    assert known == [2, 3]
-
-
-def test_consumer_pauses_only_where_nothing_depends_on_the_expired_messages() -> None:
-    """T4, T6, T12: not for a limit that counts them, a unit of work, or those that cost nothing but their record."""
-
-    def most(**settings: Any) -> list[int | None]:
-        declared = Destination("x", "topic", expiration_policy=settings.pop("expiration_policy", "Log"), **settings)
-        made = expiration.Expiration(*[None] * 4, lambda: HOUR_MS, beside=True)  # type: ignore[arg-type]
-        made._delivered_ms = HOUR_MS - 1
-        return [made._most(declared) for _ in range(2)]
-
-    assert most() == [expiration.DELIVERING, 0]
-    assert most(expiration_policy="Discard") == [None, None]
-    assert most(messages_limit_override=10) == [expiration.IDLE, expiration.IDLE]
-    assert most(unit_of_work_handling_policy="SingleMessageDelivery") == [None, None]
-
-
-def test_search_lets_other_threads_run_while_it_logs(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T6: after every 25 lines, and without the record; a consumer, whose plan waits for it, does not."""
-    held: list[str | None] = []
-    record = f"{context._domain.log('logged').refresh().table_id}/-/0"
-
-    def rest(begun_s: float) -> float:
-        held.append(next(info.holder for name, info in context._store.infos("").items() if name.endswith(record)))
-        return begun_s
-
-    monkeypatch.setattr(expiration, "rest", rest)
-    send(context, "logged", *map(str, range(100)))
-    assert Search(context, "logged").run() == 100
-    assert held == [None] * 4
-    held.clear()
-    send(context, "logged", *map(str, range(100)))
-    later = Later(context, "logged")
-    later.batch()
-    later.subscriber.close()
-    assert (expired(context, "logged"), held) == (200, [])
-
-
-def test_long_search_leaves_the_rest_to_the_next_round(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T6, C13: so purges and what senders wait for go on; the next round continues at once, whatever the interval."""
-    monkeypatch.setattr(expiration, "LOGGED", 10)
-    send(context, "logged", *map(str, range(35)))
-    search = Search(context, "logged")
-    step = search.scan._step
-
-    def slow_step(*arguments: Any) -> Any:
-        search.monotonic_s += 3
-        return step(*arguments)
-
-    monkeypatch.setattr(search.scan, "_step", slow_step)
-    assert [search.scan.run() for _ in range(3)] == [20, 15, 0]
-    send(context, "logged", *map(str, range(35)))
-    assert search.scan.run() == 0, "the interval is not over"
-    assert search.run() == 35
-
-
-def test_search_rests_twice_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    """T6: so consumers beside a long search have the cores; and longer where others make its work take longer."""
-    now_s, slept = iter((10.25, 10.75, 11.0, 12.0)), list[float]()
-    monkeypatch.setattr(breath, "time", SimpleNamespace(monotonic=lambda: next(now_s), sleep=slept.append))
-    begun_s = breath.rest(10.0)
-    assert begun_s == 10.75
-    breath.rest(begun_s)
-    assert slept == [0.5, 0.5]
 
 
 def test_plan_that_is_not_written_logs_nothing(context: Context, caplog: pytest.LogCaptureFixture) -> None:
