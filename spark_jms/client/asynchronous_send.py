@@ -11,7 +11,8 @@ An interrupt (Ctrl-C) of the application's thread between queueing a send and co
 
 The thread sends in the order of the queue and calls the listeners in that order too, so both keep the order of each producer.
 While a batch is committed the application queues the next one: the slower a commit, the more sends share the next. With
-`linger_s` the oldest one in the queue waits so long for others, unless there are BATCH, or a call waits for sends.
+`linger_s` the oldest one in the queue waits so long for others, unless there are BATCH or half of MAX_BYTES, or a call waits for
+sends.
 
     waits for                                         who
     ---------                                         ---
@@ -111,7 +112,7 @@ class AsynchronousSender:
                 self._unsent[send.outgoing.producer] += 1
                 self._messages += 1
                 self._bytes += send.bytes
-                if len(self._queue) in (1, BATCH):
+                if len(self._queue) == 1 or self._is_batch:
                     self._work.notify()
             except BaseException:
                 self._count_again()
@@ -183,6 +184,11 @@ class AsynchronousSender:
     def in_listener(self) -> bool:
         return threading.current_thread() is self._thread
 
+    @property
+    def _is_batch(self) -> bool:
+        """It gains nothing by others. By half of the bytes, or coroutines would wait for room while it waits for more."""
+        return len(self._queue) >= BATCH or 2 * self._bytes >= self._max_bytes
+
     def _is_full(self, size: int) -> bool:
         if self._closed or self._abandoned or not self._messages:
             return False
@@ -197,7 +203,7 @@ class AsynchronousSender:
                     return
                 left_s = self._oldest_s + self._linger_s - time.monotonic()
                 if left_s > 0:
-                    self._work.wait_for(lambda: self._waiting_calls or len(self._queue) >= BATCH, left_s)
+                    self._work.wait_for(lambda: self._waiting_calls or self._is_batch, left_s)
             self._send_batch()
             while self._sent:
                 self._complete(self._sent[0])

@@ -110,13 +110,14 @@ def test_sends_wait_no_longer_than_the_linger_and_for_no_more_than_a_batch(monke
     queue_one(soon, table, lambda _: sent.set())
     assert sent.wait(LIMIT_S)
     soon.close()
-    monkeypatch.setattr(asynchronous_send, "BATCH", 2)
-    late, completed = AsynchronousSender(linger_s=60), threading.Semaphore(0)
-    for _ in range(2):
-        queue_one(late, table, lambda _: completed.release())
-    assert completed.acquire(timeout=LIMIT_S)
-    late.close()
-    assert table.batches == [1, 2]
+    for batch, max_bytes in ((2, 100), (100, 4)):  # half of the bytes that may be outstanding are a batch too
+        monkeypatch.setattr(asynchronous_send, "BATCH", batch)
+        late, completed = AsynchronousSender(linger_s=60, max_bytes=max_bytes), threading.Semaphore(0)
+        for _ in range(2):
+            queue_one(late, table, lambda _, completed=completed: completed.release())
+        assert completed.acquire(timeout=LIMIT_S)
+        late.close()
+    assert table.batches == [1, 2, 2]
 
 
 @pytest.mark.parametrize("place", ["own_copy", "decided"])
