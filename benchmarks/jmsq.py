@@ -83,7 +83,8 @@ class JmsqPeer:
 
 
 class PacedPeer(JmsqPeer):
-    """The same with asynchronous sends, of which those of 50 ms share a commit, and a batch every 300 ms that is one task."""
+    """The same with asynchronous sends, of which those of LINGER_MS share a commit and, as Kafka's producers put a batch of messages
+    without keys into one partition, a member; and a batch every PACE_MS that is one task."""
 
     latency_cell = PACED
     latency_trigger = PACE
@@ -99,7 +100,7 @@ class PacedPeer(JmsqPeer):
 
         failed: list[Exception] = []
         completion = Completion(lambda _: None, lambda _, error: failed.append(error))
-        factory = ConnectionFactory(asynchronous_send_linger_ms=LINGER_MS)
+        factory = ConnectionFactory(asynchronous_send_linger_ms=LINGER_MS, load_balancing_enabled=False)
         with spark_jms.connect(str(self._root(number)), connection_factory=factory) as context:
             producer = context.producer(DESTINATION)
 

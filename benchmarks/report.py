@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.markup import escape
 from rich.table import Table
 
+from benchmarks.peers.base import LINGER_MS, PACE_MS
 from benchmarks.results import Results
 from benchmarks.stats import COLD_RUN, Spread
 
@@ -23,7 +24,8 @@ time of the whole query, its start included. **sink**: Parquet file stream of {r
 AvailableNow, 4 micro-batches. **source**: the same data → `noop`, AvailableNow; each query is proved to have moved
 every row. **sorted**: {rows:,} messages of 100 bytes with random priorities in one queue,
 received in batches of 100,000 by a queue's destination keys, beside FIFO. **latency**: {rate} messages a second for
-{latency_s:g} s after {warm_s:g} s of warm-up, processingTime 0 (batched: 300 ms, and senders that wait 50 ms for others),
+{latency_s:g} s after {warm_s:g} s of warm-up, processingTime 0 (batched: {pace_ms} ms, and senders that
+wait {linger_ms} ms for messages which they then send together, into one member or partition),
 checkpoint on local disk; from the time a message was due at the producer to the time `foreachBatch` has it.
 **CPU per message**: the same windows after their warm-up; processor time of all processes of the run (producer, Spark's JVM,
 Python's sources and workers, broker, daemons, housekeeping) over the messages sent. A broker and daemons that stand by for
@@ -49,6 +51,8 @@ taken of the two cells of the same cycle; its spread is the smallest and largest
 the counted runs: load average before a cell / share of all cores that other processes used during it. The peers:
 Spark's Kafka connector against one KRaft broker on loopback (4 partitions, acks=all, linger 5 ms, batches of 128 KiB,
 no keys), and Delta's own streaming, with its defaults and tuned (`snapshotPartitions=2`, no statistics)."""
+
+FIXED = {"master": "local[2]", "pace_ms": PACE_MS, "linger_ms": LINGER_MS}
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ def markdown(results: Results, date: str) -> str:
     if results.options.get("quick"):
         lines += [f"**{QUICK}**", ""]
     lines += [f"## {_MACHINE}", "", *(f"- {name}: {value}" for name, value in results.machine.items()), ""]
-    lines += [f"## {_METHOD}", "", METHOD.format(**{"master": "local[2]", **results.options}), ""]
+    lines += [f"## {_METHOD}", "", METHOD.format(**{**FIXED, **results.options}), ""]
     lines += [f"## {_TARGETS}", "", *_targets(results), ""]
     for name in results.tables():
         lines += [f"## {_title(results, name)}", "", *_markdown_table(rows(results, name)), ""]

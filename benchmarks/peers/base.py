@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-PACE = "300 milliseconds"
+PACE_MS = 350
 """The trigger of the latency cells "batched"."""
-LINGER_MS = 50
+PACE = f"{PACE_MS} milliseconds"
+LINGER_MS = 100
 """So long the senders of these cells wait for messages that are sent together."""
 
 Sender = Callable[[Sequence[bytes]], None]

@@ -177,7 +177,7 @@ class KafkaPeer:
 
 
 class PacedKafkaPeer(KafkaPeer):
-    """The same with a linger of 50 ms, and a batch every 300 ms."""
+    """The same with a linger of LINGER_MS, and a batch every PACE_MS."""
 
     latency_cell = PACED_KAFKA
     linger_ms = LINGER_MS
