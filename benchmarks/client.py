@@ -4,8 +4,8 @@ The cells of a table take turns, round by round, the first round cold. Each runs
 its own. **client, send**: `send` one by one, from one thread and from eight, and Artemis's persistent send with a receipt.
 **client, time of one send**: p50 and p99 of `send` from one thread, with housekeeping in its process.
 **client, many at once**: `send_many` of dicts and `send_table`, beside the marks to reach. **client, receive and
-acknowledge each**: from one thread, and from eight with one consumer, beside appending 200 bytes to a file with
-`fdatasync`. **client latency**: from the time a message was due at the sender to another process that has received it.
+acknowledge each**: from one thread, and from eight with one consumer, beside what the disk alone gives one thread
+(`forced_writes.py`). **client latency**: from the time a message was due at the sender to another process that has received it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from benchmarks import calls
 from benchmarks.errors import CellFailedError
+from benchmarks.forced_writes import appends, locked_writes
 from benchmarks.latency import PRIME, payload, produce
 from benchmarks.measure import Meter
 from benchmarks.peers.artemis import ArtemisBroker, ArtemisClient, artemis
@@ -37,7 +38,8 @@ TIMES = "client, time of one send"
 SEND_P50, SEND_P99 = "p50, housekeeping on", "p99, housekeeping on"
 SEND, MANY, EACH = "client, send", "client, many at once", "client, receive and acknowledge each"
 P50, P99 = "client latency p50", "client latency p99"
-ONE, EIGHT, ARTEMIS, DISK, JMSQ = "one thread", "8 threads", "Artemis", "disk, fdatasync", "jmsq"
+ONE, EIGHT, ARTEMIS, JMSQ = "one thread", "8 threads", "Artemis", "jmsq"
+DISK, LOCKED = "disk, fdatasync", "disk, system calls of one write of the store"
 TEXTS, PROPERTIES, TABLE = "send_many, text", "send_many, text and 3 properties", "send_table, text"
 MARKS = {TEXTS: 80_000, PROPERTIES: 40_000, TABLE: 150_000}
 THREADS = 8
@@ -65,6 +67,7 @@ def run(bench: Workbench) -> None:
     for table, cell, against, bound, at_least in (
         (SEND, EIGHT, ONE, 4.0, True),
         (TIMES, SEND_P99, SEND_P50, 3.0, False),
+        (EACH, LOCKED, DISK, None, True),
         (EACH, ONE, DISK, 0.6, True),
         (EACH, EIGHT, DISK, 0.6, True),
         (P50, JMSQ, ARTEMIS, 2.0, False),
@@ -111,7 +114,8 @@ class _Part:
         found = [
             ClientCell(SEND, ONE, lambda n: self._sending(1)),
             ClientCell(SEND, EIGHT, lambda n: self._sending(THREADS)),
-            ClientCell(EACH, DISK, lambda n: self._forced_writes()),
+            ClientCell(EACH, DISK, lambda n: self._forced_writes(appends)),
+            ClientCell(EACH, LOCKED, lambda n: self._forced_writes(locked_writes)),
             ClientCell(EACH, ONE, lambda n: self._receiving(1)),
             ClientCell(EACH, EIGHT, lambda n: self._receiving(THREADS)),
         ]
@@ -226,19 +230,11 @@ class _Part:
 
     # -- beside ---------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
-    def _forced_writes(self) -> Iterator[Callable[[], float]]:
-        path = self._bench.new_path("forced")
-        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-
-        def write() -> None:
-            os.write(descriptor, b"x" * 200)
-            os.fdatasync(descriptor)
-
-        try:
+    def _forced_writes(
+        self, kind: Callable[[Path], contextlib.AbstractContextManager[Call]]
+    ) -> Iterator[Callable[[], float]]:
+        with kind(self._bench.new_path("forced")) as write:
             yield lambda: self._calls(write, 1)
-        finally:
-            os.close(descriptor)
-            path.unlink()
 
     @contextlib.contextmanager
     def _artemis(self, broker: ArtemisBroker, number: int) -> Iterator[Callable[[], float]]:

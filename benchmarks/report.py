@@ -37,8 +37,9 @@ batches of 20,000 small messages, to a destination with a quota and to one witho
 each on a record set of its own (three objects, 300 bytes), on each kind of store; the databases with fsync, the
 replicated store with three daemons on this machine, the file store also on a disk made slower by a wait after each
 forced write; `≤ 1 ×`: not faster than the one above in the rank. **client**: the plain client in one
-process with housekeeping, each cell for 5 s or 100,000 messages, beside appending 200 bytes with `fdatasync`, and beside one
-Artemis broker with forced writes and a STOMP client in Python; latency to another process, which acknowledges each.
+process with housekeeping, each cell for 5 s or 100,000 messages, beside appending 200 bytes with `fdatasync`, beside the dozen
+system calls of one write of the file store and nothing else, and beside one Artemis broker with forced writes and a STOMP client
+in Python; latency to another process, which acknowledges each.
 **send modes**: one thread, or 100 coroutines, send non-persistent messages for 5 s, until the last one is in the table.
 **pipeline**: a backlog of 5,000 messages of 100 bytes, acknowledged ten at a time, by how many messages a consumer claims at once.
 **preference**: 100 messages a second, received by one consumer, by `messagingPerformancePreference`.

@@ -12,7 +12,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 import pytest
@@ -36,6 +36,7 @@ from benchmarks import (
     subscriptions,
 )
 from benchmarks.errors import CellFailedError
+from benchmarks.forced_writes import appends, locked_writes
 from benchmarks.measure import BROKER, DRIVER, ProcessTime, SteadyCpu, spent_s
 from benchmarks.recorder import Recorder
 from benchmarks.results import Absence, Noise, Results, Sample, TargetComparison, from_lines, to_line
@@ -565,3 +566,13 @@ def test_steady_cpu_refuses_a_window_that_is_all_warm_up() -> None:
         pass
     with pytest.raises(CellFailedError, match="warm-up"):
         cpu.ms_per_message(100)
+
+
+@pytest.mark.parametrize("kind", [appends, locked_writes])
+def test_forced_writes_of_the_disk_alone_leave_nothing_behind(kind: Callable[..., Any], tmp_path: Path) -> None:
+    """C11: what the client's acknowledgements are compared with."""
+    with kind(tmp_path / "forced") as write:
+        for _ in range(3):
+            write()
+        assert list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
