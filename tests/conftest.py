@@ -33,6 +33,9 @@ settings.load_profile("search" if os.environ.get("JMSQ_SEARCH") else "spark-jms"
 # Of this process, before it imports `wait_until`, and of those that it starts.
 os.environ.setdefault("JMSQ_PATIENCE", "4")
 os.environ.update(java_environment())  # of every JVM that a test starts, itself or by an application
+# NumPy, which pyarrow imports, would start a thread for each core that nothing here uses: a tenth of a second of CPU time for each of
+# the processes that tests start.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 HERE = Path(__file__).parent
 # Folder -> seconds a test may take before it counts as hung, on the busiest machine, in the order in which the layers run: fast ones
