@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import struct
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ENTRY = b"x" * 200
-_ZEROS = bytes(1 << 20)
+_ZEROS = 16 << 20  # bytes, for 80,000 frames
 _LENGTH_AT, _OWNER_AT = 0, 64
 _OWNER, _LENGTH = struct.Struct("<QQ"), struct.Struct("<4sBQQ")
 
@@ -38,13 +39,11 @@ def appends(path: Path) -> Iterator[Callable[[], None]]:
 
 
 @contextlib.contextmanager
-def locked_writes(path: Path, megabytes: int = 16) -> Iterator[Callable[[], None]]:
-    """`megabytes` of zeros lie ahead of the first frame, enough for 80,000 frames."""
+def locked_writes(path: Path) -> Iterator[Callable[[], None]]:
     path.mkdir(parents=True)
-    journal, lock = (os.open(path / name, os.O_CREAT | os.O_RDWR) for name in ("journal", "lock"))
-    for _ in range(megabytes):
-        os.write(journal, _ZEROS)
-    os.write(lock, bytes(128))
+    (path / "journal").write_bytes(bytes(_ZEROS))
+    (path / "lock").write_bytes(bytes(128))
+    journal, lock = (os.open(path / name, os.O_RDWR) for name in ("journal", "lock"))
     os.fsync(journal)
     frame = struct.pack("<II", len(ENTRY), zlib.crc32(ENTRY)) + ENTRY
     length = 0
@@ -71,6 +70,4 @@ def locked_writes(path: Path, megabytes: int = 16) -> Iterator[Callable[[], None
     finally:
         for descriptor in (journal, lock):
             os.close(descriptor)
-        for name in ("journal", "lock"):
-            (path / name).unlink()
-        path.rmdir()
+        shutil.rmtree(path)
