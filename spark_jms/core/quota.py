@@ -14,7 +14,9 @@ creates entry N + 1 if there is none: of several processes one succeeds, and the
     waiting         GRANT     there is room, and none waits before it           reserved
     waiting         WITHDRAW  its sender gives up                               absent
     waiting         LAPSE     its sender has not renewed it for long            absent
-    reserved        GRANT     the same batch is sent again (Spark)              reserved, under a new number
+    reserved        GRANT     the same batch is sent again (Spark), or another  reserved, under a new number
+                              process completes what its sender has decided
+    reserved        RENEW     it needs more than it has reserved, and waits     reserved, in its place
     reserved        WITHDRAW  its sender will not commit                        absent
     reserved        END       its transaction is in the destination's log       absent
 
@@ -35,7 +37,8 @@ What a destination commits is in an open reservation, until an entry looks at on
 to used: the sum does not change. An entry that does not look at a destination keeps its old usage and its reservations.
 
 **Why no request overtakes.** With the policy FIFO a grant also checks that no request waits that was registered before. A dead
-sender's request lapses, because it is not renewed.
+sender's request lapses, because it is not renewed. A request that has room already waits for no other: whoever completes what
+its sender has decided uses the reservation, also where the maximum was lowered meanwhile.
 
 **A destination that cannot be read** keeps its usage and its reservations, and the others continue.
 
@@ -50,6 +53,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any
 
+from spark_jms.core.step_table import step_of
 from spark_jms.core.usage import MessageUsage, total
 
 FIFO, PREEMPTIVE = "FIFO", "Preemptive"
@@ -80,6 +84,7 @@ TRANSITIONS: Mapping[tuple[QuotaRequestState, QuotaRequestEvent], QuotaRequestSt
     (_S.WAITING, _E.WITHDRAW): _S.ABSENT,
     (_S.WAITING, _E.LAPSE): _S.ABSENT,
     (_S.RESERVED, _E.GRANT): _S.RESERVED,
+    (_S.RESERVED, _E.RENEW): _S.RESERVED,
     (_S.RESERVED, _E.WITHDRAW): _S.ABSENT,
     (_S.RESERVED, _E.END): _S.ABSENT,
 }
@@ -225,13 +230,22 @@ class QuotaState:
         return after
 
     def grant(self, request: Request, limit: Limit, until_ms: int) -> QuotaState | None:
-        """None when there is no room, or with FIFO another request waits before it."""
-        if not self.room_for(request, limit) or (limit.policy == FIFO and not self.is_next(request.id)):
+        """None when there is no room, or with FIFO another request waits before it. What a request has reserved it gets again."""
+        has_turn = limit.policy != FIFO or self.is_next(request.id)
+        if not self.has_reserved(request) and not (has_turn and self.room_for(request, limit)):
             return None
         return self._change(request, _E.GRANT, until_ms)
 
+    def has_reserved(self, request: Request) -> bool:
+        """So much, or more."""
+        known = self.find(request.id)
+        if known is None or known.waits:
+            return False
+        left = known.request.need - request.need
+        return left.messages >= 0 and left.bytes >= 0
+
     def wait(self, request: Request, until_ms: int) -> QuotaState:
-        """Register a request behind the others, or renew it in its place."""
+        """Register a request behind the others, or renew it in its place, with what it has reserved."""
         return self._change(request, _E.REGISTER if self.find(request.id) is None else _E.RENEW, until_ms)
 
     def withdraw(self, request: Request, number: int | None = None) -> QuotaState:
@@ -243,13 +257,17 @@ class QuotaState:
 
     def _change(self, request: Request, event: QuotaRequestEvent, until_ms: int = 0) -> QuotaState:
         known = self.find(request.id)
-        state = TRANSITIONS[known.state if known is not None else _S.ABSENT, event]
+        before = known.state if known is not None else _S.ABSENT
+        state = step_of(TRANSITIONS, before, event, f"the request of {request.by}")
         others = tuple(one for one in self.requests if one.request.id != request.id)
         if state is _S.ABSENT:
             return replace(self, requests=others)
-        number = self.base + self.number
         if known is not None and event is _E.RENEW:
-            number, until_ms = known.number, max(until_ms, known.until_ms + 1)
+            renewed = replace(
+                known, request=request if known.waits else known.request, until_ms=max(until_ms, known.until_ms + 1)
+            )
+            return replace(self, requests=(*others, renewed))
+        number = self.base + self.number
         slot = 0
         if state is _S.RESERVED:
             taken = set(replace(self, requests=others).slots(request.destination))

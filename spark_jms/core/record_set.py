@@ -39,6 +39,7 @@ from spark_jms.core.redelivery import (
     event_of_session,
     forgotten,
 )
+from spark_jms.core.step_table import step_of
 from spark_jms.core.subscription_limit import LIMIT, NOTHING_DROPPED, LimitAccount
 from spark_jms.core.transfer import Intent, Ticket, free_ticket
 from spark_jms.errors import ConsumerClosedException
@@ -339,7 +340,7 @@ class RecordSet:
     # -- inside ---------------------------------------------------------------------------------------------------
     def _end_pledge(self, pledge: Pledge, event: MessageEvent, now_ms: int, until_ms: int = 0) -> RecordSet:
         """Take a pledge's messages out of PLEDGED."""
-        transition = TRANSITIONS[MessageState.PLEDGED, event]
+        transition = step_of(TRANSITIONS, MessageState.PLEDGED, event, "a pledged message")
         noted = LoggedEvent(LOGGED[event], pledge.picks, now_ms, pledge.consumer, pledge.claim, str(pledge.ticket))
         kept = {key: other for key, other in self.pledges.items() if key != pledge.key}
         after = replace(self, pledges=kept, life=self.life.noted(noted))
@@ -363,7 +364,8 @@ class RecordSet:
         """Take `picks` of a claim through one transition of the table. CLAIM, DOUBT and RECOVER move a whole claim. After
         MOVE the caller enters the intent, after PLEDGE the pledge. `row` joins the outbox."""
         known = self.claims.get(claim.id)
-        transition = TRANSITIONS[known.state if known else MessageState.AVAILABLE, event]
+        state = known.state if known else MessageState.AVAILABLE
+        transition = step_of(TRANSITIONS, state, event, "a message")
         life = self._life_after(event, claim, picks, row.acknowledged_ms if row else now_ms)
         if transition.to in (MessageState.CLAIMED, MessageState.IN_DOUBT):
             moved = replace(claim, in_doubt_since_ms=now_ms if transition.to is MessageState.IN_DOUBT else 0)
@@ -391,7 +393,7 @@ class RecordSet:
 
     def _end(self, intent: Intent, event: MessageEvent, now_ms: int = 0) -> RecordSet:
         """Take an intent's messages out of MOVING."""
-        transition = TRANSITIONS[MessageState.MOVING, event]
+        transition = step_of(TRANSITIONS, MessageState.MOVING, event, "a moving message")
         slot, life = intent.ticket.slot, self.life
         if life.is_on:
             what = f"{', '.join(target.destination for target in intent.targets)}: {intent.reason}"

@@ -183,11 +183,12 @@ class Quotas:
         """None: there is no room now, or the quota does not count the destination any more."""
         request, limit = attempt.request, self.limit(quota)
         own = request.destination
-        _check_possible(own, request.need, quota, limit)
         ledger = self.ledger(quota, limit, own)
         changed, looked = {own}, False
         while True:
             entry = ledger.read() if attempt.is_sure else ledger.follow()
+            if not entry.state.has_reserved(request):
+                _check_possible(own, request.need, quota, limit)
             now, now_s = self._clock_ms(), self._monotonic_s()
             old = ledger.old(entry, now_s, now)
             lapsed = entry.state.successor(now).lapse({one for one in old if one.request.id != request.id})

@@ -91,6 +91,23 @@ class Senders(RuleBasedStateMachine):
             self.entry(draft.wait(request, self.now + 6))
 
     @precondition(lambda self: self.grants)
+    @rule(data=st.data(), need=NEEDS)
+    def complete_for_another(self, data: st.DataObject, need: MessageUsage) -> None:
+        """Another process ends what the sender of a reservation has decided, and may need more room by now."""
+        one = data.draw(st.sampled_from(self.grants))
+        draft = self.looked(one.request.destination).lapse(self.old())
+        known, request = draft.find(one.request.id), dataclasses.replace(one.request, need=need)
+        granted = draft.grant(request, self.limit, self.now + 5)
+        if known is not None and not known.waits and draft.has_reserved(request):
+            assert granted is not None, "what is reserved waits for no other request"
+        after = draft.wait(request, self.now + 6) if granted is None else granted
+        self.entry(after)
+        if granted is not None:
+            made = after.find(request.id)
+            assert made is not None
+            self.grants[self.grants.index(one)] = made  # the transaction's ticket lets one of the two commit
+
+    @precondition(lambda self: self.grants)
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
         """Sooner or later: a sender may sleep before."""

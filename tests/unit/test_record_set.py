@@ -21,7 +21,7 @@ from spark_jms.core.record_set_form import changed_objects, from_objects, to_obj
 from spark_jms.core.redelivery import delay_end_ms
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.transfer import Intent, Ticket, TransferTarget
-from spark_jms.errors import ConsumerClosedException, FormatVersionError, RecordSetError
+from spark_jms.errors import ConsumerClosedException, FormatVersionError, IllegalStateException, RecordSetError
 
 LAST = 40
 CONSUMERS = ["a", "b", "c"]
@@ -454,7 +454,7 @@ def test_transition_table_drives_every_change() -> None:
         for event in MessageEvent:
             transition = TRANSITIONS.get((state, event))
             if transition is None:
-                with pytest.raises(KeyError):
+                with pytest.raises(IllegalStateException):
                     before._move(before.claims["k"], Ranges.of((2, 4)), event, 7)
                 continue
             after = before._move(before.claims["k"], Ranges.of((2, 4)), event, 7)
@@ -468,7 +468,7 @@ def test_transition_table_drives_every_change() -> None:
         transition = TRANSITIONS.get((MessageState.MOVING, event))
         before, picks = moving(), Ranges.of((2, 3))
         if transition is None:
-            with pytest.raises(KeyError):
+            with pytest.raises(IllegalStateException):
                 before._end(before.intents[0], event)
             continue
         ended = before._end(before.intents[0], event)
@@ -480,7 +480,7 @@ def test_transition_table_drives_every_change() -> None:
         pledge = Pledge(Ticket("a" * 16, 0, 1), "transactions/0", Ranges.of((2, 4)), "q", "k", 0)
         pledged = claimed.pledge("s", pledge)
         if transition is None:
-            with pytest.raises(KeyError):
+            with pytest.raises(IllegalStateException):
                 pledged._end_pledge(pledge, event, 7)
             continue
         ended = pledged._end_pledge(pledge, event, 7)
