@@ -36,7 +36,6 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.life_cycle import SERVER_WAS_DOWN
 from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.pause import CONSUMPTION
-from spark_jms.core.placement import HOME
 from spark_jms.core.poison import Messages, Trial, claimed_again, common, count, joined
 from spark_jms.core.query_progress import QueryProgress
 from spark_jms.core.record_set import RecordSet
@@ -144,21 +143,21 @@ class BatchMaker:
         members: Members,
         planner: Planner,
         transfers: Transfers,
+        pledges: Pledges,
         settings: ConsumerSettings,
         clock_ms: Callable[[], int],
-        server: str = HOME,
-        home: Store | None = None,
+        server: str,
+        home: Store,
     ) -> None:
-        """`store` is that of `server`, `home` the domain's own (None: the same)."""
-        self._server, self._home = server, home or store
+        """`store` is that of `server`, `home` the domain's own."""
+        self._server, self._home = server, home
         self._table, self._store, self._members, self._planner = table, store, members, planner
-        self._transfers, self._settings, self._clock_ms = transfers, settings, clock_ms
+        self._transfers, self._pledges, self._settings, self._clock_ms = transfers, pledges, settings, clock_ms
         errors = ErrorDestination(
             table, transfers, members.label, clock_ms, fail_on_data_loss=settings.fail_on_data_loss
         )
         self.isolation = Isolation(table, members, transfers, errors, clock_ms, narrows=settings.isolates_poison)
         self.previous = PreviousBatch(store, members, self.isolation, replayable=settings.replayable, clock_ms=clock_ms)
-        self._pledges = Pledges(self._home, table, clock_ms)
         self._expiration = Expiration(table, errors, members.session_id, members.label, clock_ms, beside=True)
         self._limit = RedeliveryLimit(errors, members.session_id, members.label, clock_ms)
         self._room = SubscriptionLimit(table, members.subscription, settings.selector, members.label, clock_ms)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from spark_jms.claims.last_resource import LastResources
 from spark_jms.claims.record_sets import label_of, opened_state, operations, read_state
 from spark_jms.claims.stores import home_of, store_of, timed_stores
-from spark_jms.claims.transfer import log_of_target
 from spark_jms.core.pledge import with_ticket
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.redelivery import delay_end_ms
@@ -31,8 +30,9 @@ from spark_jms.core.transaction import (
     coordinator_record,
     coordinator_to_bytes,
     target_step,
+    waits_for_targets,
 )
-from spark_jms.core.transfer import TargetOutcome, Ticket, TransferTarget
+from spark_jms.core.transfer import Ticket, TransferTarget
 from spark_jms.errors import (
     CommitOutcomeUnknownError,
     FormatVersionError,
@@ -46,7 +46,7 @@ from spark_jms.errors import (
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
-from spark_jms.log.transfer import abort_transfer, append_transfer, has_overtaken, target_outcome
+from spark_jms.log.transfer import abort_transfer, append_transfer, has_overtaken, log_of_target, outcome_at
 from spark_jms.store import (
     FencedError,
     Handle,
@@ -238,18 +238,27 @@ class Coordinators:
         return home_of(self._store).info(coordinator_record(0)) is not None
 
     def recover(self) -> tuple[str, ...]:
-        """Complete what dead owners left open. Returns why transactions do not end."""
+        """Complete what dead owners left open. Returns why transactions do not end: what fails for one keeps no other."""
         left = _left_open(home_of(self._store))
         problems = list(left.damaged)
         for slot in left.slots:
-            coordinator = self._taken_up(slot)
-            if coordinator is None:
-                continue
             try:
-                problems += self.complete(coordinator)
-            finally:
-                self.give_back(coordinator)
+                problems += self._recover(slot)
+            except (JmsqError, StoreError, OSError) as error:
+                problems.append(f"{coordinator_record(slot)}: {type(error).__name__}: {error}")
+            except Exception as error:
+                log.exception("the transaction of %s cannot be completed", coordinator_record(slot))
+                problems.append(f"{coordinator_record(slot)}: {type(error).__name__}: {error}")
         return tuple(problems)
+
+    def _recover(self, slot: int) -> tuple[str, ...]:
+        coordinator = self._taken_up(slot)
+        if coordinator is None:
+            return ()
+        try:
+            return self.complete(coordinator)
+        finally:
+            self.give_back(coordinator)
 
     def _opened(self, slot: int) -> Coordinator | None:
         """None when another process holds it, and when it is damaged or of a later spark-jms."""
@@ -328,8 +337,7 @@ def _waits(domain: Domain, store: Store, found: OpenTransaction) -> Iterator[str
         return
     for target in found.targets:
         try:
-            outcome = _outcome(domain, found, target)
-            step = target_step(found.state, outcome)
+            step = target_step(found.state, outcome_at(domain, target, found.ticket))
             if step is not None:
                 yield f"{target.destination}: {step.name.lower()}"
         except (JmsqError, OSError) as error:
@@ -371,11 +379,13 @@ def _complete(domain: Domain, store: Store, coordinator: Coordinator) -> tuple[s
     if coordinator.state.open.state is TransactionState.PREPARING:
         coordinator.roll_back()
     found = coordinator.state.open
+    committed = found.state is TransactionState.COMMITTED
     problems = [text for target in found.targets if (text := _complete_target(domain, found, target))]
-    for origin in found.origins:
-        text = _complete_origin(domain, store, found, origin)
-        if text and found.state is TransactionState.COMMITTED:  # the others are returned by their next holder
-            problems.append(text)
+    if not (committed and problems and _waits_for_targets(domain, found)):
+        for origin in found.origins:
+            text = _complete_origin(domain, store, found, origin)
+            if text and committed:  # the others are returned by their next holder
+                problems.append(text)
     if problems:
         for text in problems:
             log.warning("transaction %s is %s and does not end yet: %s", found.ticket, found.state.value, text)
@@ -384,9 +394,16 @@ def _complete(domain: Domain, store: Store, coordinator: Coordinator) -> tuple[s
     return ()
 
 
+def _waits_for_targets(domain: Domain, found: OpenTransaction) -> bool:
+    try:
+        return waits_for_targets(outcome_at(domain, target, found.ticket) for target in found.targets)
+    except (JmsqError, OSError):
+        return True  # one cannot be asked
+
+
 def _complete_target(domain: Domain, found: OpenTransaction, target: TransferTarget) -> str:
     try:
-        while (step := target_step(found.state, _outcome(domain, found, target))) is not None:
+        while (step := target_step(found.state, outcome_at(domain, target, found.ticket))) is not None:
             target_log = log_of_target(domain, target)
             if target_log is None:
                 continue  # it was dropped since we looked
@@ -399,11 +416,6 @@ def _complete_target(domain: Domain, found: OpenTransaction, target: TransferTar
     except (JmsqError, OSError) as error:
         return f"{target.destination}: {type(error).__name__}: {error}"
     return ""
-
-
-def _outcome(domain: Domain, found: OpenTransaction, target: TransferTarget) -> TargetOutcome:
-    target_log = log_of_target(domain, target)
-    return TargetOutcome.REPLACED if target_log is None else target_outcome(target_log, target, found.ticket)
 
 
 def _complete_origin(domain: Domain, store: Store, found: OpenTransaction, origin: TransactionOrigin) -> str:

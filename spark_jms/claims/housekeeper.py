@@ -99,7 +99,7 @@ class Housekeeper:
         self._expiration = ExpirationScan(domain, self._store, self._messages, self._not_durable)
         self.scans_at_once = False  # every round searches for expired messages, whatever the domain's interval
         self._looked_for_abandoned_s = time.monotonic()
-        self._pledges = Pledges(home_of(self._store), self._messages)
+        self._pledges = Pledges(domain, home_of(self._store), self._messages)
         self._coordinators = Coordinators(domain, self._store)
         self._looked_for_transactions_s = -self.UNUSED_TRANSACTIONS_EVERY_S
 

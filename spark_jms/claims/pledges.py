@@ -9,16 +9,20 @@ from spark_jms.core.record_set import RecordSet
 from spark_jms.core.redelivery import delay_end_ms
 from spark_jms.core.transaction import (
     COORDINATOR_KEY,
+    CoordinatorState,
     PledgeOutcome,
     TransactionState,
     coordinator_from_bytes,
     coordinator_to_bytes,
+    open_of,
     outcome_of_pledge,
 )
 from spark_jms.core.transfer import Ticket
 from spark_jms.errors import JmsqError
 from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
+from spark_jms.log.transfer import outcome_at
 from spark_jms.store import Put, RecordHeldError, Store, StoreError
 
 log = logging.getLogger("spark_jms")
@@ -28,14 +32,15 @@ _PAUSE_MS = 200  # between two looks at a coordinator that has not decided
 class Pledges:
     """Not thread-safe: the holder of the record calls it. It remembers only when to look again."""
 
-    def __init__(self, home: Store, origin: DeltaLog, clock_ms: Callable[[], int] = now_ms) -> None:
+    def __init__(self, domain: Domain, home: Store, origin: DeltaLog, clock_ms: Callable[[], int] = now_ms) -> None:
         """`home`: the domain's own store, with the coordinators. `origin`: of the destination with the record sets."""
-        self._home, self._origin, self._clock_ms = home, origin, clock_ms
+        self._domain, self._home, self._origin, self._clock_ms = domain, home, origin, clock_ms
         self._looked_ms: dict[Ticket, int] = {}
 
     def ended(self, state: RecordSet, epoch: int) -> RecordSet:
-        """With the pledges acknowledged or returned whose transactions are decided. A transaction whose owner died before its
-        decision is rolled back. Raises nothing of the store: those pledges wait. The caller writes the new state."""
+        """With the pledges acknowledged whose transactions are complete, and those returned whose transactions are rolled back. A
+        transaction whose owner died before its decision is rolled back. Raises nothing of the store: those pledges wait. The caller
+        writes the new state."""
         for ticket, coordinator in {pledge.ticket: pledge.coordinator for pledge in state.pledges.values()}.items():
             now = self._clock_ms()
             if now - self._looked_ms.get(ticket, -_PAUSE_MS) < _PAUSE_MS:
@@ -57,9 +62,7 @@ class Pledges:
         return state
 
     def _outcome(self, ticket: Ticket, record: str) -> PledgeOutcome:
-        outcome = outcome_of_pledge(
-            ticket, coordinator_from_bytes(self._home.peek(record).get(COORDINATOR_KEY), record)
-        )
+        outcome = self._by(ticket, coordinator_from_bytes(self._home.peek(record).get(COORDINATOR_KEY), record))
         info = self._home.info(record)
         if outcome is not PledgeOutcome.WAIT or (info is not None and info.holder is not None):
             return outcome
@@ -74,4 +77,9 @@ class Pledges:
                 if state is not None and state.open is not None and state.open.state is TransactionState.PREPARING:
                     state = state.rolling_back()
                     handle.commit([Put(COORDINATOR_KEY, coordinator_to_bytes(state))])
-                return outcome_of_pledge(ticket, state)
+                return self._by(ticket, state)
+
+    def _by(self, ticket: Ticket, coordinator: CoordinatorState | None) -> PledgeOutcome:
+        found = open_of(ticket, coordinator)
+        targets = found.targets if found is not None else ()
+        return outcome_of_pledge(found, (outcome_at(self._domain, target, ticket) for target in targets))

@@ -25,6 +25,7 @@ from spark_jms.claims.batches import BatchMaker, ConsumerSettings, Continuation,
 from spark_jms.claims.life_cycle_table import LifeCycleTable, opened_table
 from spark_jms.claims.members import Members
 from spark_jms.claims.planner import Planner
+from spark_jms.claims.pledges import Pledges
 from spark_jms.claims.previous_batch import ProtectedPart
 from spark_jms.claims.set_aside import set_aside
 from spark_jms.claims.stores import home_of, store_of
@@ -92,8 +93,9 @@ class Subscriber:
             settings.floors,
         )
         self._transfers = Transfers(domain, self.table, clock_ms)
+        pledges = Pledges(domain, home, self.table, clock_ms)
         self._batches = BatchMaker(
-            self.table, store, self.members, self.planner, self._transfers, settings, clock_ms, server, home
+            self.table, store, self.members, self.planner, self._transfers, pledges, settings, clock_ms, server, home
         )
         self._acknowledger = Acknowledger(self.members, self.planner, clock_ms)
         self._backlog = BacklogReader(store, self.members, settings.live, server)

@@ -15,22 +15,19 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 
 import pyarrow as pa
 
 from spark_jms.claims.pledges import Pledges
 from spark_jms.claims.record_sets import label_of, opened_state, operations
 from spark_jms.claims.stores import record_of
-from spark_jms.core.destination import is_temporary
 from spark_jms.core.placement import HOME
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.subscription_place import record_server
-from spark_jms.core.transfer import Intent, NextStep, TargetOutcome, Ticket, TransferStep, TransferTarget, next_step
+from spark_jms.core.transfer import Intent, NextStep, Ticket, TransferStep, TransferTarget, next_step
 from spark_jms.errors import (
     InsertionPausedError,
-    InvalidDestinationError,
     JmsqError,
     TransferError,
 )
@@ -44,8 +41,9 @@ from spark_jms.log.transfer import (
     abort_transfer,
     append_transfer,
     has_overtaken,
+    log_of_target,
+    outcome_at,
     stage_transfer,
-    target_outcome,
 )
 from spark_jms.store import RecordHeldError, Session, StoreError
 
@@ -176,12 +174,12 @@ class Transfers:
 
     def look(self, intent: Intent) -> NextStep:
         """The next step of an open transfer; changes nothing."""
-        return next_step([self._outcome(target, intent.ticket) for target in intent.targets])
+        return next_step([outcome_at(self._domain, target, intent.ticket) for target in intent.targets])
 
     def waits_for(self, intent: Intent, step: NextStep) -> str:
         """The destination whose insertion has to be resumed before the next step; "" when there is none."""
         target = intent.targets[step.target]
-        target_log = self._log(target) if step.step is TransferStep.APPEND else None
+        target_log = log_of_target(self._domain, target) if step.step is TransferStep.APPEND else None
         try:
             if target_log is not None:
                 target_log.snapshot.destination.check_insertion(file.member for file in target.files)
@@ -193,7 +191,7 @@ class Transfers:
         """Append and abort until the next step is at the origin, or blocked."""
         while (step := self.look(intent)).step in (TransferStep.APPEND, TransferStep.ABORT):
             target = intent.targets[step.target]
-            target_log = self._log(target)
+            target_log = log_of_target(self._domain, target)
             if target_log is None:
                 continue  # it was dropped since we looked
             if step.step is TransferStep.APPEND:
@@ -202,38 +200,12 @@ class Transfers:
                 abort_transfer(target_log, target, intent.ticket)
         return step
 
-    def _outcome(self, target: TransferTarget, ticket: Ticket) -> TargetOutcome:
-        target_log = self._log(target)
-        return TargetOutcome.REPLACED if target_log is None else target_outcome(target_log, target, ticket)
-
-    def _log(self, target: TransferTarget) -> DeltaLog | None:
-        return log_of_target(self._domain, target)
-
     def _failed(self, intent: Intent, text: str, now: int) -> TransferProblem:
         _, pause = self._pauses.get(intent.ticket, (0, 0))
         pause = min(max(2 * pause, _FIRST_PAUSE_MS), _LONGEST_PAUSE_MS)
         self._pauses[intent.ticket] = (now + pause, pause)
         log.warning("transfer %s does not end yet and will be tried again: %s", intent.ticket, text)
         return TransferProblem(intent.ticket, text)
-
-
-def log_of_target(domain: Domain, target: TransferTarget) -> DeltaLog | None:
-    """The target's log, also after a rename; None when no destination has its table any more. An absent root proves nothing:
-    DomainError."""
-    if is_temporary(target.destination):
-        logs: Iterable[Callable[[], DeltaLog]] = [partial(domain.temporary.log, target.destination)]
-    else:
-        names = [target.destination, *(n for n in domain.destinations() if n != target.destination)]
-        logs = [partial(domain.log, name) for name in names]
-    for log_of in logs:
-        try:
-            found = log_of()
-            if found.refresh().table_id == target.table_id:
-                return found
-        except InvalidDestinationError:
-            continue
-    domain.check_present()
-    return None
 
 
 def recover_transfers(

@@ -195,7 +195,7 @@ class CoordinatedCommit:
                 problems.append(f"{target.destination}: {type(error).__name__}: {error}")
         for delivery, _ in self._deliveries:
             try:
-                delivery.end(ticket, committed=True)
+                delivery.end(ticket, committed=True, complete=not problems)
             except (JmsqError, StoreError, OSError) as error:  # the next holder of the record acknowledges them
                 log.warning("transaction %s is committed; an acknowledgement follows: %s", ticket, error)
         if problems:

@@ -172,6 +172,12 @@ class Delivery:
         for _, members in parts_of(dict.fromkeys(keys, claim)).items():
             self.returning += [Return(claim, member, picks, False) for member, picks in members.items()]
 
+    def give_back_parts(self, parts: Parts) -> None:
+        """Release these messages, which the application has seen and which belonged to a transaction that was rolled back (T16)."""
+        self.returning += [
+            Return(claim, member, picks, True) for claim, members in parts.items() for member, picks in members.items()
+        ]
+
     def reject(self, keys: Iterable[Key], delay_ms: int | None, *, unit: bool) -> None:
         """Release one delivered message, or a unit of work. What is prefetched stays if the message waits, unless it belongs
         to a unit of order: then no later message of the unit may be delivered before it."""

@@ -274,9 +274,13 @@ class Receiver:
         """Release everything delivered and not acknowledged: it is delivered again, flagged and counted, to this or another
         consumer."""
         self.check_open()
+        self.give_back()
+        self._write(HAND_OVER_TIMEOUT_S)
+
+    def give_back(self) -> None:
+        """The first half of `recover`, in memory: what was delivered is on its way back, and nothing acknowledges it any more."""
         with self._lock:
             self._delivery.give_back(delivered=True)
-        self._write(HAND_OVER_TIMEOUT_S)
 
     def rest(self) -> None:
         """`recover`, and hold no member until the next message is asked for."""

@@ -101,10 +101,10 @@ class SessionTransaction:
                 return
             self._began_s = self._began_s or self._monotonic_s()
             if self._monotonic_s() - self._began_s >= self._timeout_s:
-                try:
-                    self._release()  # the connection belongs to the application's thread
-                finally:
-                    self._timed_out = True
+                failed = self._released()  # the connection belongs to the application's thread
+                self._timed_out = True
+                if failed:
+                    raise failed[0]
         finally:
             self.lock.release()
 
@@ -138,15 +138,27 @@ class SessionTransaction:
             self._forget()
 
     def roll_back(self) -> None:
-        """Forget the sends, and release what the consumers have delivered: it comes again, flagged and counted."""
+        """Forget the sends, and release what the consumers have delivered: it comes again, flagged and counted. Raises the first error
+        of a consumer that cannot release now; the transaction is rolled back all the same, and that consumer releases later."""
         with self.lock:
             self._roll_back_database()
-            self._release()
+            failed = self._released()
+        if failed:
+            raise failed[0]
 
-    def _release(self) -> None:
+    def _released(self) -> list[Exception]:
+        """Take everything out of the transaction, in memory, and then release it where that can be done now. Returns why it cannot:
+        the consumer's background thread tries again, and what has no session any more is released by the store."""
         self._forget()
         for receiver in self.receivers:
-            receiver.recover()
+            receiver.give_back()
+        failed: list[Exception] = []
+        for receiver in self.receivers:
+            try:
+                receiver.recover()
+            except (JmsqError, StoreError, OSError) as error:
+                failed.append(error)
+        return failed
 
     def close(self) -> None:
         with self.lock:
@@ -167,12 +179,10 @@ class SessionTransaction:
                 database.connection.close()
 
     def _roll_back_quietly(self) -> None:
-        """While an error is raised already. What cannot be released now comes again when its session ends."""
-        self._forget()
+        """While an error is raised already."""
         self._roll_back_database()
-        for receiver in self.receivers:
-            with suppress(JmsqError, StoreError, OSError):
-                receiver.recover()
+        for error in self._released():
+            log.warning("a transaction is rolled back, and its messages come again later: %s", error)
 
     def _forget(self) -> None:
         for sends in self._sends.values():

@@ -82,18 +82,19 @@ class TransactedDelivery:
             pause = min(pause * 2, _MAX_PAUSE_S)
             self._boundary()
 
-    def end(self, ticket: Ticket, *, committed: bool) -> None:
+    def end(self, ticket: Ticket, *, committed: bool, complete: bool = True) -> None:
         """The transaction is decided. Where another consumer holds the record by now, that one acknowledges or returns them. What
-        was not pledged when the transaction was rolled back is released."""
+        was not pledged when the transaction was rolled back is on its way back. `complete` False: a target follows, and the pledges
+        stay until it has its messages."""
         keys, left = self._pledged, self._left
         self._pledged, self._left = {}, {}
         if not keys:
             return
         with self._lock:
             self._delivery.end_pledge(len(keys), committed=committed)
-        self._subscriber.end_pledges({member for member, _ in keys}, ticket, committed=committed)
-        for claim, members in left.items():
-            self._subscriber.release(claim, members, delivered=True)
+            self._delivery.give_back_parts(left)
+        if complete:
+            self._subscriber.end_pledges({member for member, _ in keys}, ticket, committed=committed)
 
     def acknowledge(self, keys: Mapping[Key, str]) -> None:
         """Of a temporary destination, whose record sets this process has to itself."""

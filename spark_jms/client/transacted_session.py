@@ -182,10 +182,13 @@ class TransactedSession(ClosedAtTheEnd):
 
     def rollback(self) -> None:
         """Drop what was sent, and release what was received: it is delivered again, flagged and counted, after the destination's
-        redelivery delay."""
+        redelivery delay. Raises the error of a consumer that cannot release its messages now, for instance because their server is
+        away: the transaction is rolled back all the same, and they come again when the server answers."""
         self._check()
-        self._transaction.roll_back()
-        self._close_deferred()
+        try:
+            self._transaction.roll_back()
+        finally:
+            self._close_deferred()
 
     def end_late(self) -> None:
         """A background thread calls this once a second."""

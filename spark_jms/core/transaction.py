@@ -25,9 +25,14 @@ so two processes may do the same steps. What it finds PREPARED the database deci
 one that forbids the owner's; while the database cannot be asked, the transaction is in doubt. The coordinator stays open until
 all is done, so a pledge whose transaction is not open has been rolled back.
 
+Step 6 follows step 5 in every process. Until then the pledged messages hold back their units of order: what a consumer makes of
+the next message of a unit cannot overtake what the transaction made of the one before.
+
     the coordinator's record                          a pledge of number n becomes
     ------------------------                          ----------------------------
-    n is open and COMMITTED                           an acknowledgement
+    n is open and COMMITTED, and a target may still   (it waits)
+    get its messages: APPEND in the table below
+    n is open and COMMITTED, and none may             an acknowledgement
     n is open and PREPARING, and the owner lives      (it waits)
     n is open and PREPARING, and the owner is dead    as below, once the record is opened and n is ROLLING_BACK
     n is open and PREPARED                            (it waits)
@@ -45,7 +50,7 @@ all is done, so a pledge whose transaction is not open has been rolled back.
     ROLLING_BACK   any other        nothing
 
 `STEPS` is the second table and `outcome_of_pledge` executes the first. A target that waits (a pause, a quota) or is blocked does
-not keep the others from completion.
+not keep the other targets from their messages.
 """
 
 from __future__ import annotations
@@ -57,6 +62,7 @@ from enum import Enum, auto
 from typing import Any
 
 from spark_jms.core.staged_file import StagedFile
+from spark_jms.core.step_table import step_of
 from spark_jms.core.transfer import TargetOutcome, Ticket, TransferTarget
 from spark_jms.errors import FormatVersionError, IllegalStateException, RecordSetError
 
@@ -200,17 +206,28 @@ class CoordinatorState:
 
 
 def target_step(state: TransactionState, outcome: TargetOutcome) -> TransactionStep | None:
-    """What a transaction that is decided does next at a target; None: nothing."""
-    return STEPS[state, outcome]
+    """What a transaction that is decided does next at a target; None: nothing. Raises IllegalStateException for any other."""
+    return step_of(STEPS, state, outcome, "the transaction")
 
 
-def outcome_of_pledge(ticket: Ticket, coordinator: CoordinatorState | None) -> PledgeOutcome:
-    """`coordinator` None: it was never written, or is lost."""
+def waits_for_targets(outcomes: Iterable[TargetOutcome]) -> bool:
+    """A target of a committed transaction may still get its messages."""
+    return any(target_step(TransactionState.COMMITTED, one) is TransactionStep.APPEND for one in outcomes)
+
+
+def open_of(ticket: Ticket, coordinator: CoordinatorState | None) -> OpenTransaction | None:
+    """None: it has ended, or `coordinator` was never written, or is lost."""
     found = coordinator.open if coordinator is not None else None
-    if found is None or found.ticket != ticket or found.state is TransactionState.ROLLING_BACK:
+    return found if found is not None and found.ticket == ticket else None
+
+
+def outcome_of_pledge(found: OpenTransaction | None, outcomes: Iterable[TargetOutcome]) -> PledgeOutcome:
+    """Of a pledge to the transaction `found` (see `open_of`). `outcomes`: of its targets; consumed when it is committed."""
+    if found is None or found.state is TransactionState.ROLLING_BACK:
         return PledgeOutcome.RETURN
-    committed = found.state is TransactionState.COMMITTED
-    return PledgeOutcome.ACKNOWLEDGE if committed else PledgeOutcome.WAIT
+    if found.state is not TransactionState.COMMITTED or waits_for_targets(outcomes):
+        return PledgeOutcome.WAIT
+    return PledgeOutcome.ACKNOWLEDGE
 
 
 def coordinator_record(slot: int) -> str:

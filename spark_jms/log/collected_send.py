@@ -47,7 +47,7 @@ def stage_collected(
     """In the order of the messages, which were sent to the table `table_id`. `ticket`: of the transaction that appends the files;
     clean-up spares them until it is decided. Raises MessageSizeError, DestinationReplacedError and PagingError; then nothing is
     left."""
-    snapshot = log.refresh()
+    snapshot = log.verify()  # the decision would not notice that the table was replaced
     if snapshot.table_id != table_id:
         raise DestinationReplacedError(f"{log.name} was dropped and created again: nothing was sent; send again")
     declared = snapshot.destination
@@ -81,12 +81,12 @@ def stage_collected(
 def admit(log: DeltaLog, target: TransferTarget, ticket: Ticket, planned_epoch: int, deadline: float) -> Room:
     """Whether the target takes these files now: it is up, not paused, and its quotas have room, which is reserved. Waits until
     `deadline`, a time of time.monotonic(), as `send` does, and raises what it raises."""
-    room = Room(log, Sender(f"transaction {ticket}", str(ticket), stays=True), deadline)
+    room = Room(log, Sender(f"transaction {ticket}", str(ticket)), deadline)
     members = [file.member for file in target.files]
     try:
         while True:
             log.admit()
-            snapshot = log.refresh()
+            snapshot = log.verify()
             if snapshot.table_id != target.table_id:
                 raise DestinationReplacedError(f"{target.destination} was dropped and created again: nothing was sent")
             epoch = snapshot.destination.epoch

@@ -5,7 +5,7 @@ core/transfer.py has the rules. Nothing here deletes a file that the log may nam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import pyarrow as pa
@@ -13,15 +13,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_jms.core.body_compression import saved_bytes
-from spark_jms.core.destination import Destination
+from spark_jms.core.destination import Destination, is_temporary
 from spark_jms.core.message import ORDINAL, STORED_SCHEMA, check_message_sizes
 from spark_jms.core.routing import Routing, route
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.transfer import TargetOutcome, Ticket, TransferTarget, outcome_of
-from spark_jms.errors import CommitOutcomeUnknownError, DestinationReplacedError
+from spark_jms.errors import CommitOutcomeUnknownError, DestinationReplacedError, InvalidDestinationError
 from spark_jms.log.admission import Grant, QuotaNeeded, Sender, spent
 from spark_jms.log.commit import Decision, commit, commit_prepared
 from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.reroute import is_misplaced
 from spark_jms.log.send import Room, TransactionId, number
@@ -47,7 +48,7 @@ def stage_transfer(
     """Write rows of `ROW_COLUMNS` to files of the target, routed by its own rules or all to `member`. The messages keep
     their ids. Raises MessageSizeError, and DestinationReplacedError when the table is not `table_id` any more; then nothing is
     left."""
-    snapshot = log.refresh()
+    snapshot = log.verify()  # in a table that was replaced, the files would be staged for nothing
     if table_id not in (None, snapshot.table_id):
         raise DestinationReplacedError(f"{snapshot.destination.name} was dropped and created again: nothing moved")
     writer = _writer(log, snapshot.destination, ticket)
@@ -71,8 +72,34 @@ def target_outcome(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> Tar
     """Nothing looks for the files of a decided transfer."""
     outcome = _outcome(log.refresh(), target, ticket)
     if outcome is TargetOutcome.UNDECIDED and not all(log.storage.exists(file.path) for file in target.files):
-        return TargetOutcome.INCOMPLETE
+        outcome = _outcome(log.verify(), target, ticket)  # another process has ended it, or the table was replaced
+        return TargetOutcome.INCOMPLETE if outcome is TargetOutcome.UNDECIDED else outcome
     return outcome
+
+
+def log_of_target(domain: Domain, target: TransferTarget) -> DeltaLog | None:
+    """The target's log, also after a rename; None when no destination has its table any more. An absent root proves nothing:
+    DomainError."""
+    if is_temporary(target.destination):
+        logs: Iterable[Callable[[], DeltaLog]] = [partial(domain.temporary.log, target.destination)]
+    else:
+        names = [target.destination, *(n for n in domain.destinations() if n != target.destination)]
+        logs = [partial(domain.log, name) for name in names]
+    for log_of in logs:
+        try:
+            found = log_of()
+            if found.refresh().table_id == target.table_id:
+                return found
+        except InvalidDestinationError:
+            continue
+    domain.check_present()
+    return None
+
+
+def outcome_at(domain: Domain, target: TransferTarget, ticket: Ticket) -> TargetOutcome:
+    """As `target_outcome`, of a target that may have another name now, or none."""
+    log = log_of_target(domain, target)
+    return TargetOutcome.REPLACED if log is None else target_outcome(log, target, ticket)
 
 
 def append_transfer(log: DeltaLog, target: TransferTarget, ticket: Ticket, origin: str = "") -> None:

@@ -26,6 +26,7 @@ from spark_jms.core.transaction import (
     coordinator_from_bytes,
     coordinator_record,
     coordinator_to_bytes,
+    open_of,
     outcome_of_pledge,
     target_step,
 )
@@ -115,7 +116,7 @@ class World:
     def end_pledges(self) -> None:
         """A holder of the record set."""
         for ticket in {pledge.ticket for pledge in self.origin.pledges.values()}:
-            outcome = outcome_of_pledge(ticket, self.coordinator)
+            outcome = outcome_of_pledge(open_of(ticket, self.coordinator), (log.outcome(ticket) for log in self.logs))
             if outcome is PledgeOutcome.ACKNOWLEDGE:
                 self.origin = self.origin.fulfilled(ticket, 1, 0)
             elif outcome is PledgeOutcome.RETURN:
@@ -242,6 +243,8 @@ def played(kind: type[Owner], turns: Sequence[object]) -> World:
             world.end_pledges()
         else:
             recoverers[turn == "second"].act()
+        for owner in owners:
+            check_order(world, owner)
     begun = [owner for owner in owners if owner.steps is not None]
     last = Recoverer(world)
     last.open()
@@ -258,6 +261,12 @@ def played(kind: type[Owner], turns: Sequence[object]) -> World:
     for owner in owners:
         check(world, owner)
     return world
+
+
+def check_order(world: World, owner: Owner) -> None:
+    """What is acknowledged is in all targets already: until then it holds back its unit of order."""
+    if owner.ticket is not None and world.origin.is_done(PICKS[owner.number]):
+        assert {log.copies[owner.ticket.number] for log in world.logs} == {1}
 
 
 def check(world: World, owner: Owner) -> None:
@@ -300,7 +309,7 @@ def test_the_table_covers_every_decided_outcome() -> None:
         None,
     }
     for state in set(TransactionState) - decided:
-        with pytest.raises(KeyError):
+        with pytest.raises(IllegalStateException):
             target_step(state, TargetOutcome.UNDECIDED)
 
 
