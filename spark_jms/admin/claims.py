@@ -29,7 +29,7 @@ def release_claim(domain: Domain, store: Store, rows: Sequence[views.ClaimRow], 
     with opened_records(store, labels, wait_s, "claims --release", logged=logged) as records:
         there = [name for name in names if claim in records.states[name].claims]
         revoked = [replace(names[name], messages=records.states[name].claims[claim].picks.count) for name in there]
-        records.change({name: records.states[name].release(claim, delivered=True) for name in there})
+        records.change({name: records.states[name].revoke(claim) for name in there})
     return _known(revoked, claim)
 
 

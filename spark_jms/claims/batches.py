@@ -220,7 +220,8 @@ class BatchMaker:
         continued: Continuation | None = None,
         pins: Set[int] | None = None,
     ) -> Batch | None:
-        """Claim the first so many of each member's offer, and write everything; None claims nothing. `continued`: what
+        """Claim the first so many of each member's offer, and write everything; None claims nothing. `shares` has the members of the
+        batch, also those on other servers, in the order in which their messages are shown. `continued`: what
         becomes of the finished trial; None: it waits. `pins`: the records to keep (None: as prepared)."""
         snapshot, changed, progress = prepared.snapshot, prepared.changed, prepared.progress
         picks = self._claim_next(prepared, claim, shares) if claim else {}
@@ -404,11 +405,18 @@ class BatchMaker:
         for member in planned:
             self._refuse_hoarding(changed[member], member)
         members: dict[int, MemberPick] = {}
-        for member, offer in planned.items():
+        leading = next((member for member, share in shares.items() if share), None)
+        for member in [*shares, *(planned.keys() - shares.keys())]:
+            if member not in planned:
+                continue  # on another server
+            offer = planned[member]
             picks = offer.first(shares.get(member, 0))
             self._planner.not_claimed(member, offer.picks - picks)
             if not picks:
                 continue
+            order = None
+            if not self._settings.replayable:
+                order = offer.shown(picks) if member == leading else ()
             made = Claim(
                 claim,
                 consumer,
@@ -417,6 +425,7 @@ class BatchMaker:
                 self._clock_ms(),
                 self._settings.replayable,
                 in_doubt_timeout_ms=self._settings.in_doubt_timeout_ms,
+                order=order,
             )
             state = changed[member] = changed[member].claim(made)
             members[member] = MemberPick(self._members.held[member].handle.epoch, picks, state.redelivered(picks))
@@ -464,7 +473,9 @@ class BatchMaker:
                     changed[member], snapshot, member, offer.expired, epoch, delivers=bool(offer.picks)
                 )
             if offer.picks:
-                planned[member] = offer
+                alone = changed[member].deliveries.alone
+                one_by_one = alone and not self._settings.replayable
+                planned[member] = replace(offer, alone=alone & offer.picks) if one_by_one else offer
         return planned
 
 

@@ -184,6 +184,7 @@ class DistributedSubscriber:
                         self._unfinished.claimed(self._branches[server], batch.members)
         if trial is not None and trial.messages.keys() - done.made.keys():
             return replace(done, made={})
+        done.made = {m: done.made[m] for m in [*shares, *(done.made.keys() - shares.keys())] if m in done.made}
         if done.made:
             self._isolation.claimed(start.claim, claim, trial)
         return done

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from spark_jms.claims.file_lookup import read_files
 from spark_jms.core.batch import MAX_RANGES_PER_MEMBER
+from spark_jms.core.claim import MAX_ORDER
 from spark_jms.core.integers import ascends, view
 from spark_jms.core.promoted_columns import PromotedColumns
 from spark_jms.core.ranges import EMPTY, Ranges, union
@@ -30,12 +31,46 @@ from spark_jms.log.snapshot import Snapshot
 @dataclass(frozen=True)
 class Offer:
     """`picks` may be claimed. `order`: their sequences in the order of delivery; None: ascending. `ends`: behind how many of
-    them a batch may end; None: behind each. `expired` are over: the holder expires them."""
+    them a batch may end; None: behind each. `expired` are over: the holder expires them. `alone` of the picks are claimed one by
+    one (core/redelivery.py)."""
 
     picks: Ranges = EMPTY
     order: pa.Int64Array | None = None
     ends: pa.Int64Array | None = None
     expired: Ranges = EMPTY
+    alone: Ranges = EMPTY
+
+    @property
+    def together(self) -> int:
+        """How many of the first messages one claim may have: those before the first that is claimed alone."""
+        if not self.alone:
+            return self.picks.count
+        if self.order is None:
+            return self.picks.between(1, self.alone.first - 1).count
+        before: int = pc.index(pc.is_in(self.order, self.alone.numbers()), True).as_py()
+        if self.ends is None:
+            return before
+        places = view(self.ends)
+        whole = bisect_right(places, before)
+        return places[whole - 1] if whole else 0
+
+    @property
+    def one(self) -> int:
+        """How many messages the consumer shows first: a single one, or a unit of work."""
+        return view(self.ends)[0] if self.ends is not None else 1
+
+    def shown(self, picks: Ranges) -> tuple[Ranges, ...] | None:
+        """What a consumer with these first picks shows at a time, as `Claim.order` has it."""
+        if self.order is None:
+            return None
+        ends = view(self.ends)[:MAX_ORDER] if self.ends is not None else range(1, MAX_ORDER + 1)
+        first, found = 0, list[Ranges]()
+        for end in ends:
+            if first >= picks.count:
+                break
+            found.append(Ranges.from_numbers(self.order[first:end]))
+            first = end
+        return tuple(found)
 
     def beside(self, expired: Ranges) -> Offer:
         return replace(self, expired=self.expired | expired) if expired else self

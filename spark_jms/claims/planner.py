@@ -222,13 +222,20 @@ class Planner:
 
 
 def batch_shares(snapshot: Snapshot, planned: Mapping[int, Offer], limits: Limits) -> dict[int, int]:
-    """How many of each member's picks the batch takes."""
-    shares = {member: offer.picks.count for member, offer in planned.items()}
+    """How many of each member's picks the batch takes, in the order in which a consumer shows them. A message that is claimed alone
+    is a batch of its own."""
+    members = sorted(planned, key=lambda member: (member < limits.first_member, member))
+    shares = {member: planned[member].picks.count for member in members}
     if limits.max_messages is not None:
         shares = fair_shares(limits.max_messages, shares)
     if limits.max_bytes is not None:
         share_bytes = limits.max_bytes // max(len(planned), 1)
         shares = {m: min(n, _fitting(snapshot, m, planned[m].picks, share_bytes)) for m, n in shares.items()}
+    for member, share in shares.items():
+        together = planned[member].together
+        if share and not together:
+            return {member: planned[member].one}
+        shares[member] = min(share, together)
     return shares
 
 

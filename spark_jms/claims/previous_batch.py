@@ -93,7 +93,7 @@ class PreviousBatch:
         if not self._replayable:
             for claim in held.claims.values():
                 if claim.consumer == self._members.consumer and claim.session != self._members.session_id:
-                    state = state.release(claim.id, delivered=True)
+                    state = state.revoke(claim.id)
             return state
         trial = self._members.open_progress().trial
         kept = trial.claim if trial else None  # its messages come back as a batch of their own

@@ -32,7 +32,7 @@ class RedeliveryLimit:
     def enforce(self, state: RecordSet, destination: Destination, member: int, epoch: int) -> RecordSet:
         """The state of a held member without messages beyond the limit, as far as possible. When it has a new intent, the
         caller writes the state and then finishes the transfer. Raises DataLossError for messages that are gone."""
-        if destination.redelivery_limit == UNLIMITED or not state.deliveries:
+        if destination.redelivery_limit == UNLIMITED or not state.deliveries.shown:
             return state
         picks = state.beyond_limit(destination.redelivery_limit).take(_MOST)
         if not picks or not self._unclaimed.may_move(member):

@@ -37,10 +37,11 @@ class Pipeline:
         """Of the next claim: one message always has room."""
         return min(self.max_bytes, max(self.buffer.free_bytes, 1))
 
-    def limits(self, declared: Destination, *, hurries: bool) -> Limits:
+    def limits(self, declared: Destination, first_member: int, *, hurries: bool) -> Limits:
         """Of the next claim; one that `hurries` does not wait for a full batch."""
         maximum = None if self.maximum == NO_LIMIT else self.maximum
         limits = client_limits(declared.messaging_performance_preference, maximum, self.room_bytes)
+        limits = replace(limits, first_member=first_member)
         return replace(limits, min_messages=1, linger_ms=None) if hurries else limits
 
 
@@ -62,7 +63,7 @@ class BatchReader:
         self._subscriber, self._table, self._pipeline = subscriber, subscriber.table, pipeline
         self._kept_bytes = 0  # of the newest batch, in the buffer
         self._last_rows = LastRows()
-        self._first_member = -1  # of the next batch, if this one had no room for its messages
+        self.first_member = 0  # of the next batch: the first whose messages had no room in this one
 
     def forget(self) -> None:
         """No message of the newest batch is prefetched any more."""
@@ -97,7 +98,7 @@ class BatchReader:
         return ReadBatch(kept, undecodable, missing, [])
 
     def _rows(self, batch: Batch) -> Iterator[pa.RecordBatch]:
-        for member, pick in sorted(batch.members.items(), key=lambda item: (item[0] < self._first_member, item[0])):
+        for member, pick in batch.members.items():  # in the order that the claim has noted
             yield from fetch(
                 self._table,
                 self._subscriber.destination,
@@ -113,7 +114,7 @@ class BatchReader:
 
     def _rest(self, batch: Batch, kept: Sequence[Message], undecodable: Sequence[Undecodable]) -> list[Key]:
         reached = {message.member for message in kept}
-        self._first_member = min((m for m in batch.members if m not in reached), default=-1)
+        self.first_member = next((m for m in batch.members if m not in reached), 0)
         return _others(batch, kept, undecodable)
 
 

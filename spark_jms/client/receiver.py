@@ -152,7 +152,7 @@ class Receiver:
         if self._delivery.returning and not self._subscriber.away():  # a server may be away for long
             return
         try:
-            limits = self._pipeline.limits(self._table.snapshot.destination, hurries=hurries)
+            limits = self._pipeline.limits(self._table.snapshot.destination, self._reader.first_member, hurries=hurries)
             batch = self._subscriber.next_batch(Batch(self.name), limits)
             while batch is None and self._subscriber.has_more() and not self._closing.is_set():
                 batch = self._subscriber.next_batch(Batch(self.name), limits)

@@ -126,13 +126,15 @@ def claim_number(claim: str) -> int:
 @dataclass(frozen=True)
 class Limits:
     """Admission control. None = no limit. A batch waits for `min_messages`: at most `linger_ms` from the first message on, or,
-    if that is None, at most `max_delay_ms` from the batch before."""
+    if that is None, at most `max_delay_ms` from the batch before. A consumer shows the messages of `first_member` and the members
+    behind it first."""
 
     max_messages: int | None = None
     max_bytes: int | None = None
     min_messages: int = 1
     max_delay_ms: int = 900_000
     linger_ms: int | None = None
+    first_member: int = 0
 
     def allow(self, available: int, waited_ms: float, *, draining: bool) -> bool:
         """A batch of so many messages may be made now. `draining`: what is there is taken, however little."""

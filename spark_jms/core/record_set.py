@@ -29,13 +29,11 @@ from spark_jms.core.message_state import TRANSITIONS, MessageEvent, MessageState
 from spark_jms.core.pledge import Pledge, with_ticket
 from spark_jms.core.ranges import Ranges, union
 from spark_jms.core.redelivery import (
+    NOT_DELIVERED,
     Delays,
-    Deliveries,
-    beyond_limit,
-    counted,
+    DeliveryCounts,
     delay_end_ms,
     delayed,
-    delivery_counts,
     event_of_session,
     forgotten,
 )
@@ -50,7 +48,7 @@ class RecordSet:
     floor: int = 0
     done: ChunkedRanges = NONE  # above the floor
     claims: Mapping[str, Claim] = field(default_factory=dict)
-    deliveries: Deliveries = field(default_factory=dict)  # of unfinished messages
+    deliveries: DeliveryCounts = NOT_DELIVERED
     delays: Delays = field(default_factory=dict)  # of available messages
     consumers: Mapping[str, str] = field(default_factory=dict)  # consumer -> the session that speaks for it
     outbox: Outbox = NOTHING_WAITS
@@ -62,6 +60,7 @@ class RecordSet:
     life: LifeCycle = OFF
     expired: int = 0  # how many messages have expired, each counted once
     pledges: Mapping[str, Pledge] = field(default_factory=dict)  # key -> messages of an open transaction
+    left_orders: Set[str] = frozenset()  # in the store, of claims that ended: see record_set_form.py
 
     # -- reading --------------------------------------------------------------------------------------------------
     @property
@@ -108,13 +107,13 @@ class RecordSet:
         return union(ranges.all() for ranges in self.delays.values())
 
     def beyond_limit(self, limit: int) -> Ranges:
-        """The messages that were delivered too often to be delivered again, whether their delay is over or not."""
-        beyond = beyond_limit(self.deliveries, limit)
+        """The messages that were shown too often to be delivered again, whether their delay is over or not."""
+        beyond = self.deliveries.beyond(limit)
         return beyond - self.claimed - self.moving if beyond else beyond
 
     def redelivered(self, picks: Ranges) -> dict[int, Ranges]:
         """Delivery count -> those of `picks` that are not delivered for the first time."""
-        return delivery_counts(self.deliveries, picks)
+        return self.deliveries.counts(picks)
 
     @property
     def outbox_is_full(self) -> bool:
@@ -144,7 +143,7 @@ class RecordSet:
             raise AssertionError(f"claim {claim.id} takes messages that are not available")
         if claim.picks.first <= self.floor:
             raise AssertionError(f"claim {claim.id} takes messages that are done")
-        return self._move(claim, claim.picks, MessageEvent.CLAIM)
+        return replace(self, left_orders=frozenset())._move(claim, claim.picks, MessageEvent.CLAIM)
 
     def acknowledge(
         self, consumer: str, session: str, claim_id: str, epoch: int, now_ms: int, part: Ranges | None = None
@@ -191,6 +190,13 @@ class RecordSet:
             return self._move(claim, picks, MessageEvent.RETURN)
         return self._move(claim, picks, MessageEvent.REDELIVER, until_ms=until_ms)
 
+    def revoke(self, claim_id: str, now_ms: int = 0, until_ms: int = 0) -> RecordSet:
+        """Its consumer is dead, or taken for dead: its messages are available again, and all of them flagged. Of a client's claim only
+        the first of them was certainly shown to the application (redelivery.py)."""
+        claim = self.claims[claim_id]
+        shown = claim.picks if claim.replayable else claim.shown_first
+        return self._move(claim, claim.picks, MessageEvent.REDELIVER, now_ms, until_ms, shown=shown)
+
     def sweep(
         self,
         live_sessions: Set[str],
@@ -208,8 +214,10 @@ class RecordSet:
         until_ms = delay_end_ms(now_ms, redelivery_delay_ms)
         for claim in self.claims.values():
             event = event_of_session(claim, live_sessions, now_ms, in_doubt_timeout_ms)
-            if event is not None:
-                after = after._move(claim, claim.picks, event, now_ms, until_ms)
+            if event is MessageEvent.REDELIVER:
+                after = after.revoke(claim.id, now_ms, until_ms)
+            elif event is not None:
+                after = after._move(claim, claim.picks, event, now_ms)
         busy = {claim.consumer for claim in after.claims.values()}
         consumers = {c: s for c, s in after.consumers.items() if s in live_sessions or c in busy}
         return after if len(consumers) == len(after.consumers) else replace(after, consumers=consumers)
@@ -348,7 +356,7 @@ class RecordSet:
             return after._finish(pledge.picks)
         return replace(
             after,
-            deliveries=counted(after.deliveries, pledge.picks),
+            deliveries=after.deliveries.delivered(pledge.picks),
             delays=delayed(after.delays, pledge.picks, until_ms),
         )
 
@@ -360,9 +368,11 @@ class RecordSet:
         now_ms: int = 0,
         until_ms: int = 0,
         row: Acknowledgement | None = None,
+        shown: Ranges | None = None,
     ) -> RecordSet:
         """Take `picks` of a claim through one transition of the table. CLAIM, DOUBT and RECOVER move a whole claim. After
-        MOVE the caller enters the intent, after PLEDGE the pledge. `row` joins the outbox."""
+        MOVE the caller enters the intent, after PLEDGE the pledge. `row` joins the outbox. `shown`: those that an application has
+        certainly got; None: all."""
         known = self.claims.get(claim.id)
         state = known.state if known else MessageState.AVAILABLE
         transition = step_of(TRANSITIONS, state, event, "a message")
@@ -379,8 +389,10 @@ class RecordSet:
         if row is not None:
             changes |= {"outbox": self.outbox.appended(row), "position": row.position}
         if transition.redelivers:
-            changes["deliveries"] = counted(self.deliveries, picks)
-            changes["delays"] = delayed(self.delays, picks, until_ms)
+            certain = picks if shown is None else shown
+            delivered = self.deliveries.delivered(certain)
+            changes["deliveries"] = delivered.perhaps_delivered(picks - certain, alone=True)
+            changes["delays"] = delayed(self.delays, certain, until_ms)
         elif transition.to is MessageState.DONE:
             changes |= self._finished(picks)
         return replace(self, **changes)
@@ -401,7 +413,7 @@ class RecordSet:
         kept = {key: other for key, other in self.intents.items() if key != slot}
         after = replace(self, intents=kept, life=life)
         if transition.redelivers:
-            return replace(after, deliveries=counted(after.deliveries, intent.picks))
+            return replace(after, deliveries=after.deliveries.delivered(intent.picks))
         return after._finish(intent.picks)
 
     def _finish(self, picks: Ranges) -> RecordSet:
@@ -421,6 +433,6 @@ class RecordSet:
         return {
             "done": done,
             "floor": floor,
-            "deliveries": forgotten(self.deliveries, picks),
+            "deliveries": self.deliveries.without(picks),
             "delays": forgotten(self.delays, picks),
         }

@@ -4,9 +4,12 @@
     ---                     -----
     head                    JSON: version, floor, positions, consumers, nonce and slots of transfers, expired messages
     done/<chunk>            finished messages above the floor, in chunks (chunked_ranges.py)
-    deliveries/<n>/<chunk>  unfinished messages that were delivered n times
+    deliveries/<n>/<chunk>  unfinished messages that were shown to an application n times
+    perhaps/<n>/<chunk>     unfinished messages that were perhaps shown n more times (redelivery.py)
+    alone/<chunk>           of them: those that are claimed alone
     delays/<until>/<chunk>  available messages that no consumer gets before this time
     claim/<id>              JSON: consumer, session, messages, times
+    order/<id>              JSON: the order in which a claim's consumer shows them (claim.py); earlier releases leave it behind
     outbox/<position>       JSON: an acknowledgement that waits for its table
     intent/<slot>           JSON: an open transfer (transfer.py)
     pledge/<ticket>/<claim> JSON: messages that wait for the decision of a transaction (pledge.py)
@@ -33,12 +36,13 @@ from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.pledge import pledge_from_json, pledge_to_json
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.redelivery import DeliveryCounts
 from spark_jms.core.subscription_limit import NOTHING_DROPPED, LimitAccount
 from spark_jms.core.transfer import intent_from_json, intent_to_json
 from spark_jms.errors import FormatVersionError, RecordSetError
 
-FORMAT_VERSION = 3
-_WITHOUT_PLEDGES = 2  # the version of a record set without pledges, which earlier releases read
+FORMAT_VERSION = 4
+_WITHOUT_PERHAPS, _WITHOUT_PLEDGES = 3, 2  # earlier releases read a record set that has none of them
 HEAD, LIMIT_ACCOUNT = "head", "limit"
 
 
@@ -51,7 +55,7 @@ def changed_objects(before: RecordSet | None, after: RecordSet) -> dict[str, byt
     """The objects to write when `before` becomes `after`; None deletes one. `before` None: everything is written."""
     old = before or RecordSet()
     out: dict[str, bytes | None] = {}
-    if before is None or _in_head(before) != _in_head(after) or bool(before.pledges) != bool(after.pledges):
+    if before is None or _in_head(before) != _in_head(after) or _version(before) != _version(after):
         out[HEAD] = _dump(_head(after))
     if (
         old.done.chunks is not after.done.chunks
@@ -65,6 +69,7 @@ def changed_objects(before: RecordSet | None, after: RecordSet) -> dict[str, byt
             out[f"claim/{key}"] = _dump(_claim(claim))
     for key in old.claims.keys() - after.claims.keys():
         out[f"claim/{key}"] = None
+    _compare_orders(out, old, after)
     outbox = outbox_change(old.outbox, after.outbox)
     for row in outbox.written:
         out[f"outbox/{row.position}"] = _dump(_row(row))
@@ -107,7 +112,11 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
         state = RecordSet(
             floor=int(head["floor"]),
             done=ChunkedRanges(done),
-            deliveries=_read_numbered(objects, "deliveries/"),
+            deliveries=DeliveryCounts(
+                _read_numbered(objects, "deliveries/"),
+                _read_numbered(objects, "perhaps/"),
+                ChunkedRanges({int(number): _read_chunk(number, data) for number, data in _under(objects, "alone/")}),
+            ),
             delays=_read_numbered(objects, "delays/"),
             position=int(head["position"]),
             consumers=dict(head["consumers"]),
@@ -123,9 +132,11 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
                 WaitingEvents(sorted((_read_event(v) for _, v in _under(objects, "event/")), key=lambda e: e.position)),
             ),
         )
-        claims = [_read_claim(key, value) for key, value in _under(objects, "claim/")]
+        orders = {key: tuple(map(Ranges.from_json, json.loads(v))) for key, v in _under(objects, "order/")}
+        claims = [_read_claim(key, value, orders.get(key)) for key, value in _under(objects, "claim/")]
         open_claims = [replace(claim, picks=state.unfinished_of(claim.picks)) for claim in claims]
-        return replace(state, claims={claim.id: claim for claim in open_claims if claim.picks})
+        known = {claim.id: claim for claim in open_claims if claim.picks}
+        return replace(state, claims=known, left_orders=frozenset(orders.keys() - known.keys()))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise RecordSetError(
             f"the state of {name} in the store cannot be read ({error!r}): restore the store from a copy, or drop the "
@@ -136,9 +147,15 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
 _in_head = attrgetter("floor", "position", "consumers", "nonce", "slots", "life.position", "expired")
 
 
+def _version(state: RecordSet) -> int:
+    if state.deliveries.perhaps:
+        return FORMAT_VERSION
+    return _WITHOUT_PERHAPS if state.pledges else _WITHOUT_PLEDGES
+
+
 def _head(state: RecordSet) -> dict[str, Any]:
     return {
-        "v": FORMAT_VERSION if state.pledges else _WITHOUT_PLEDGES,
+        "v": _version(state),
         "floor": state.floor,
         "position": state.position,
         "consumers": dict(state.consumers),
@@ -158,7 +175,13 @@ def _is_part(known: Claim | None, claim: Claim, after: RecordSet) -> bool:
 
 def _chunks(state: RecordSet) -> dict[str, Chunk]:
     out = {f"done/{number}": chunk for number, chunk in state.done.chunks.items()}
-    for prefix, numbered in (("deliveries", state.deliveries), ("delays", state.delays)):
+    out |= {f"alone/{number}": chunk for number, chunk in state.deliveries.alone.chunks.items()}
+    by_number = (
+        ("deliveries", state.deliveries.shown),
+        ("perhaps", state.deliveries.perhaps),
+        ("delays", state.delays),
+    )
+    for prefix, numbered in by_number:
         for key, ranges in numbered.items():
             out |= {f"{prefix}/{key}/{number}": chunk for number, chunk in ranges.chunks.items()}
     return out
@@ -176,6 +199,15 @@ def _compare(out: dict[str, bytes | None], old: Mapping[str, Any], new: Mapping[
         if old.get(key) is not value:
             out[key] = encode(value)
     out.update({key: None for key in old if key not in new})
+
+
+def _compare_orders(out: dict[str, bytes | None], old: RecordSet, new: RecordSet) -> None:
+    """A claim keeps its order. `left_orders`: of claims that an earlier release has ended."""
+    known = {key for key, claim in old.claims.items() if claim.order is not None}
+    needed = {key: claim.order for key, claim in new.claims.items() if claim.order is not None}
+    out.update({f"order/{key}": None for key in (known - needed.keys()) | (old.left_orders - new.left_orders)})
+    for key in needed.keys() - known:
+        out[f"order/{key}"] = _dump([one.to_json() for one in needed[key]])
 
 
 def _compare_events(out: dict[str, bytes | None], old: LifeCycle, new: LifeCycle) -> None:
@@ -226,9 +258,9 @@ def _claim(c: Claim) -> list[Any]:
     ]
 
 
-def _read_claim(key: str, value: bytes) -> Claim:
+def _read_claim(key: str, value: bytes, order: tuple[Ranges, ...] | None) -> Claim:
     consumer, session, picks, *rest = json.loads(value)
-    return Claim(key, consumer, session, Ranges.from_json(picks), *rest)
+    return replace(Claim(key, consumer, session, Ranges.from_json(picks), *rest), order=order)
 
 
 def _row(a: Acknowledgement) -> list[Any]:

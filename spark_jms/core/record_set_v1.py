@@ -10,6 +10,7 @@ from spark_jms.core.chunked_ranges import ChunkedRanges
 from spark_jms.core.claim import Claim
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.redelivery import DeliveryCounts
 from spark_jms.errors import RecordSetError
 
 STATE_KEY = "state"
@@ -41,7 +42,9 @@ def from_v1(data: bytes, name: str) -> RecordSetV1:
                 key: Claim(key, consumer, session, Ranges.from_json(picks), *rest)
                 for key, consumer, session, picks, *rest in value["claims"]
             },
-            deliveries={times: ChunkedRanges.of(Ranges.from_json(r)) for times, r in value["deliveries"]},
+            deliveries=DeliveryCounts(
+                {times: ChunkedRanges.of(Ranges.from_json(r)) for times, r in value["deliveries"]}
+            ),
             consumers=value["consumers"],
             outbox=Outbox(
                 Acknowledgement(position, consumer, claim, Ranges.from_json(picks), *rest)

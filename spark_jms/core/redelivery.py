@@ -4,17 +4,37 @@
 A claim whose session died is revoked at once, unless its consumer can replay the batch: then it is in doubt until the
 consumer comes back or the in-doubt timeout is over. A revoked message goes to another consumer, flagged and counted.
 
-`Deliveries` maps a number of deliveries to the unfinished messages that were delivered so often without being
-acknowledged. A message in no entry has not been delivered yet. `Delays` maps a time to the available messages that no
-consumer gets before it.
+`Delays` maps a time to the available messages that no consumer gets before it.
 
-A message that was delivered more often than the destination's redelivery limit allows (limit 0: once) goes to the error
+**Two numbers.** A claim has more messages than its consumer has shown to the application, and a consumer that dies does not tell
+how many. So `DeliveryCounts` has, of each unfinished message, how often it was *shown* for certain, and how often besides it was
+*perhaps* shown:
+
+    what happens                                              shown   perhaps   is claimed alone next time
+    ------------                                              -----   -------   --------------------------
+    a live consumer gives it back that has delivered it       + 1               no
+    a live consumer gives it back that has not                                  as before
+    a transaction with it is rolled back                      + 1               no
+    the claim's session died: the first message in the        + 1               no
+    order of delivery that is not acknowledged
+    the claim's session died: any other message                       + 1       yes
+    a query's claim is revoked: each message, since tasks     + 1               no
+    get all of them at once
+    the store was restored from a copy                                + 1       as before
+
+The flag and the delivery count of a message cover both numbers: an application may have seen it. The redelivery limit and the
+redelivery delay go by what was shown: a message that no application has seen is never discarded, moved or held back because others of
+its claim killed their consumers. A claim of a message that is claimed *alone* has no other message (a unit of work whole), so what it
+does to its consumer is counted for it and for no other. It stops being claimed alone once it is acknowledged or was shown.
+
+A message that was shown more often than the destination's redelivery limit allows (limit 0: once) goes to the error
 destination, or is discarded where there is none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 
 from spark_jms.core.chunked_ranges import NONE, ChunkedRanges
 from spark_jms.core.claim import Claim
@@ -64,11 +84,68 @@ def forgotten(numbered: Mapping[int, ChunkedRanges], picks: Ranges) -> Mapping[i
     return {number: left for number, ranges in numbered.items() if (left := ranges - picks)}
 
 
-def beyond_limit(deliveries: Deliveries, limit: int) -> Ranges:
-    """The unfinished messages that must not be delivered again."""
-    if limit == UNLIMITED:
-        return EMPTY
-    return union(ranges.all() for times, ranges in deliveries.items() if times > limit)
+@dataclass(frozen=True)
+class DeliveryCounts:
+    """Of the unfinished messages that were delivered without being acknowledged: how often each was shown to an application, how
+    often besides it was perhaps shown, and which of them are claimed alone. A message in no entry has not been delivered yet."""
+
+    shown: Deliveries = field(default_factory=dict)
+    perhaps: Deliveries = field(default_factory=dict)
+    alone: ChunkedRanges = NONE
+
+    def __bool__(self) -> bool:
+        return bool(self.shown or self.perhaps)
+
+    def delivered(self, shown: Ranges) -> DeliveryCounts:
+        """`shown` were delivered once more, for certain."""
+        if not shown:
+            return self
+        return replace(self, shown=counted(self.shown, shown), alone=self.alone - shown if self.alone else NONE)
+
+    def perhaps_delivered(self, picks: Ranges, *, alone: bool) -> DeliveryCounts:
+        """`picks` were delivered once more, or not."""
+        if not picks:
+            return self
+        return replace(self, perhaps=counted(self.perhaps, picks), alone=self.alone | picks if alone else self.alone)
+
+    def without(self, picks: Ranges) -> DeliveryCounts:
+        """`picks` are done."""
+        if not self:
+            return self
+        alone = self.alone - picks if self.alone else NONE
+        return DeliveryCounts(forgotten(self.shown, picks), forgotten(self.perhaps, picks), alone)
+
+    def beyond(self, limit: int) -> Ranges:
+        """The messages that must not be delivered again."""
+        if limit == UNLIMITED or not self.shown:
+            return EMPTY
+        return union(ranges.all() for times, ranges in self.shown.items() if times > limit)
+
+    def counts(self, picks: Ranges) -> dict[int, Ranges]:
+        """The delivery count (above 1) that these messages get when they are delivered now -> those of `picks`."""
+        if not self.perhaps:
+            hits = {times + 1: ranges & picks for times, ranges in self.shown.items()}
+            return {count: found for count, found in sorted(hits.items()) if found}
+        made: dict[int, Ranges] = {}
+        for shown, part in _parts(self.shown, picks):
+            for perhaps, found in _parts(self.perhaps, part):
+                if shown + perhaps:
+                    made[shown + perhaps + 1] = made.get(shown + perhaps + 1, EMPTY) | found
+        return dict(sorted(made.items()))
+
+
+NOT_DELIVERED = DeliveryCounts()
+
+
+def _parts(deliveries: Deliveries, picks: Ranges) -> Iterator[tuple[int, Ranges]]:
+    """`picks` by their number, 0 included."""
+    rest = picks
+    for times, ranges in deliveries.items():
+        if found := ranges & picks:
+            rest = rest - found
+            yield times, found
+    if rest:
+        yield 0, rest
 
 
 def delay_end_ms(now_ms: int, delay_ms: int) -> int:
@@ -83,9 +160,3 @@ def delay_end_ms(now_ms: int, delay_ms: int) -> int:
 def delayed(delays: Delays, picks: Ranges, until_ms: int) -> Delays:
     """With `picks` kept back until then. They have no other delay."""
     return {**delays, until_ms: delays.get(until_ms, NONE) | picks} if until_ms and picks else delays
-
-
-def delivery_counts(deliveries: Deliveries, picks: Ranges) -> dict[int, Ranges]:
-    """The delivery count (above 1) that these messages get when they are delivered now -> those of `picks`."""
-    hits = {times + 1: ranges & picks for times, ranges in deliveries.items()}
-    return {count: ranges for count, ranges in sorted(hits.items()) if ranges}

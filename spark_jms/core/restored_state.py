@@ -14,11 +14,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spark_jms.core.claim import Claim
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
-
-_RESTORE = "restore"
 
 
 def restored(state: RecordSet, last: int, present: Ranges, written: int, logged: int = 0) -> RecordSet:
@@ -27,11 +24,10 @@ def restored(state: RecordSet, last: int, present: Ranges, written: int, logged:
     unfinished message is flagged."""
     after = state
     for claim_id in state.claims:
-        after = after.release(claim_id, delivered=True)
+        after = after.release(claim_id, delivered=False)
     after = after.skip(Ranges.of((1, last)) - present - after.moving)
-    if unseen := after.available(1, last) - state.claimed:
-        taken = after.claim(Claim(_RESTORE, _RESTORE, _RESTORE, unseen, 0, replayable=False))
-        after = taken.release(_RESTORE, delivered=True)
+    seen = after.deliveries.perhaps_delivered(after.available(1, last), alone=False)
+    after = replace(after, deliveries=seen)
     life = replace(after.life, position=max(state.life.position, logged))
     ahead = replace(after, consumers={}, position=max(state.position, written), life=life)
     return ahead.delivered_to_table(written).logged_to_table(logged)

@@ -144,9 +144,10 @@ class Account:
                 assert state.unfinished_of(taken) == taken, "a message is claimed or moving, and done"
                 assert not state.done or state.done.first > state.floor + 1
                 assert state.newest_known <= snapshot.last_sequence(member)
-                counted = [ranges.all() for ranges in state.deliveries.values()]
-                assert sum(r.count for r in counted) == union(counted).count
-                assert not state.done & union(counted)
+                for counts in (state.deliveries.shown, state.deliveries.perhaps):
+                    counted = [ranges.all() for ranges in counts.values()]
+                    assert sum(r.count for r in counted) == union(counted).count
+                    assert not state.done & union(counted)
 
     def finished(self) -> bool:
         for destination in self.tables.living():

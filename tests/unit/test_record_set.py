@@ -47,7 +47,10 @@ class Model(RuleBasedStateMachine):
         self.objects: dict[str, bytes] = {}  # as a store has them, from changes alone
         self.written: RecordSet | None = None
         self.where: dict[int, str] = dict.fromkeys(range(1, LAST + 1), "available")
-        self.deliveries: dict[int, int] = dict.fromkeys(range(1, LAST + 1), 0)
+        self.deliveries: dict[int, int] = dict.fromkeys(range(1, LAST + 1), 0)  # shown, or perhaps shown
+        self.shown: dict[int, int] = dict.fromkeys(range(1, LAST + 1), 0)
+        self.alone: set[int] = set()
+        self.orders: dict[str, list[list[int]] | None] = {}  # claim -> what its consumer shows at a time
         self.not_before: dict[int, int] = {}
         self.sessions: dict[str, str] = {}
         self.dead: set[str] = set()
@@ -76,8 +79,10 @@ class Model(RuleBasedStateMachine):
             self.dead.add(self.sessions.pop(consumer))
 
     @precondition(lambda self: self.sessions)
-    @rule(data=st.data(), count=st.integers(1, 9), skip=st.integers(0, 5), replayable=st.booleans())
-    def pick(self, data: st.DataObject, count: int, skip: int, replayable: bool) -> None:
+    @rule(
+        data=st.data(), count=st.integers(1, 9), skip=st.integers(0, 5), replayable=st.booleans(), sorts=st.booleans()
+    )
+    def pick(self, data: st.DataObject, count: int, skip: int, replayable: bool, sorts: bool) -> None:
         consumer = data.draw(st.sampled_from(sorted(self.sessions)))
         available = self.state.available(1, LAST)
         picks = (available - available.take(skip)).take(count)
@@ -91,7 +96,15 @@ class Model(RuleBasedStateMachine):
             assert self.deliveries[n] + 1 == next((k for k, r in redelivered.items() if n in r), 1)
             self.where[n] = key
             self.not_before.pop(n, None)
-        self.state = self.state.claim(claim(key, consumer, self.sessions[consumer], picks, replayable=replayable))
+        made = claim(key, consumer, self.sessions[consumer], picks, replayable=replayable)
+        self.orders[key] = None
+        if sorts:
+            shuffled = data.draw(st.permutations(picks.numbers().tolist()))
+            at_a_time, known = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 4))
+            groups = [shuffled[at : at + at_a_time] for at in range(0, len(shuffled), at_a_time)][:known]
+            self.orders[key] = groups
+            made = replace(made, order=tuple(Ranges.from_numbers(group) for group in groups))
+        self.state = self.state.claim(made)
         self.replayable[key] = replayable
 
     @precondition(lambda self: self.state.claims)
@@ -135,12 +148,26 @@ class Model(RuleBasedStateMachine):
         self.state = self.state.release(key, chosen, delivered=delivered, until_ms=until)
         self.give_back(chosen, delivered, until)
 
-    def give_back(self, picks: Ranges, delivered: bool, until: int = 0) -> None:
+    def give_back(self, picks: Ranges, delivered: bool, until: int = 0, shown: set[int] | None = None) -> None:
         for n in picks.numbers().tolist():
             self.where[n] = "available"
             self.deliveries[n] += delivered
-            if delivered and until:
-                self.not_before[n] = until
+            if delivered and (shown is None or n in shown):
+                self.shown[n] += 1
+                self.alone.discard(n)
+                if until:
+                    self.not_before[n] = until
+            elif delivered:
+                self.alone.add(n)
+
+    def shown_first(self, key: str, picks: Ranges) -> set[int] | None:
+        """Of a claim whose session is dead; None: all of it."""
+        left, groups = set(picks.numbers().tolist()), self.orders[key]
+        if self.replayable[key]:
+            return None
+        if groups is None:
+            return {min(left)}
+        return next((found for group in groups if (found := left & set(group))), set())
 
     @rule(passed=st.integers(0, 80), delay=st.sampled_from([0, 500]))
     def sweep(self, passed: int, delay: int) -> None:
@@ -151,7 +178,7 @@ class Model(RuleBasedStateMachine):
             if held.session in live:
                 continue
             if not self.replayable[key] or self.now - self.doubt.setdefault(key, self.now) >= 60:
-                self.give_back(held.picks, True, delay_end_ms(self.now, delay))
+                self.give_back(held.picks, True, delay_end_ms(self.now, delay), self.shown_first(key, held.picks))
         self.state = self.state.sweep(live, self.now, 60, delay)
         assert self.state.sweep(live, self.now, 60, delay) is self.state
 
@@ -167,10 +194,10 @@ class Model(RuleBasedStateMachine):
 
     @rule(limit=st.integers(-1, 3), discard=st.booleans())
     def enforce_limit(self, limit: int, discard: bool) -> None:
-        """C8: beyond the limit is what was delivered more often and is neither claimed nor moving, delayed or not."""
+        """C8: beyond the limit is what was shown more often and is neither claimed nor moving, delayed or not."""
         beyond = self.state.beyond_limit(limit)
         assert set(beyond.numbers().tolist()) == {
-            n for n, place in self.where.items() if place == "available" and 0 <= limit < self.deliveries[n]
+            n for n, place in self.where.items() if place == "available" and 0 <= limit < self.shown[n]
         }
         if discard and beyond:
             position = self.state.position
@@ -244,6 +271,8 @@ class Model(RuleBasedStateMachine):
         late = {n: until for until, ranges in self.state.delays.items() for n in ranges.all().numbers().tolist()}
         assert late == {n: until for n, until in self.not_before.items() if self.where[n] == "available"}
         assert set(self.state.waiting.numbers().tolist()) == set(late)
+        alone = set(self.state.deliveries.alone.all().numbers().tolist())
+        assert alone == {n for n in self.alone if self.where[n] != "done"}
 
 
 Model.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

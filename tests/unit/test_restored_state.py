@@ -59,4 +59,13 @@ def test_message_delivered_before_counts_on() -> None:
         claim = Claim(f"c{n}", "a", "a", Ranges.of((1, 1)), 0, replayable=False)
         state = state.attach("a", "a").claim(claim).release(claim.id, delivered=True)
     held = state.claim(Claim("held", "a", "a", Ranges.of((1, 1)), 0, replayable=False))
-    assert list(restored(held, 1, Ranges.of((1, 1)), 0).redelivered(Ranges.of((1, 1)))) == [4]
+    after = restored(held, 1, Ranges.of((1, 1)), 0)
+    assert list(after.redelivered(Ranges.of((1, 1)))) == [4]
+    assert not after.beyond_limit(2)
+
+
+def test_a_restore_takes_no_message_for_shown() -> None:
+    """C8, C19: the backlog of a restored queue with redelivery limit 0 is delivered, not discarded; and in claims of any size."""
+    after = restored(RecordSet(), 9, Ranges.of((1, 9)), 0)
+    assert not after.beyond_limit(0)
+    assert not after.deliveries.alone
