@@ -2,19 +2,21 @@
 
 The order makes it consistent:
 
-1. All record sets, as of one moment of the store; of each server's store, one after the other.
-2. Each table at one later version.
+1. All record sets, as of one moment of the store; of each server's store, one after the other, the domain's own last.
+2. Each table at one later version, with the files that are staged there for open transactions and transfers.
 
 So no record set names a message that its table lacks because it was sent later: the store numbers nothing, it follows the
-tables. A record set is compared with its table only, never with another record set, so the stores of several servers need
-not be read at the same moment. What happened in between makes a record set older than its table, and
+tables. A record set is compared with its table, so the stores of several servers need not be read at the same moment. Only a
+transaction's acknowledgement depends on another record, its coordinator in the domain's own store: read later, the coordinator has
+decided whatever a server's store says is acknowledged. What happened in between makes a record set older than its table, and
 `core/restored_state.py` mends that. Files that a purge or a compaction removes meanwhile stay on disk for `fileGrace`; when one
 is deleted all the same, its table is copied at a newer version, which is as good.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from spark_jms.admin.backup_files import (
@@ -26,6 +28,7 @@ from spark_jms.admin.backup_files import (
     described,
     write_records,
 )
+from spark_jms.admin.backup_staged import StagedTarget, staged_targets
 from spark_jms.claims.acknowledgement_table import position_id
 from spark_jms.claims.left_out import LEFT_OUT
 from spark_jms.claims.record_sets import label_of
@@ -54,6 +57,7 @@ from spark_jms.store import RecordCorruptError, Store, StoreError
 from spark_jms.store.admin import dump
 from spark_jms.store.reports import DumpedRecord
 
+log = logging.getLogger("spark_jms")
 _MAX_VERSIONS = 10  # of one table, until a version's files could all be copied
 
 
@@ -71,8 +75,9 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
     entries = {name: domain.servers.entry(name) for name in domain.servers.names()}
     servers = {name: entry.store for name, entry in entries.items()}
     left_out = _left_out(domain)  # before the stores: messages may be released meanwhile
-    records = {server: _records(store, server) for server in (HOME, *servers)}
+    records = {server: _records(store, server) for server in (*servers, HOME)}
     store_read_ms = now_ms()
+    staged = staged_targets(record for own in records.values() for record in own.values())
     files: list[CopiedFile] = []
     tables: list[TableCopy] = []
     stopped: dict[str, int] = {}
@@ -85,7 +90,7 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
         table = domain.life_cycle(name)
         events = _Table(table, entry.life_cycle) if table is not None else None
         logged = events.copy(target) if events is not None else None
-        messages = _Table(domain.log(name), entry.path)
+        messages = _Table(domain.log(name), entry.path, staged)
         snapshot = messages.copy(target)
         if added := set(snapshot.destination.servers_in_use()) - records.keys():
             raise BackupError(f"server {min(added)} was added while the backup was made: back up again")
@@ -207,10 +212,10 @@ def _with_state(record: DumpedRecord | None, name: str, state: RecordSet) -> Dum
 
 
 class _Table:
-    """Copies one table. `files` names what the backup has of it."""
+    """Copies one table. `files` names what the backup has of it. `staged`: by the id of a table, what may be appended to it."""
 
-    def __init__(self, log: DeltaLog, path: str) -> None:
-        self._log, self._path = log, path
+    def __init__(self, log: DeltaLog, path: str, staged: Mapping[str, Sequence[StagedTarget]] | None = None) -> None:
+        self._log, self._path, self._staged = log, path, staged or {}
         self._copied: dict[str, CopiedFile] = {}
         self.files: list[CopiedFile] = []
 
@@ -224,27 +229,40 @@ class _Table:
                 f"files of {self._log.name} were deleted while they were copied, {_MAX_VERSIONS} times in a row: raise "
                 "fileGrace above the time that a backup takes"
             )
-        for path in self._copied.keys() - set(snapshot.files):
+        staged = self._staged_files(snapshot)
+        for path in self._copied.keys() - set(snapshot.files) - staged:
             target.delete(f"{DOMAIN}/{self._path}/{path}")
         table = target.child(f"{DOMAIN}/{self._path}")
         write_checkpoint(table, snapshot)
         log_files = (checkpoint_path(snapshot.version), LAST_CHECKPOINT)
-        self.files = [self._copied[path] for path in snapshot.files]
+        self.files = [self._copied[path] for path in (*snapshot.files, *sorted(staged & self._copied.keys()))]
         self.files += [described(target, f"{DOMAIN}/{self._path}/{path}") for path in log_files]
         return snapshot
 
+    def _staged_files(self, snapshot: Snapshot) -> frozenset[str]:
+        targets = self._staged.get(snapshot.table_id, ())
+        return frozenset().union(*(staged.needed(snapshot.transactions) for staged in targets))
+
     def _copy_data(self, target: Storage, snapshot: Snapshot) -> bool:
         """False when a file is not there any more because a newer version does not need it."""
-        for path in snapshot.files:
+        for path in (*snapshot.files, *self._staged_files(snapshot)):
             if path in self._copied:
                 continue
             try:
                 self._copied[path] = copy(self._log.storage, path, target, f"{DOMAIN}/{self._path}/{path}")
             except OSError as error:
-                if path not in self._log.refresh().files:
+                newer = self._log.refresh()
+                if path in snapshot.files and path in newer.files:
+                    raise BackupError(
+                        f"data file {self._path}/{path} cannot be read ({error}): restore it, or purge its messages, then "
+                        "back up again"
+                    ) from error
+                if path in snapshot.files or path not in self._staged_files(newer):
                     return False
-                raise BackupError(
-                    f"data file {self._path}/{path} cannot be read ({error}): restore it, or purge its messages, then back "
-                    "up again"
-                ) from error
+                log.warning(
+                    "staged file %s/%s cannot be read (%s): its transaction or transfer is blocked, in the backup too",
+                    self._path,
+                    path,
+                    error,
+                )
         return True

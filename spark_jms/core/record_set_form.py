@@ -38,7 +38,7 @@ from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.redelivery import DeliveryCounts
 from spark_jms.core.subscription_limit import NOTHING_DROPPED, LimitAccount
-from spark_jms.core.transfer import intent_from_json, intent_to_json
+from spark_jms.core.transfer import Intent, intent_from_json, intent_to_json
 from spark_jms.errors import FormatVersionError, RecordSetError
 
 FORMAT_VERSION = 4
@@ -233,6 +233,16 @@ def _read_chunk(number: str, data: bytes) -> Chunk:
     chunk = Chunk(int(number), data=data)
     chunk.check()
     return chunk
+
+
+def intents_of(objects: Mapping[str, bytes], name: str) -> list[Intent]:
+    """The open transfers alone, of a record set or of any other record. Raises RecordSetError with `name`."""
+    try:
+        return [intent_from_json(json.loads(value)) for _, value in _under(objects, "intent/")]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordSetError(
+            f"the transfers of {name} in the store cannot be read ({error!r}): restore the store from a copy"
+        ) from error
 
 
 def _under(objects: Mapping[str, bytes], prefix: str) -> Iterator[tuple[str, bytes]]:

@@ -217,6 +217,8 @@ def test_backup_of_an_open_transfer_restores_each_message_once(
     back_up(context._domain, context._store, str(tmp_path / "backup"))
     restore_backup(str(tmp_path / "backup"), str(tmp_path / "restored"), "file")
     with connect(tmp_path / "restored", housekeeping=False) as restored:
+        steps = [[row.next for row in views.transfers(c._domain, c._store, "orders")] for c in (context, restored)]
+        assert steps[0] == steps[1]  # the files that it has staged are there
         run(restored, MoveOrder("orders", "errors"))
         assert everything(restored, "orders") == {}
         assert everything(restored, "errors") == before

@@ -15,17 +15,24 @@ import pytest
 from click.testing import CliRunner
 
 import spark_jms
+from spark_jms.admin import backup as backups
+from spark_jms.admin.backup import back_up
+from spark_jms.admin.pause import pause, resume
+from spark_jms.admin.restore import restore
 from spark_jms.admin.transactions import transactions
 from spark_jms.claims.coordinators import Coordinator
 from spark_jms.claims.subscriber import Subscriber
+from spark_jms.claims.views import opened_store
 from spark_jms.cli.main import cli
 from spark_jms.client import TransactedSession, coordinated_commit
 from spark_jms.client.transacted_delivery import TransactedDelivery
+from spark_jms.core.pause import INSERTION
 from spark_jms.errors import (
     CommitOutcomeUnknownError,
     ConsumerClosedException,
     JmsqError,
     TransactionRolledBackException,
+    TransactionUnfinishedError,
 )
 from spark_jms.log.domain import Domain
 from spark_jms.store import MemoryStore, StoreBusyError
@@ -217,6 +224,84 @@ def test_owner_dead_at_any_step_leaves_all_or_nothing(
     assert shown(in_memory) == expected
     assert not open_ones(in_memory)
     assert sorted(str(m.text) for m in drained(in_memory, "orders")) == expected[0]
+
+
+def restored_copy(root: str, where: Path) -> str:
+    """A new domain on file stores, from a backup."""
+    with opened_store(Domain(root)) as store:
+        back_up(Domain(root), store, str(where / "backup"))
+    copy = str(where / "restored")
+    restore(str(where / "backup"), copy, "file", servers={"a": "file", "b": "file"})
+    return copy
+
+
+@pytest.mark.parametrize("point", POINTS, ids=lambda point: "-".join(map(str, point)))
+def test_backup_beside_an_open_transaction_restores_all_or_nothing(
+    in_memory: str, point: tuple[str, int, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """C19, T16: what is decided and not complete is completed in the restored domain, each message exactly once."""
+    expected = EVERYTHING if POINTS.index(point) >= DECIDED else NOTHING
+    with stopped_owner(in_memory, point, monkeypatch):
+        copy = restored_copy(in_memory, tmp_path)
+        by_command(copy)
+        assert not open_ones(copy)
+        assert tuple(sorted(str(m.text) for m in drained(copy, name)) for name in DESTINATIONS) == expected
+
+
+def test_backup_with_a_paused_target_is_made_and_completed_once_it_resumes(
+    in_memory: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """C19, T16: the backup waits for no target."""
+    with stopped_owner(in_memory, ("decide", 1, "after"), monkeypatch):
+        pause(Domain(in_memory), "audit", [INSERTION])
+        copy = restored_copy(in_memory, tmp_path)
+        assert not has_ended(copy)
+        resume(Domain(copy), "audit", [INSERTION])
+        by_command(copy)
+        assert tuple(sorted(str(m.text) for m in drained(copy, name)) for name in DESTINATIONS) == EVERYTHING
+
+
+def test_backup_without_a_staged_file_is_made_and_names_it(
+    in_memory: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C19, T16: a file that was deleted by hand blocks its transaction in the copy as in the domain, and keeps nothing else back."""
+    with stopped_owner(in_memory, ("decide", 1, "after"), monkeypatch):
+        (gone,) = Path(in_memory, "audit").glob("m*.parquet")
+        gone.unlink()
+        copy = restored_copy(in_memory, tmp_path)
+        assert gone.name in caplog.text
+        assert not has_ended(copy)
+        (blocked,) = open_ones(copy)
+        assert any("audit: blocked" in text for text in blocked.waits)
+        assert [m.text for m in drained(copy, "prices")] == EVERYTHING[2]
+
+
+def test_transaction_decided_between_two_stores_of_a_backup_is_not_lost(
+    in_memory: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """C19, T16, M10: a server's store that says "acknowledged" has a coordinator that says "committed"."""
+    read, done = backups._records, list[str]()
+
+    def then_a_transaction(store: Any, server: str) -> Any:
+        found = read(store, server)
+        if not done:
+            done.append(server)
+            with spark_jms.connect(in_memory, housekeeping=False) as context, context.transacted_session() as session:
+                worked(session)
+                with monkeypatch.context() as patch:
+                    patch.setattr(coordinated_commit, "append_transfer", _no_answer)
+                    with pytest.raises(TransactionUnfinishedError):
+                        session.commit()
+        return found
+
+    monkeypatch.setattr(backups, "_records", then_a_transaction)
+    copy = restored_copy(in_memory, tmp_path)
+    by_command(copy)
+    assert [[str(m.text) for m in drained(copy, name)] for name in ("audit", "prices")] == [["seen"], ["price"]]
+
+
+def _no_answer(*_: Any, **__: Any) -> None:
+    raise OSError("no answer")
 
 
 @pytest.mark.parametrize("point", [("pledge", 2, "after"), ("decide", 1, "after"), ("end_pledges", 1, "after")])
