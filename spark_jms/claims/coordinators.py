@@ -1,4 +1,4 @@
-"""The coordinators of a domain's transactions: taken by sessions, completed after a crash (T16). core/transaction.py has the rules."""
+"""The coordinators of a domain's transactions: taken by commits, completed after a crash (T16). core/transaction.py has the rules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ from spark_jms.errors import (
     LastResourceError,
     OptionError,
     RecordSetError,
-    TransactionUnfinishedError,
 )
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
@@ -118,10 +117,15 @@ class Coordinators:
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._taken: dict[int, Coordinator] = {}
+        self._kept: list[Coordinator] = []  # of those, the ones that no commit uses
 
     def take(self) -> Coordinator:
-        """One that has no open transaction. What a dead owner left open there is completed first; a transaction that cannot end
-        yet keeps its coordinator. Raises TransactionUnfinishedError when all of them are in use."""
+        """One that has no open transaction, until `keep` or `give_back`: one that this process keeps, or else another. What a dead
+        owner left open there is completed first; a transaction that cannot end yet keeps its coordinator. Raises
+        IllegalStateException when all of them are in use."""
+        with self._lock:
+            if self._kept:
+                return self._kept.pop()
         held = {name for name, info in home_of(self._store).infos(COORDINATORS_PREFIX).items() if info.holder}
         for slot in range(MAX_COORDINATORS):
             coordinator = None if coordinator_record(slot) in held else self._taken_up(slot)
@@ -135,9 +139,17 @@ class Coordinators:
                     self.give_back(coordinator)
             if is_free:
                 return coordinator
-        raise TransactionUnfinishedError(
-            f"{MAX_COORDINATORS} transactions of the domain are open: see `jmsq transactions`"
-        )
+        raise IllegalStateException(f"{MAX_COORDINATORS} transactions of the domain are open: see `jmsq transactions`")
+
+    def keep(self, coordinator: Coordinator) -> None:
+        """A commit has ended, and the next one of this process takes its coordinator again, without a write of the store. So a process
+        has as many as it has made commits at once, however many sessions it has."""
+        with self._lock:
+            is_free = coordinator.state.open is None
+            if is_free and self._taken.get(coordinator.state.slot) is coordinator:
+                self._kept.append(coordinator)
+        if not is_free:
+            self.give_back(coordinator)
 
     def _taken_up(self, slot: int) -> Coordinator | None:
         """Opened, and this process's until `give_back`. None when this or another process has it, and when it cannot be read."""
@@ -165,6 +177,7 @@ class Coordinators:
         """The store did not take the release of a coordinator. While the session lived, no process could open that record."""
         session, self._session = self._session, None
         self._taken.clear()
+        self._kept.clear()
         if session is not None:
             with suppress(StoreError):
                 session.close()
@@ -290,6 +303,7 @@ class Coordinators:
     def close(self) -> None:
         with self._lock:
             self._taken.clear()
+            self._kept.clear()
             if self._session is not None:
                 self._session.close()
 

@@ -132,7 +132,6 @@ class SessionTransaction:
                     f"the transaction was rolled back: {type(error).__name__}: {error}"
                 ) from error
             except BaseException:  # an interrupt
-                self._leave_coordinator()
                 self._roll_back_quietly()
                 raise
             self._forget()
@@ -163,7 +162,6 @@ class SessionTransaction:
     def close(self) -> None:
         with self.lock:
             self._forget()
-            self._leave_coordinator()
             self._roll_back_database()
             self._close_database()
 
@@ -204,9 +202,8 @@ class SessionTransaction:
             if self._database is not None:
                 self._database.resource.commit(self._database.connection)
         elif self._database is not None or not self._commit_at_once(sends, durable):
-            commit = CoordinatedCommit(self._coordinators, self._opened(), sends, durable, self._database)
             try:
-                commit.run(self._leave_coordinator)
+                self._coordinate(sends, durable)
             except TransactionUnfinishedError:  # it is decided
                 _acknowledge_temporary(found)
                 raise
@@ -227,10 +224,26 @@ class SessionTransaction:
                 "acknowledged, or delivered again"
             ) from error
 
-    def _opened(self) -> Coordinator:
-        if self._coordinator is None:
-            self._coordinator = self._coordinators.take()
-        return self._coordinator
+    def _coordinate(self, sends: Sequence[CollectedSends], durable: Delivered) -> None:
+        """With a coordinator that belongs to this session for so long."""
+        self._coordinator = self._coordinators.take()
+        try:
+            CoordinatedCommit(self._coordinators, self._coordinator, sends, durable, self._database).run(
+                self._leave_coordinator
+            )
+        except Exception:
+            self._keep_coordinator()
+            raise
+        except BaseException:  # an interrupt: the store may know more than `state`
+            self._leave_coordinator()
+            raise
+        self._keep_coordinator()
+
+    def _keep_coordinator(self) -> None:
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
+            with suppress(StoreError):
+                self._coordinators.keep(coordinator)
 
     def _send(self, sends: CollectedSends) -> None:
         """Everything for one destination: one commit of its log."""

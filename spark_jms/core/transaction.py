@@ -1,8 +1,8 @@
 """Transactions: sends to several destinations and acknowledgements of several consumers, all or none, exactly once (T16).
 
-A transacted session has a *coordinator*: a record in the domain's home store, `transactions/<slot>`, which one live session
-holds at a time. Its state is a life (`nonce`), the newest number given in it, and the transaction that is open. Life, slot and
-number are the transaction's ticket (transfer.py), by which every target's log and every origin's record set knows it.
+A commit has a *coordinator*: a record in the domain's home store, `transactions/<slot>`, which one process holds at a time and uses
+for one commit after the other. Its state is a life (`nonce`), the newest number given in it, and the transaction that is open.
+Life, slot and number are the transaction's ticket (transfer.py), by which every target's log and every origin's record set knows it.
 
     step                                               written where                       a crash behind it
     ----                                               -------------                       -----------------
@@ -67,7 +67,7 @@ from spark_jms.core.transfer import TargetOutcome, Ticket, TransferTarget
 from spark_jms.errors import FormatVersionError, IllegalStateException, RecordSetError
 
 FORMAT_VERSION = 1
-MAX_COORDINATORS = 256
+MAX_COORDINATORS = 65_536  # as many as ever commit at once: a limit on loops, not on users
 COORDINATOR_KEY = "coordinator"
 COORDINATORS_PREFIX = "transactions/"
 

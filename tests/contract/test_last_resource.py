@@ -174,7 +174,8 @@ def test_a_sleeping_owner_cannot_commit_after_recovery(context: Context, databas
     send_texts(context, "a")
     with context.transacted_session(last_resource="shop") as session:
         book(session)
-        sleeper = session._transaction._opened()
+        sleeper = context._coordinators.take()
+        context._coordinators.keep(sleeper)  # the commit takes it
         prepare = sleeper.prepare
 
         def slept(*arguments: Any) -> None:
@@ -217,8 +218,7 @@ def test_a_restored_coordinator_asks_the_database_for_fresh_numbers(context: Con
             assert consumer.receive(timeout=5) is not None
             session.connection.execute(f"INSERT INTO bookings VALUES ('{number}')")
             session.commit()
-            coordinator = session._transaction._coordinator
-            assert coordinator is not None
+            (coordinator,) = context._coordinators._kept
             coordinator.state = replace(coordinator.state, number=0)
     assert (sorted(rows(database)), shown(context, "orders")) == (["0", "1", "2"], [])
     assert len(rows(database, "jmsq_decisions")) == 3
