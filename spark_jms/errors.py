@@ -237,6 +237,10 @@ class IllegalStateException(JmsqError):
     """The object's state does not allow this call: the error names that state."""
 
 
+class ForkedProcessError(IllegalStateException):
+    """The parent of this forked process made this context, or what belongs to it: connect again in this process."""
+
+
 class InvalidClientIDException(JmsqError):
     """Another connection has this restricted client id: close it, take another id, or let both be unrestricted."""
 

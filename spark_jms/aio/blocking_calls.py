@@ -19,6 +19,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
+from spark_jms.client.closing import OwningProcess
+
 log = logging.getLogger("spark_jms")
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -37,7 +39,17 @@ class BlockingCalls:
         self._posting = threading.Lock()
         self._resting = threading.Lock()  # between two calls, a thread is idle or ends
         self._closed = False
+        self._process = OwningProcess()
         self._discarding: set[asyncio.Future[Any]] = set()  # what was opened for cancelled coroutines
+
+    @property
+    def is_parent(self) -> bool:
+        """This process is a forked child, and closes nothing."""
+        return self._process.is_parent
+
+    def check(self) -> None:
+        """Raises ForkedProcessError in a forked child."""
+        self._process.check()
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.shield(await self._start_in_turn(partial(function, *args, **kwargs)))
@@ -63,7 +75,8 @@ class BlockingCalls:
         return call
 
     def start(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """Cancelling the future does not end the call."""
+        """Cancelling the future does not end the call. Raises ForkedProcessError in a forked child, which has no such threads."""
+        self._process.check()
         future: asyncio.Future[T] = self._loop.create_future()
         context = contextvars.copy_context()  # what the coroutine's spans are inside of
 

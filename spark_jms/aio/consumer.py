@@ -96,6 +96,8 @@ class AsyncConsumer:
 
     async def close(self) -> None:
         """As `Consumer.close`. A receive that waits returns None."""
+        if self._calls.is_parent:
+            return
         await self._calls.run(self._consumer.close)
 
     async def __aenter__(self) -> AsyncConsumer:

@@ -159,6 +159,8 @@ class AsyncContext:
 
     async def close(self) -> None:
         """As `Context.close`."""
+        if self._calls.is_parent:
+            return
         await self._calls.discarded()
         await self._calls.run(self.blocking.close)
         self._calls.close()

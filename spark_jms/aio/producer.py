@@ -47,6 +47,7 @@ class AsyncProducer:
         Cancelled while it waits for that, it has sent nothing. Cancelled later, the message is sent all the same; an error of it
         goes to the log.
         """
+        self._calls.check()
         size = item_bytes(template if isinstance(template, Message) else arguments)  # type: ignore[arg-type]
         await self._wait(size)
         outcome: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
@@ -132,6 +133,8 @@ class AsyncProducer:
 
     async def close(self) -> None:
         """Returns once its sends are complete."""
+        if self._calls.is_parent:
+            return
         await self._calls.run(self._producer.close)
 
     async def __aenter__(self) -> AsyncProducer:

@@ -39,7 +39,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from spark_jms.client.shared_send import OutgoingMessages, Part, SharedSender
-from spark_jms.errors import ClosedError, CommitOutcomeUnknownError, IllegalStateException, own_copy
+from spark_jms.errors import (
+    ClosedError,
+    CommitOutcomeUnknownError,
+    ForkedProcessError,
+    IllegalStateException,
+    own_copy,
+)
 from spark_jms.store.forks import abandon_in_child
 
 log = logging.getLogger("spark_jms")
@@ -90,7 +96,7 @@ class AsynchronousSender:
 
     # -- the application's threads --------------------------------------------------------------------------------
     def submit(self, send: AsynchronousSend) -> None:
-        """Waits while too much is outstanding. Raises ClosedError, and IllegalStateException in a forked child."""
+        """Waits while too much is outstanding. Raises ClosedError, and ForkedProcessError in a forked child."""
         with self._lock:
             while send.waits and self._is_full(send.bytes) and not self.in_listener:
                 send.check()
@@ -98,7 +104,7 @@ class AsynchronousSender:
                     self._room.wait()
             send.check()
             if self._abandoned:
-                raise IllegalStateException("the parent of this forked process opened the context: connect again here")
+                raise ForkedProcessError()
             if self._closed:
                 raise ClosedError("this context is closed: connect again")
             if self._thread is None or not self._thread.is_alive():  # an interrupt may have left it without a start

@@ -66,6 +66,7 @@ class Browser:
             return views.states(self._domain, self._store, self.destination, self._subscription, members)
 
     def _messages(self) -> Iterator[Message]:
+        self._check()
         table = self._domain.log(self.destination)
         before = table.refresh()
         states = self._states(before.destination)

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import get_args
 
-from spark_jms.client.closing import ClosedAtTheEnd
+from spark_jms.client.closing import ClosedAtTheEnd, OwningProcess
 from spark_jms.client.delivery import ConsumerStatistics
 from spark_jms.client.durations import seconds_of
 from spark_jms.client.listener import ListenerThread
@@ -52,6 +52,7 @@ class Consumer(ClosedAtTheEnd):
         self.mode, self.prefetch = receiver.mode, receiver.prefetch
         self.outlived = receiver.outlived  # its queue or durable subscription keeps messages while it has no consumer
         self._receiver, self._listener, self._on_close = receiver, listener, on_close
+        self._process = OwningProcess()
 
     # -- receiving ------------------------------------------------------------------------------------------------
     def receive(self, timeout: DurationLike | None = None) -> Message | None:
@@ -86,10 +87,12 @@ class Consumer(ClosedAtTheEnd):
 
     # -- the end --------------------------------------------------------------------------------------------------
     def statistics(self) -> ConsumerStatistics:
+        self._process.check()
         return self._receiver.statistics(self._listener.failures if self._listener else 0)
 
     def reset_statistics(self) -> None:
         """Count from 0 again; the high mark begins with what is pending now (T17)."""
+        self._process.check()
         if self._listener is not None:
             self._listener.failures = 0
         self._receiver.reset_statistics()
@@ -100,6 +103,8 @@ class Consumer(ClosedAtTheEnd):
 
     def close(self) -> None:
         """Release everything at once. Raises the error that ended the listener, unless an exception listener got it."""
+        if self._process.is_parent:
+            return
         self._receiver.stop()
         if self._listener is not None:
             self._listener.join()
@@ -111,6 +116,8 @@ class Consumer(ClosedAtTheEnd):
             self._listener.raise_unreported()
 
     def __repr__(self) -> str:
+        if self._process.is_parent:
+            return f"<Consumer {self.name} of {self.destination}: of the parent process>"
         now = self.statistics()
         return (
             f"<Consumer {self.name} of {self.destination}: {'closed, ' if self.closed else ''}{self.mode}, "

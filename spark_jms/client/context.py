@@ -19,7 +19,7 @@ from spark_jms.claims.subscriptions import drop_subscription, droppable_subscrip
 from spark_jms.client.asynchronous_send import AsynchronousSender
 from spark_jms.client.browser import Browser
 from spark_jms.client.choices import Choices, choices_of
-from spark_jms.client.closing import ClosedAtTheEnd
+from spark_jms.client.closing import ClosedAtTheEnd, OwningProcess
 from spark_jms.client.consumer import Consumer
 from spark_jms.client.consumer_arguments import (
     GivenConsumer,
@@ -99,7 +99,8 @@ def connect(
 
 
 class Context(ClosedAtTheEnd):
-    """Thread-safe; one per process is enough. Closing it closes everything it has made.
+    """Thread-safe; one per process is enough. Closing it closes everything it has made. In a forked child its calls, and those of
+    everything that it has made, raise ForkedProcessError, and closing them does nothing: the child connects for itself.
 
     Failures of the background work are in `statistics()` and in the log. A consumer's next call raises an error of its own
     hand-over, and of the acknowledgement table when that could not be written for a minute; nothing else of the
@@ -110,6 +111,7 @@ class Context(ClosedAtTheEnd):
         self, domain: Domain, housekeeping: bool, identity: ClientIdentity, choices: Choices, buffer: MessageBuffer
     ) -> None:
         self.root, self.client_id = domain.root, identity.client_id
+        self._process = OwningProcess()
         self._domain, self._choices = domain, choices
         self._store: Store = open_stores(domain)
         try:
@@ -153,6 +155,7 @@ class Context(ClosedAtTheEnd):
         drops those that are sent again; it sends no message one-way, and producers that were created with this id before send no
         more (M1; one commit). Raises OptionError, and InvalidDestinationError, which lists the existing destinations, or the
         servers of this one."""
+        self._check()
         send_timeout_s = seconds_of("send_timeout", send_timeout)
         check_listener("exception_listener", exception_listener)
         address = DestinationAddress.parse(destination)
@@ -199,6 +202,7 @@ class Context(ClosedAtTheEnd):
         Raises OptionError, InvalidSelectorError, InvalidDestinationError, SubscriptionInUseError, and MemberUnavailableError
         when there is no member to pin to.
         """
+        self._check()
         check_mode(acknowledge)
         given = GivenConsumer(
             destination,
@@ -264,6 +268,7 @@ class Context(ClosedAtTheEnd):
         Raises InvalidDestinationError, InvalidSelectorError, OptionError, and MemberUnavailableError when there is no member
         to pin to.
         """
+        self._check()
         address = DestinationAddress.parse(destination)
         subscription = self._destinations.kept_at(address, subscription)
         if limit is not None and (type(limit) is not int or limit < 0):
@@ -309,12 +314,14 @@ class Context(ClosedAtTheEnd):
 
     def subscriptions(self, topic: str) -> list[Subscription]:
         """The durable subscriptions of a topic. Raises InvalidDestinationError."""
+        self._check()
         declared = self._destinations.log(topic).snapshot.destination
         return [declared.subscriptions[name] for name in declared.subscription_names() if declared.is_topic]
 
     def unsubscribe(self, topic: str, subscription: str) -> None:
         """Drop a durable subscription and its backlog. Raises InvalidDestinationError when there is none, and
         IllegalStateException while a consumer uses it (C10)."""
+        self._check()
         address = DestinationAddress.parse(topic)
         kept = self._destinations.kept_at(address, subscription)
         assert kept is not None
@@ -350,12 +357,14 @@ class Context(ClosedAtTheEnd):
         self._delete_temporary(inbox.destination)
 
     def _check(self) -> None:
-        """Raises ClosedError when the context is closed."""
+        """Raises ClosedError when the context is closed, and ForkedProcessError in a forked child."""
+        self._process.check()
         if self._closed:
             raise ClosedError("this context is closed: connect again")
 
     # -- the end --------------------------------------------------------------------------------------------------
     def statistics(self) -> ContextStatistics:
+        self._process.check()
         producers, consumers = self._producers.open, self._consumers.open
         return ContextStatistics(
             len(producers),
@@ -373,6 +382,7 @@ class Context(ClosedAtTheEnd):
 
     def reset_statistics(self) -> None:
         """The high marks begin with what is open now, and the totals at 0 (T17)."""
+        self._process.check()
         self._producers.open.reset()
         self._consumers.open.reset()
 
@@ -381,7 +391,7 @@ class Context(ClosedAtTheEnd):
         `spark-jms[metrics]` (M5)."""
         with needs("metrics"):
             from spark_jms.client.metrics import ContextCollector
-        return ContextCollector(self.statistics, self._producers.open, self._consumers.open)
+        return ContextCollector(self.statistics, self._producers.open, self._consumers.open, self._process)
 
     @property
     def closed(self) -> bool:
@@ -391,6 +401,8 @@ class Context(ClosedAtTheEnd):
         """Close the consumers, which release their unacknowledged messages, then the producers, once their asynchronous sends are
         complete, then everything else. Raises the first error of closing them, and IllegalStateException in a completion
         listener."""
+        if self._process.is_parent:
+            return
         self._asynchronous.refuse_in_listener("Context.close")
         with self._lock:
             if self._closed:
@@ -420,4 +432,5 @@ class Context(ClosedAtTheEnd):
 
     def __repr__(self) -> str:
         made = f"{len(self._producers.open)} producer(s), {len(self._consumers.open)} consumer(s)"
-        return f"<Context {self.root}: {'closed' if self._closed else made}>"
+        state = "of the parent process" if self._process.is_parent else "closed" if self._closed else made
+        return f"<Context {self.root}: {state}>"

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from spark_jms.client import metric_names as names
+from spark_jms.client.closing import OwningProcess
 from spark_jms.client.consumer import Consumer
 from spark_jms.client.context_statistics import ContextStatistics
 from spark_jms.client.open_clients import CountedField, OpenClients, counted_as
@@ -28,11 +29,14 @@ class ContextCollector(Collector):
         statistics: Callable[[], ContextStatistics],
         producers: OpenClients[Producer],
         consumers: OpenClients[Consumer],
+        process: OwningProcess,
     ) -> None:
-        self._statistics, self._producers, self._consumers = statistics, producers, consumers
+        self._process, self._statistics, self._producers, self._consumers = process, statistics, producers, consumers
 
     def collect(self) -> Iterable[Metric]:
-        """Reads memory alone: no store, no file."""
+        """Reads memory alone: no store, no file. Nothing in a forked child: the context is its parent's, which shows it."""
+        if self._process.is_parent:
+            return
         yield from _counters(names.PRODUCER_COUNTERS, self._producers)
         yield from _counters(names.CONSUMER_COUNTERS, self._consumers)
         sending = [(counted_as(one.destination), one.statistics()) for one in self._producers.all()]

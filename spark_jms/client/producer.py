@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import pyarrow as pa
 
 from spark_jms.client.asynchronous_send import AsynchronousSend, AsynchronousSender
-from spark_jms.client.closing import ClosedAtTheEnd
+from spark_jms.client.closing import ClosedAtTheEnd, OwningProcess
 from spark_jms.client.columns import ArrowStream, Item, carried_bytes, item_bytes, slices
 from spark_jms.client.completion import CompletionListener, check_completion
 from spark_jms.client.encoding import compose, to_batch
@@ -89,6 +89,7 @@ class Producer(ClosedAtTheEnd):
     ) -> None:
         """`flow` None: nothing slows it down. `threshold`: from so many bytes on a body is compressed; None: never. `numbers` None:
         it has no producer id."""
+        self._process = OwningProcess()
         self._numbers = numbers
         self._threshold = threshold
         self.destination, self._balancing, self._flow = log.name, balancing, flow
@@ -545,6 +546,7 @@ class Producer(ClosedAtTheEnd):
 
     # -- the end --------------------------------------------------------------------------------------------------
     def _check(self) -> None:
+        self._process.check()
         if self._closed:
             raise ClosedError(f"this producer of {self.destination} is closed: create a new one")
         if self._one_way is not None:
@@ -552,12 +554,14 @@ class Producer(ClosedAtTheEnd):
         self._check_context()
 
     def statistics(self) -> ProducerStatistics:
+        self._process.check()
         flow = NOT_SLOWED if self._flow is None else self._flow.statistics()
         now = replace(self._statistics, outstanding=self._asynchronous.outstanding(self._name), flow=flow)
         return now if self._one_way is None else replace(now, one_way=self._one_way.sent, deleted=self._one_way.deleted)
 
     def reset_statistics(self) -> None:
         """Count from 0 again (T17)."""
+        self._process.check()
         with self._lock:
             self._statistics = ProducerStatistics()
         if self._one_way is not None:
@@ -570,6 +574,8 @@ class Producer(ClosedAtTheEnd):
     def close(self) -> None:
         """Returns once its asynchronous and one-way sends are complete. Raises IllegalStateException in a completion listener, and
         closes nothing; ClosedError when a one-way send has failed and no exception listener or send has told it."""
+        if self._process.is_parent:
+            return
         self._asynchronous.refuse_in_listener("Producer.close")
         self._closed = True
         if self._flow is not None:

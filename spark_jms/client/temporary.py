@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
+from spark_jms.client.closing import OwningProcess
 from spark_jms.core.destination import TEMPORARY_PREFIX, Destination
 from spark_jms.log.declarations import create_tables
 from spark_jms.log.domain import Domain
@@ -25,11 +26,12 @@ class TemporaryDestination:
 
     def __init__(self, name: str, kind: str, delete: Callable[[str], None]) -> None:
         self.name, self.kind = name, kind
-        self._delete = delete
+        self._delete, self._process = delete, OwningProcess()
 
     def delete(self) -> None:
         """Delete it with its messages; closing the context does the same. Raises IllegalStateException while a consumer of it
         is open."""
+        self._process.check()
         self._delete(self.name)
 
     def __enter__(self) -> TemporaryDestination:
@@ -38,7 +40,8 @@ class TemporaryDestination:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.delete()
+        if not self._process.is_parent:
+            self.delete()
 
     def __repr__(self) -> str:
         return f"<TemporaryDestination {self.name}>"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_jms.claims.subscription_request import Sharing
-from spark_jms.client.closing import ClosedAtTheEnd
+from spark_jms.client.closing import ClosedAtTheEnd, OwningProcess
 from spark_jms.client.consumer import Consumer
 from spark_jms.client.consumer_arguments import GivenConsumer, StartingPosition, check_batch
 from spark_jms.client.listener import ExceptionListener, MessageListener, MessageSource
@@ -51,6 +51,8 @@ class TransactedConsumer(Consumer):
 
     def close(self) -> None:
         """Raises the error that ended the listener, unless an exception listener got it."""
+        if self._process.is_parent:
+            return
         self._receiver.stop()
         if self._listener is not None:
             self._listener.join()
@@ -91,6 +93,7 @@ class TransactedSession(ClosedAtTheEnd):
         open_consumer: OpenConsumer,
         on_close: Callable[[TransactedSession], None],
     ) -> None:
+        self._process = OwningProcess()
         self._transaction, self._on_close = transaction, on_close
         self._open_producer, self._open_consumer = open_producer, open_consumer
         self._replies = Replies(lambda name: open_producer(name, None, None, transaction.collect))
@@ -200,7 +203,7 @@ class TransactedSession(ClosedAtTheEnd):
 
     def close(self) -> None:
         """Roll back what is not committed, and close the producers and consumers."""
-        if self._closed:
+        if self._closed or self._process.is_parent:
             return
         self._closed = True
         try:
@@ -233,6 +236,7 @@ class TransactedSession(ClosedAtTheEnd):
         self._transaction.leave(consumer.name)
 
     def _check(self) -> None:
+        self._process.check()
         if self._closed:
             raise ClosedError("this session is closed: open a new one")
 
