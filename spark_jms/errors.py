@@ -151,6 +151,15 @@ class PagingError(JmsqError):
     has space and may be written, or set another one (pagingDirectory, JMSQ_PAGING_DIRECTORY)."""
 
 
+class NoRoomError(JmsqError):
+    """There is no room to write: nothing was changed, and everything continues when there is room again. Free some space, then try
+    again. In a store this is a StoreFullError, in the files of the domain a StorageFullError."""
+
+
+class StorageFullError(NoRoomError, OSError):
+    """The disk or object store with the domain's files has no room: nothing was sent or changed. Free some space, then try again."""
+
+
 class CommitOutcomeUnknownError(JmsqError):
     """The storage failed while the commit was written, so it may be in the log or appear there later. To send the same
     messages at most once, repeat them with a transaction: send_many(..., transaction=(application id, version))."""

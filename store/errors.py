@@ -10,6 +10,8 @@ import contextlib
 import inspect
 from collections.abc import Sequence
 
+from spark_jms.errors import NoRoomError
+
 
 class StoreError(Exception):
     """The store did not do what was asked. The text before this sentence names the reason."""
@@ -140,8 +142,11 @@ class StoreWriteError(StoreError):
     try again."""
 
 
-class StoreFullError(StoreWriteError):
+class StoreFullError(StoreWriteError, NoRoomError):
     """The disk is full; nothing was acknowledged and the file is consistent. Free some space and try again."""
+
+    def __init__(self, *facts: object) -> None:
+        Exception.__init__(self, *facts)
 
 
 class OutcomeUnknownError(StoreWriteError):

@@ -33,7 +33,7 @@ from spark_jms.log.file_units import FileUnits
 from spark_jms.log.recent_rows import RecentRows
 from spark_jms.log.replay import ENGINE, LogReplay, OtherTableError, digest_of, names_table
 from spark_jms.log.snapshot import DROPPED, Snapshot
-from spark_jms.log.storage import Storage, now_ms
+from spark_jms.log.storage import Storage, naming_destination, now_ms
 
 Action = Mapping[str, Mapping[str, Any]]
 _GAP_CHECK_INTERVAL_MS = 30_000
@@ -272,10 +272,11 @@ class DeltaLog:
         lines = "\n".join(_encode(action) for action in (info, *actions))
         data = (lines + "\n").encode()
         durable = snapshot.destination.durability == "power"
-        if durable:  # before the log names them; fsync also covers what tasks in other processes wrote
-            self.storage.sync([str(action["add"]["path"]) for action in actions if "add" in action])
-        if not self._create(version, data, durable):
-            return False
+        with naming_destination(self.name):
+            if durable:  # before the log names them; fsync also covers what tasks in other processes wrote
+                self.storage.sync([str(action["add"]["path"]) for action in actions if "add" in action])
+            if not self._create(version, data, durable):
+                return False
         try:
             overtaken = self._was_overtaken(snapshot)
         except (OSError, UnreadableTableError) as error:

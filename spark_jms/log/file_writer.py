@@ -23,7 +23,7 @@ from spark_jms.core.store_compression import Codec, parquet_arguments
 from spark_jms.errors import InvalidDestinationError
 from spark_jms.log.data_file import OWN_STATISTICS
 from spark_jms.log.recent_rows import SMALL_BYTES
-from spark_jms.log.storage import Storage, now_ms
+from spark_jms.log.storage import Storage, naming_no_room, now_ms
 
 ROW_GROUP_BYTES, SORTED_ROW_GROUP_BYTES = 8 * 2**20, 2**20  # a batch of a sorted destination takes a few rows of each
 FEW = 16  # rows: a dictionary for fewer takes longer to write and to read than it saves, and more room
@@ -50,6 +50,7 @@ class FileWriter:
         self.member = member
         self.token = base64.urlsafe_b64encode(os.urandom(12)).decode()
         self.path = f"m{member}-{prefix}{self.token}.parquet"
+        self._where = f"{storage.uri}/{self.path}"
         try:
             self._sink = storage.open_output(self.path)
         except FileNotFoundError as error:
@@ -99,7 +100,8 @@ class FileWriter:
         if self._pending:
             table = pa.Table.from_batches(self._pending)
             groups = max(self._pending_bytes // self._row_group_bytes, 1)
-            self._parquet(table.num_rows).write_table(table, row_group_size=max(-(-table.num_rows // groups), 1))
+            with naming_no_room(self._where):
+                self._parquet(table.num_rows).write_table(table, row_group_size=max(-(-table.num_rows // groups), 1))
             self.bytes += self._pending_bytes
             self._pending, self._pending_bytes = [], 0
 
@@ -124,9 +126,10 @@ class FileWriter:
 
     def close(self) -> StagedFile:
         self._flush()
-        self._parquet(0).close()
-        size = self._sink.tell()
-        self._sink.close()
+        with naming_no_room(self._where):
+            self._parquet(0).close()
+            size = self._sink.tell()
+            self._sink.close()
         return StagedFile(self.path, self.member, self.rows, size, now_ms(), self._statistics.to_json())
 
     def abort(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_jms.log.storage import FileInfo
+from spark_jms.log.storage import FileInfo, naming_no_room
 
 _DELETE_ATTEMPTS = 100
 _LIST_ATTEMPTS = 10
@@ -39,37 +39,44 @@ class LocalStorage:
             return None
 
     def create(self, path: str, data: bytes, *, durable: bool = False) -> bool:
-        target = self._parent(path)
-        if not durable and self._made[target.parent]:
-            return _create_unnamed(target, data)
-        staged = _beside(target)
-        staged.write_bytes(data)
-        try:
+        with naming_no_room(f"{self.uri}/{path}"):
+            target = self._parent(path)
+            if not durable and self._made[target.parent]:
+                return _create_unnamed(target, data)
+            staged = _beside(target)
+            try:
+                staged.write_bytes(data)
+                if durable:
+                    _sync(staged)
+                os.link(staged, target)
+            except FileExistsError:
+                return False
+            finally:
+                staged.unlink(missing_ok=True)
             if durable:
-                _sync(staged)
-            os.link(staged, target)
-        except FileExistsError:
-            return False
-        finally:
-            os.unlink(staged)
-        if durable:
-            _sync(target.parent)
-        return True
+                _sync(target.parent)
+            return True
 
     def sync(self, paths: Sequence[str]) -> None:
         """Also syncs the names of the files: all folders up to the root of this storage."""
         folders = {self.root}
         for path in paths:
-            _sync(self.root / path)
+            with naming_no_room(f"{self.uri}/{path}"):  # a file system may find room only now
+                _sync(self.root / path)
             folders.update(self.root.joinpath(*PurePosixPath(path).parts[:i]) for i in range(path.count("/") + 1))
         for folder in sorted(folders, reverse=True) if paths else ():
             _sync(folder)
 
     def put(self, path: str, data: bytes) -> None:
-        target = self._parent(path)
-        staged = _beside(target)
-        staged.write_bytes(data)
-        os.replace(staged, target)
+        with naming_no_room(f"{self.uri}/{path}"):
+            target = self._parent(path)
+            staged = _beside(target)
+            try:
+                staged.write_bytes(data)
+                os.replace(staged, target)
+            except BaseException:
+                staged.unlink(missing_ok=True)
+                raise
 
     def exists(self, path: str) -> bool:
         return os.path.exists(f"{self.uri}/{path}")
@@ -116,9 +123,10 @@ class LocalStorage:
         return pa.memory_map(str(self.root / path))
 
     def open_output(self, path: str) -> Any:
-        return pa.BufferedOutputStream(
-            pa.OSFile(str(self.root / path), "wb"), _BUFFER_BYTES
-        )  # Parquet writes many small pieces
+        with naming_no_room(f"{self.uri}/{path}"):
+            return pa.BufferedOutputStream(
+                pa.OSFile(str(self.root / path), "wb"), _BUFFER_BYTES
+            )  # Parquet writes many small pieces
 
     def child(self, prefix: str) -> LocalStorage:
         return LocalStorage(self.root / prefix)

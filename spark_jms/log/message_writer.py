@@ -23,7 +23,7 @@ from spark_jms.core.unit_of_work import check_parts, routing_groups
 from spark_jms.core.unit_order import refuse_units, with_default_unit
 from spark_jms.log.file_writer import ROW_GROUP_BYTES, SORTED_ROW_GROUP_BYTES, FileWriter
 from spark_jms.log.staged_file import discard
-from spark_jms.log.storage import Storage, now_ms
+from spark_jms.log.storage import Storage, naming_destination, now_ms
 
 MAX_FILE_BYTES = 256 * 2**20
 
@@ -98,6 +98,11 @@ class MessageWriter:
         self, rows: pa.RecordBatch, members: pa.Int32Array, placed: Mapping[str, int] = MappingProxyType({})
     ) -> None:
         """`members` has the member of each row. `placed`: Routing.placed_units of the rows."""
+        with naming_destination(self._destination.name):
+            self._write_routed(rows, members, placed)
+        self._rows += rows.num_rows
+
+    def _write_routed(self, rows: pa.RecordBatch, members: pa.Int32Array, placed: Mapping[str, int]) -> None:
         for member, part in split(rows, members):
             writer = self._open.get(member)
             if writer is None:
@@ -120,11 +125,11 @@ class MessageWriter:
                 self._numbers[member] = self._numbers.get(member, EMPTY) | new
             if writer.bytes >= MAX_FILE_BYTES:
                 self._close(member)
-        self._rows += rows.num_rows
 
     def close(self) -> list[StagedFile]:
-        for member in sorted(self._open):
-            self._close(member)
+        with naming_destination(self._destination.name):
+            for member in sorted(self._open):
+                self._close(member)
         return self._staged
 
     def _close(self, member: int) -> None:

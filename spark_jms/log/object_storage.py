@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from spark_jms.errors import StorageFullError
 from spark_jms.log.storage import FileInfo
 from spark_jms.settings.extras import needs
 
@@ -23,8 +24,10 @@ _ADVICE = {  # status of the server's answer -> what to do
     "404": "create the bucket or container, or correct the root's URL",
     "429": "the service limits requests: try again later",
     "4": "check the root's URL, its region and the credentials in the environment",
+    "507": "it has no room: free some space, then try again",
     "5": "the service fails: try again later",
 }
+_NO_ROOM = re.compile(r"status code: 507|<Code>\w*(?:StorageFull|QuotaExceeded)</Code>")
 _MEMORY: dict[str, Any] = {}  # memory://NAME -> its store, for all who open that name in this process
 
 
@@ -147,7 +150,8 @@ def _os_errors(verb: str, where: str, *but: type[Exception]) -> Iterator[None]:
         raise
     except (BaseError, OSError) as error:  # obstore's readers and writers raise OSErrors
         short = without_dump(error)
-        raise OSError(f"cannot {verb} {where}: {advice(str(short))}") from short
+        kind = StorageFullError if _NO_ROOM.search(str(short)) else OSError
+        raise kind(f"cannot {verb} {where}: {advice(str(short))}") from short
 
 
 def without_dump(error: Exception) -> Exception:

@@ -6,12 +6,18 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
+
+from spark_jms.errors import StorageFullError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -22,7 +28,8 @@ class FileInfo:
 
 
 class Storage(Protocol):
-    """Paths are relative, with '/'. A missing file is None or False, never an exception; other failures are OSErrors."""
+    """Paths are relative, with '/'. A missing file is None or False, never an exception; other failures are OSErrors, and where
+    there is no room a StorageFullError."""
 
     uri: str
     failed_writes_may_arrive: bool  # a request that failed for its sender may still be carried out later
@@ -53,3 +60,28 @@ class Storage(Protocol):
 def now_ms() -> int:
     """The one clock of stored times (C17): this process's wall clock, in milliseconds since 1970 UTC."""
     return time.time_ns() // 1_000_000
+
+
+@contextmanager
+def naming_no_room(where: str) -> Iterator[None]:
+    """Raise the operating system's error as StorageFullError if there is no room. `where` names the file."""
+    try:
+        yield
+    except StorageFullError:
+        raise
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise StorageFullError(
+            f"there is no room to write {where} ({error.strerror or error}): nothing was sent or changed. Free some space, then "
+            "try again"
+        ) from error
+
+
+@contextmanager
+def naming_destination(name: str) -> Iterator[None]:
+    """StorageFullError says of which destination the file is."""
+    try:
+        yield
+    except StorageFullError as error:
+        raise StorageFullError(f"destination {name}: {error}") from error.__cause__
