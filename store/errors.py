@@ -42,6 +42,11 @@ class StoreNotFoundError(StoreError):
     """No store exists here. Check the path, or open it with create=True."""
 
 
+class StoreAbsentError(StoreNotFoundError):
+    """The store was here when this process opened it. Bring the directory or its mount back, and everything continues; a new
+    store in its place would know nothing."""
+
+
 class StoreClosedError(StoreError):
     """This store, session or handle is closed, or belongs to the parent of a forked process. Open a new one in this
     process."""

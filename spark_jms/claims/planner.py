@@ -214,8 +214,9 @@ class Planner:
     def _lose(self, state: RecordSet, missing: Ranges, member: int) -> RecordSet:
         if self._fail_on_data_loss:
             raise DataLossError(
-                f"{self._name(member)}: {missing.count:,} message(s) that were not consumed are gone (sequence {missing}): "
-                f"purged or deleted. {WITHOUT_LOST}"
+                f"{self._name(member)}: {missing.count:,} message(s) are gone (sequence {missing}) that the store does not know "
+                "as consumed: they were deleted; or consumed and purged, if the store was lost or restored since. "
+                f"{WITHOUT_LOST}"
             )
         log.warning("%s: %d message(s) are gone (%s) and are skipped", self._name(member), missing.count, missing)
         return state.skip(missing, LifeEvent.SKIPPED, "lost")

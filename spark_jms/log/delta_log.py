@@ -55,11 +55,13 @@ class DeltaLog:
         name: str,
         admit: Callable[[], None] = lambda: None,
         quotas: QuotaAdmission | None = None,
+        check_root: Callable[[], None] = lambda: None,
     ) -> None:
-        """`admit` raises while the domain accepts no new messages. `quotas` None: no destination here has one."""
+        """`admit` raises while the domain accepts no new messages. `quotas` None: no destination here has one. `check_root` raises
+        DomainError while the root cannot be reached: then an absent table proves nothing."""
         self.storage = storage
         self.name = name
-        self.admit, self.quotas = admit, quotas
+        self.admit, self.quotas, self._check_root = admit, quotas, check_root
         self.lock = threading.RLock()
         self.recent, self.units = RecentRows(), FileUnits(storage)
         self._snapshot: Snapshot | None = None
@@ -79,7 +81,8 @@ class DeltaLog:
         return now_ms() - self._gap_checked_ms > _GAP_CHECK_INTERVAL_MS
 
     def refresh(self, *, dropped: bool = False) -> Snapshot:
-        """The newest snapshot. Raises InvalidDestinationError when there is no table, DestinationDroppedError when its
+        """The newest snapshot. Raises InvalidDestinationError when there is no table, DomainError when there is no root now,
+        DestinationDroppedError when its
         destination was `dropped` (unless the caller asks for that), ForeignWriteError while it holds messages of another
         program."""
         with self.lock:
@@ -195,6 +198,7 @@ class DeltaLog:
         contains a commit of another program, is passed over: the commit files behind an older one show what happened."""
         listing = LogListing.of(self.storage)
         if listing.newest < 0:
+            self._check_root()
             raise InvalidDestinationError(
                 f"there is no destination {self.name!r} at {self.storage.uri}: create it with `jmsq apply --root ROOT MODULE.yaml`"
             )

@@ -130,7 +130,10 @@ class Domain:
             raise self._unreachable()
 
     def _unreachable(self) -> DomainError:
-        return DomainError(f"{self.root} cannot be reached: its domain file is missing; try again")
+        return DomainError(
+            f"{self.root} cannot be reached: its domain file is missing. Bring the directory or its mount back, and everything "
+            "continues; `jmsq apply` would make a new, empty domain"
+        )
 
     def mark(self, *, upgrading: bool) -> None:
         """Write the current format version, which earlier versions of spark-jms refuse; while `upgrading`, so do we."""
@@ -241,7 +244,7 @@ class Domain:
     def _shared_log(self, path: str, name: str) -> DeltaLog:
         with self._lock:
             if (path, name) not in self._logs:
-                self._logs[path, name] = DeltaLog(self.storage.child(path), name, self._admit, self.quotas)
+                self._logs[path, name] = DeltaLog(self.storage.child(path), name, self._admit, self.quotas, self.check_present)
             return self._logs[path, name]
 
 

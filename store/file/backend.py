@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from spark_jms.store.contract import StoreStatistics
 from spark_jms.store.errors import (
+    StoreAbsentError,
     StoreBusyError,
     StoreError,
     StoreFullError,
@@ -175,7 +176,7 @@ class FileBackend(Backend):
         """The directory is where it was opened. In one that was moved away, this process could continue through its open files,
         while all others find no store, or make a new one."""
         if _place_of(self._directory) != self._place:
-            raise StoreNotFoundError(f"{self._directory} is not the directory any more that this process opened")
+            raise StoreAbsentError(f"{self._directory} is not the directory any more that this process opened")
 
     def clock_ms(self) -> float:
         return self._clock_ms()

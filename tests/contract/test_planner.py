@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from spark_jms.errors import DataLossError
 from spark_jms.log.compaction import compact
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
+from spark_jms.log.purge import purge
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.testing import memory_domain
 from tests.contract.messages import texts_now
@@ -138,6 +141,24 @@ def test_pass_continues_with_unclaimed_picks(context: Context, monkeypatch: pyte
 
 
 # -- missing files -------------------------------------------------------------------------------------------------------
+def test_loss_behind_a_lost_store_is_told_as_what_it_may_be() -> None:
+    """C13, S9: messages were consumed and purged, and the store that knew it is gone: the error does not call them unconsumed."""
+    with memory_domain("file", orders="queue") as root:
+        with connect(root, housekeeping=False) as context:
+            context.producer("orders").send_many([{"text": "a"}, {"text": "b"}])
+            with context.consumer("orders", acknowledge="individual") as consumer:
+                for _ in range(2):
+                    message = consumer.receive(5)
+                    assert message is not None
+                    message.acknowledge()
+            assert purge(context._domain.log("orders"), lambda *_: True).purged_files == 1
+        shutil.rmtree(Path(root, "_jmsq", "store"))
+        with connect(root, housekeeping=False) as context, context.consumer("orders") as consumer:
+            with pytest.raises(DataLossError, match="consumed and purged, if the store was lost") as caught:
+                consumer.receive(1)
+            assert "not consumed" not in str(caught.value)
+
+
 def test_missing_file_is_a_data_loss(context: Context) -> None:
     """C13: a plan raises DataLossError, or skips the messages if allowed; all others are delivered."""
     producer = context.producer("orders")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,11 @@ from spark_jms.claims.views import opened_store
 from spark_jms.cli.main import cli
 from spark_jms.client import connect
 from spark_jms.core.destination import Destination
-from spark_jms.errors import DomainError, InvalidDestinationError
+from spark_jms.errors import DomainError, InvalidDestinationError, JmsqError
 from spark_jms.log.declarations import DeclarationChange, apply_destinations
 from spark_jms.log.domain import Domain, create_domain
 from spark_jms.log.register import ACKNOWLEDGEMENTS, REGISTER, RegisterEntry
+from spark_jms.store import StoreAbsentError
 from spark_jms.testing import memory_domain
 
 
@@ -188,6 +190,39 @@ def test_missing_root_is_named() -> None:
         finally:
             Path(f"{root}-away").rename(root)
         assert domain.destinations() == ["orders"]
+
+
+def test_root_that_goes_away_under_a_client_is_named_and_continues() -> None:
+    """C18, C11: no call says that a destination should be created, which would make a new, empty domain."""
+    with (
+        memory_domain("file", orders="queue", other="queue") as root,
+        connect(root, housekeeping=False) as context,
+        context.transacted_session() as session,
+    ):
+        producer, consumer = context.producer("orders"), context.consumer("orders", acknowledge="individual")
+        producer.send(text="a")
+        for name in ("orders", "other"):
+            session.producer(name).send(text="x")
+        Path(root).rename(f"{root}-away")
+        try:
+            calls: list[Callable[[], object]] = [
+                lambda: producer.send(text="x"),
+                lambda: producer.send_many([{"text": "x"}]),
+                lambda: consumer.receive(1),
+                lambda: context.producer("other"),
+                lambda: list(context.browser("orders")),
+                session.commit,
+                context.create_temporary_queue,
+            ]
+            for call in calls:
+                with pytest.raises((JmsqError, StoreAbsentError), match="Bring the directory or its mount back"):
+                    call()
+            assert not Path(root).exists()
+        finally:
+            Path(f"{root}-away").rename(root)
+        producer.send(text="b")
+        texts = [message.text for message in context.browser("orders")]
+        assert texts == ["a", "b"]
 
 
 def test_domain_without_destinations_is_empty() -> None:
