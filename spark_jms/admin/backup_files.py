@@ -31,7 +31,7 @@ from spark_jms.store.reports import DumpedRecord
 
 MANIFEST, RECORDS, DOMAIN = "backup.json", "records.jsonl", "domain"
 RECORDS_OF_SERVERS = "records/"
-FORMAT_VERSION = 3  # with thresholds of servers; with servers 2, without any 1
+FORMAT_VERSION = 4  # record sets tell what was shown; with thresholds of servers 3, with servers 2, without any 1
 _CHUNK_BYTES = 8 * 2**20
 
 
@@ -69,13 +69,7 @@ class Manifest:
         return sum(file.bytes for file in self.files)
 
     def write(self, target: Storage) -> None:
-        version = FORMAT_VERSION if self.thresholds else 2 if self.servers else 1
-        value = {"formatVersion": version, **asdict(self)}
-        if not self.servers:
-            del value["servers"], value["lease_ms"]
-        if not self.thresholds:
-            del value["thresholds"]
-        data = json.dumps(value).encode()
+        data = json.dumps({"formatVersion": FORMAT_VERSION, **asdict(self)}).encode()
         target.create(MANIFEST, data, durable=True)
 
     @staticmethod

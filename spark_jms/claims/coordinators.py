@@ -133,7 +133,7 @@ class Coordinators:
                 continue
             is_free = False
             try:
-                is_free = not self.complete(coordinator)
+                is_free = not self._completed(coordinator)
             finally:
                 if not is_free:
                     self.give_back(coordinator)
@@ -259,9 +259,6 @@ class Coordinators:
                 problems += self._recover(slot)
             except (JmsqError, StoreError, OSError) as error:
                 problems.append(f"{coordinator_record(slot)}: {type(error).__name__}: {error}")
-            except Exception as error:
-                log.exception("the transaction of %s cannot be completed", coordinator_record(slot))
-                problems.append(f"{coordinator_record(slot)}: {type(error).__name__}: {error}")
         return tuple(problems)
 
     def _recover(self, slot: int) -> tuple[str, ...]:
@@ -269,9 +266,19 @@ class Coordinators:
         if coordinator is None:
             return ()
         try:
-            return self.complete(coordinator)
+            return self._completed(coordinator)
         finally:
             self.give_back(coordinator)
+
+    def _completed(self, coordinator: Coordinator) -> tuple[str, ...]:
+        """As `complete`. What was not foreseen keeps this transaction open, and no other."""
+        try:
+            return self.complete(coordinator)
+        except (JmsqError, StoreError, OSError):
+            raise
+        except Exception as error:
+            log.exception("the transaction of %s cannot be completed", coordinator.record)
+            return (f"{coordinator.record}: {type(error).__name__}: {error}",)
 
     def _opened(self, slot: int) -> Coordinator | None:
         """None when another process holds it, and when it is damaged or of a later spark-jms."""

@@ -244,7 +244,9 @@ class Domain:
     def _shared_log(self, path: str, name: str) -> DeltaLog:
         with self._lock:
             if (path, name) not in self._logs:
-                self._logs[path, name] = DeltaLog(self.storage.child(path), name, self._admit, self.quotas, self.check_present)
+                self._logs[path, name] = DeltaLog(
+                    self.storage.child(path), name, self._admit, self.quotas, self.check_present
+                )
             return self._logs[path, name]
 
 

@@ -175,7 +175,6 @@ def test_restore_names_the_stores_of_servers(root: str, backup: str, tmp_path: P
     """C14, C19: each may get another store; unknown, shared and used ones are refused by name."""
     send(root, "orders", *texts("o", 6))
     backed_up(root, backup)
-    assert json.loads((Path(backup) / MANIFEST).read_text())["formatVersion"] == 2
     restored, other = str(tmp_path / "restored"), f"jdbc:sqlite:///{tmp_path}/other.db"
     run = CliRunner().invoke
     for given, said in (
@@ -196,23 +195,23 @@ def test_restore_names_the_stores_of_servers(root: str, backup: str, tmp_path: P
     assert received(restored, "orders", 6).keys() == set(texts("o", 6))
 
 
-def test_backup_without_servers_keeps_its_format(tmp_path: Path) -> None:
-    """C18, C19: earlier versions of spark-jms restore it."""
+def test_backup_says_its_format(tmp_path: Path) -> None:
+    """C18, C19: earlier versions of spark-jms, which do not know its record sets, refuse it by name."""
     root = str(tmp_path / "plain")
     spark_jms.apply(root, {"destinations": {"orders": {"kind": "queue"}}})
     backed_up(root, str(tmp_path / "copy"))
     manifest = json.loads((tmp_path / "copy" / MANIFEST).read_text())
-    assert manifest["formatVersion"] == 1
-    assert "servers" not in manifest
+    assert manifest["formatVersion"] == 4
+    assert not manifest["servers"]
 
 
 @pytest.mark.parametrize("limited", [True, False])
 def test_thresholds_of_servers_are_restored(tmp_path: Path, backup: str, limited: bool) -> None:
-    """C19, T5: earlier versions refuse such a backup by name; any other they read."""
+    """C19, T5: the backup has them."""
     more = {"messagesThresholdHigh": 10, "messagesThresholdLow": 5} if limited else {}
     root = applied(tmp_path, {**MODULE, "servers": {"a": {"store": "file", **more}, "b": {"store": "file"}}})
     backed_up(root, backup)
-    assert json.loads((Path(backup) / MANIFEST).read_text())["formatVersion"] == (3 if limited else 2)
+    assert json.loads((Path(backup) / MANIFEST).read_text())["formatVersion"] == 4
     restore(backup, str(tmp_path / "restored"))
     servers = Domain(str(tmp_path / "restored")).servers
     assert servers.entry("a") == Domain(root).servers.entry("a")
