@@ -31,10 +31,10 @@ from spark_jms.errors import (
     MemberUnavailableError,
 )
 from spark_jms.log.commit import Decision, commit_prepared
-from spark_jms.log.declarations import referring
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.dropped_table import decide_drop, delete_dropped_table
+from spark_jms.log.error_destinations import referring
 from spark_jms.log.flow_watch import FLOW
 from spark_jms.log.register import RegisterEntry
 from spark_jms.log.snapshot import Snapshot

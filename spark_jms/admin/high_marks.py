@@ -100,7 +100,7 @@ def _look(snapshot: Snapshot, found: DestinationStatistics, known: DestinationMa
         arrived[member.member] = ReceivedBytes(member.last_sequence, came)
         for row in (row for row in rows if row.durable):
             own = _bytes_behind(snapshot, member.member, row.floor, row.last_sequence) if row.backlog else 0
-            held = HeldMessages(row.backlog, row.claimed + row.delayed, own)
+            held = HeldMessages(row.backlog, row.pending, own)
             subscriptions[row.subscription] = subscriptions.get(row.subscription, NOTHING) + held
     return DestinationLook(snapshot.table_id, sum(members.values(), NOTHING), members, subscriptions, arrived)
 

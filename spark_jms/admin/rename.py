@@ -18,8 +18,8 @@ from spark_jms.admin.drop import consumers_alive
 from spark_jms.core.destination import check_name
 from spark_jms.errors import DestinationInUseError, InvalidDestinationError
 from spark_jms.log.commit import Decision, commit
-from spark_jms.log.declarations import referring
 from spark_jms.log.domain import Domain
+from spark_jms.log.error_destinations import referring
 from spark_jms.log.metadata import metadata_action
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.temporary import check_not_temporary

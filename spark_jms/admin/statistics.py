@@ -21,7 +21,7 @@ from spark_jms.store import Store
 @dataclass(frozen=True)
 class MemberStatistics:
     """`stored_messages` counts messages in the table, finished or not; `backlog` unfinished ones, summed over subscriptions.
-    Of the backlog, `pending` ones are claimed, or wait for a redelivery; `current` are the others."""
+    Of the backlog, `pending` ones are claimed, wait for a redelivery, or are refused for good; `current` are the others."""
 
     member: int
     last_sequence: int
@@ -79,6 +79,7 @@ class DestinationStatistics:
     header_estimate_bytes: int = 0  # the texts' rule of thumb; of a topic at most (T7)
     oldest: datetime | None = None  # when the oldest unfinished message was sent, or earlier: its file's first message
     exceeds_threshold: bool | None = None  # its senders slow down by its own thresholds (T5); None: it has none
+    refusals: tuple[views.RefusalRow, ...] = ()  # messages that an error destination refuses for good
 
 
 def collect(domain: Domain, store: Store, destination: str) -> DestinationStatistics:
@@ -96,7 +97,7 @@ def collect(domain: Domain, store: Store, destination: str) -> DestinationStatis
     for member in chosen:
         files, own = snapshot.member_files(member).files, [row for row in rows if row.member == member]
         backlog = sum(row.backlog for row in own)
-        pending = sum(row.claimed + row.delayed for row in own)
+        pending = sum(row.pending for row in own)
         members.append(
             MemberStatistics(
                 member,
@@ -135,7 +136,16 @@ def collect(domain: Domain, store: Store, destination: str) -> DestinationStatis
         header_estimate_bytes=_header_estimate(declared, rows),
         oldest=_oldest(snapshot, rows),
         exceeds_threshold=_exceeds_threshold(domain, declared, destination),
+        refusals=_refusals(domain, store, destination, rows),
     )
+
+
+def _refusals(
+    domain: Domain, store: Store, destination: str, rows: list[SubscriptionRow]
+) -> tuple[views.RefusalRow, ...]:
+    refusing = {(row.subscription, row.member) for row in rows if row.refused}
+    found = views.refusals(domain, store, destination) if refusing else ()
+    return tuple(row for row in found if (row.subscription, row.member) in refusing)
 
 
 def pause_rows(declared: Destination) -> tuple[PauseRow, ...]:

@@ -24,6 +24,7 @@ from spark_jms.claims.planner import Planner, batch_shares
 from spark_jms.claims.pledges import Pledges
 from spark_jms.claims.positions import check_selector
 from spark_jms.claims.previous_batch import PreviousBatch
+from spark_jms.claims.reconsideration import Reconsideration
 from spark_jms.claims.redelivery_limit import RedeliveryLimit
 from spark_jms.claims.subscription_limit import SubscriptionLimit
 from spark_jms.claims.transfer import Transfers
@@ -160,6 +161,7 @@ class BatchMaker:
         self.previous = PreviousBatch(store, members, self.isolation, replayable=settings.replayable, clock_ms=clock_ms)
         self._expiration = Expiration(table, errors, members.session_id, members.label, clock_ms, beside=True)
         self._limit = RedeliveryLimit(errors, members.session_id, members.label, clock_ms)
+        self._reconsidered = Reconsideration(transfers, errors, members.session_id, members.label, clock_ms)
         self._room = SubscriptionLimit(table, members.subscription, settings.selector, members.label, clock_ms)
         self._work_planner = WorkPlanner(planner, errors, members.session_id, members.label, clock_ms)
         self._barriers = BarrierWatch(table)
@@ -342,6 +344,10 @@ class BatchMaker:
                 state = self._transfers.finish(state, held.handle.epoch, patient=True).state
             if state.pledges:
                 state = self._pledges.ended(state, held.handle.epoch)
+            refusals = state.refusals
+            state = self._reconsidered.look(state, destination, member, held.handle.epoch)
+            if state.refusals is not refusals:
+                self._planner.restart(member)  # messages behind the pass may be available again
             state = self._limit.enforce(state, destination, member, held.handle.epoch)
             changed[member] = self._room.enforce(state, snapshot, member, held.handle.epoch)
         return changed
@@ -352,6 +358,10 @@ class BatchMaker:
         pledged = {m: one for m, one in held.items() if one.state.pledges}
         if pledged:
             self._members.commit({m: self._pledges.ended(one.state, one.handle.epoch) for m, one in pledged.items()})
+
+    def may_reconsider(self) -> bool:
+        """Messages are refused for good, and it is time to look at their targets again."""
+        return self._reconsidered.is_due({member: one.state for member, one in self._members.held.items()})
 
     def make_room(self) -> None:
         """Apply the subscription's limit to the held members, however long this consumer does not plan (T4)."""

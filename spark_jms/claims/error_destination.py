@@ -8,17 +8,19 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from spark_jms.claims.fetch import fetch
-from spark_jms.claims.transfer import Movement, Transfers
+from spark_jms.claims.transfer import Begun, Movement, Transfers
 from spark_jms.core.claim import Claim
 from spark_jms.core.destination import Destination
 from spark_jms.core.error_message import MessageFailure, described
-from spark_jms.core.ranges import Ranges, union
+from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.refusal import JUDGE, NO_RULE, MessageRefusal
+from spark_jms.core.target_rules import SEQUENCE
 from spark_jms.errors import DataLossError, JmsqError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.transfer import ROW_COLUMNS
@@ -37,6 +39,7 @@ class FailedMessages:
     counts: dict[int, Ranges]
     consumer: str
     reason: str
+    delivered: bool = False  # in this claim
 
 
 class ErrorDestination:
@@ -55,24 +58,35 @@ class ErrorDestination:
         self._clock_ms, self._fail_on_data_loss = clock_ms, fail_on_data_loss
 
     def take(self, state: RecordSet, failed: FailedMessages, destination: Destination, epoch: int) -> RecordSet:
-        """The state of a held member without the messages. When it has a new intent, the caller writes the state and then
-        finishes the transfer. Raises DataLossError for messages that are gone, and JmsqError or OSError when the error
-        destination cannot take them: then nothing has changed."""
+        """The state of a held member without the messages in their claim. The caller writes it, and finishes the transfer when it has
+        a new intent. What the error destination refuses for good is available again, to administrators alone, and so is what its quota
+        has no room for at once. Raises DataLossError for messages that are gone, and JmsqError or OSError when the error destination
+        cannot take any now: then nothing has changed."""
         name, target, now = self._label(failed.member), destination.error_destination, self._clock_ms()
         what = f"{failed.picks.count} message(s) ({failed.picks}) were {failed.reason}"
         if target is None:
             log.warning("%s: %s and are discarded; an errorDestination would keep them", name, what)
             available = state.release(failed.claim, failed.picks, delivered=False)
             return available.discard(failed.picks, failed.consumer, failed.claim, epoch, now)
-        rows = self._rows(failed, MessageFailure(destination.name, name, failed.reason, now))
-        movement = Movement(failed.claim, failed.picks, rows, target, None, failed.consumer, f"{name}: {failed.reason}")
-        moving = self._transfers.begin(state, movement)
-        log.warning("%s: %s and move to %s", name, what, target)
-        return moving
+        failure = MessageFailure(destination.name, name, failed.reason, now)
+        whole_units = destination.handles_units_of_work and failed.consumer != JUDGE
+        declared = self._transfers.declared(target)  # before it is asked: a change meanwhile is found later
+        begun = self._transfers.begin_fitting(
+            state, failed.picks, _ToErrors(self, failed, failure, target, whole_units)
+        )
+        refusal = MessageRefusal(EMPTY, failed.consumer, failed.reason, target, declared, NO_RULE, now)
+        after = with_refusals(begun, failed.claim, refusal, name, delivered=failed.delivered)
+        moving = after.moving & failed.picks
+        if moving:
+            log.warning(
+                "%s: %d message(s) (%s) were %s and move to %s", name, moving.count, moving, failed.reason, target
+            )
+        return after.release(failed.claim, failed.picks - moving, delivered=failed.delivered)
 
-    def _rows(self, failed: FailedMessages, failure: MessageFailure) -> Iterator[pa.RecordBatch]:
-        columns = (*ROW_COLUMNS, "sequence", "JMSXDeliveryCount")
-        rows = fetch(
+    def rows(self, failed: FailedMessages, failure: MessageFailure) -> Iterator[pa.RecordBatch]:
+        """As the error destination keeps them, with their `sequence`."""
+        columns = (*ROW_COLUMNS, SEQUENCE, "JMSXDeliveryCount")
+        found = fetch(
             self._table,
             failure.destination,
             failed.member,
@@ -81,10 +95,47 @@ class ErrorDestination:
             columns=columns,
             fail_on_data_loss=self._fail_on_data_loss,
         )
-        for batch in rows:
-            sequences = batch.column("sequence").tolist()
+        for batch in found:
+            sequences = batch.column(SEQUENCE).tolist()
             deliveries = batch.column("JMSXDeliveryCount").tolist()
-            yield described(batch.select(list(ROW_COLUMNS)), sequences, deliveries, failure)
+            rows = described(batch.select(list(ROW_COLUMNS)), sequences, deliveries, failure)
+            yield rows.append_column(SEQUENCE, batch.column(SEQUENCE))
+
+
+@dataclass(frozen=True)
+class _ToErrors:
+    """See `Fitting`."""
+
+    error_destination: ErrorDestination
+    failed: FailedMessages
+    failure: MessageFailure
+    target: str
+    whole_units: bool
+
+    def movement(self, picks: Ranges) -> Movement:
+        failed, why = replace(self.failed, picks=picks), f"{self.failure.label}: {self.failure.reason}"
+        rows = self.error_destination.rows(failed, self.failure)
+        return Movement(failed.claim, picks, rows, self.target, None, failed.consumer, why)
+
+
+def with_refusals(begun: Begun, claim: str, refusal: MessageRefusal, label: str, *, delivered: bool) -> RecordSet:
+    """The state of a begun transfer, without what was refused in its claim. `refusal` is of each, but for its messages and rule;
+    `label` names the record set."""
+    state = begun.state
+    for broken, picks in begun.refused.items():
+        state = state.refuse(claim, replace(refusal, picks=picks, broken=broken), delivered=delivered)
+        log.warning(
+            "%s: %d message(s) (%s) cannot move to %s, which refuses them for good (%s): %s. They stay, no consumer gets them, and "
+            "they are tried again when %s is declared otherwise; `jmsq move` takes them elsewhere, and `jmsq purge` drops them",
+            label,
+            picks.count,
+            picks,
+            refusal.target,
+            refusal.failure,
+            broken.text,
+            refusal.target,
+        )
+    return state
 
 
 class UnclaimedMessages:

@@ -80,7 +80,7 @@ class Expiration:
         deliver for so long: its plan between two messages is empty too. When it has a new intent, the caller writes the state and
         then finishes the transfer. Raises DataLossError for messages that are gone."""
         declared = snapshot.destination
-        over = state.unfinished_of(over - state.claimed - state.moving)
+        over = state.unfinished_of(over - state.claimed - state.moving - state.refused)
         if delivers:
             self._delivered_ms = self._clock_ms()
         if over and (most := self._most(declared)) is not None:

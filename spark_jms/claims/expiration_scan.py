@@ -23,6 +23,7 @@ from spark_jms.claims.expiration import Expiration
 from spark_jms.claims.expired_units import expired_units, next_end_ms
 from spark_jms.claims.life_cycle_table import LifeCycleTable, opened_table
 from spark_jms.claims.open_records import OpenRecords, opened_records
+from spark_jms.claims.reconsideration import Reconsideration
 from spark_jms.claims.record_sets import label_of, read_state
 from spark_jms.claims.scan import Question, is_over, may_expire, scan
 from spark_jms.claims.stores import record_of, sessions_beside
@@ -70,10 +71,18 @@ class _Looked:
 
 
 class _Step(NamedTuple):
-    """`left` is for the next step."""
+    """`left` is for the next step; so many are `refused` for good."""
 
     expired: int = 0
     left: Ranges = EMPTY
+    refused: int = 0
+
+
+class _Holder(NamedTuple):
+    """The parts that expire the messages of a subscription."""
+
+    expiration: Expiration
+    reconsidered: Reconsideration
 
 
 class ExpirationScan:
@@ -94,7 +103,7 @@ class ExpirationScan:
         self._looks, self._unit_looks = DueLooks(), DueLooks()
         self._searched_s = float("-inf")
         self._names: set[str] = set()  # of the subscriptions that the looks concern
-        self._holders: dict[str, Expiration] = {}  # by subscription
+        self._holders: dict[str, _Holder] = {}  # by subscription
 
     def run(self, *, at_once: bool = False) -> int:
         """Search when the interval of the domain is over; returns how many messages have expired. After some seconds the rest
@@ -168,9 +177,10 @@ class ExpirationScan:
         """As a consumer that comes now finds it: without the claims of dead clients."""
         declared = snapshot.destination
         started = state.start_at(place.subscription.floor(place.member, snapshot.last_sequence(place.member)))
-        return started.sweep(
+        swept = started.sweep(
             live, self._clock_ms(), declared.in_doubt_timeout_ms, declared.redelivery_delay_ms, due_ms=0
         )
+        return self._holder(place).reconsidered.expirable(swept, declared)
 
     def _look_at_file(
         self,
@@ -233,11 +243,11 @@ class ExpirationScan:
         count, left = 0, over
         while left and (not count or self._monotonic_s() < until_s):
             done = self._step(place, left)
-            count, left = count + done.expired, done.left if done.expired else EMPTY
+            count, left = count + done.expired, done.left if done.expired or done.refused else EMPTY
         return count
 
     def _step(self, place: _Place, over: Ranges) -> _Step:
-        holder = self._holder(place)
+        holder = self._holder(place).expiration
         logged = self._table.snapshot.destination.message_logging_enabled
         labels = {place.record: place.label}
         self._table.refresh()  # what was sent while the last step was logged, before consumers wait for the record
@@ -271,7 +281,11 @@ class ExpirationScan:
         if after.intents:
             after = self._transfers.finish(after, epoch, patient=True).state
             records.change({place.record: after})
-        return _Step(after.expired - state.expired, after.unfinished_of(free) - after.moving)
+        return _Step(
+            after.expired - state.expired,
+            after.unfinished_of(free) - after.moving - after.refused,
+            (after.refused & free).count,
+        )
 
     def _write_events(self, snapshot: Snapshot, place: _Place, records: OpenRecords) -> None:
         """Into the life-cycle table, because there may be no consumer that does it."""
@@ -282,12 +296,15 @@ class ExpirationScan:
         written = table.write(place.subscription.name, {place.member: state.life.waiting})
         records.change({place.record: state.logged_to_table(written[place.member])})
 
-    def _holder(self, place: _Place) -> Expiration:
+    def _holder(self, place: _Place) -> _Holder:
         name = place.subscription.name
         if name not in self._holders:
             label = partial(label_of, self._table.name, name)
             errors = ErrorDestination(self._table, self._transfers, label, self._clock_ms, fail_on_data_loss=True)
-            self._holders[name] = Expiration(self._table, errors, "expiration", label, self._clock_ms, beside=False)
+            self._holders[name] = _Holder(
+                Expiration(self._table, errors, "expiration", label, self._clock_ms, beside=False),
+                Reconsideration(self._transfers, errors, "expiration", label, self._clock_ms),
+            )
         return self._holders[name]
 
 
@@ -321,7 +338,7 @@ def _places(
 
 def _expirable(snapshot: Snapshot, state: RecordSet, first: int, last: int) -> Ranges:
     """What was delivered too often belongs in the error destination, and waits for a consumer that brings it there."""
-    return state.available(first, last) - state.beyond_limit(snapshot.destination.redelivery_limit)
+    return state.available(first, last) - state.kept_back(snapshot.destination.redelivery_limit)
 
 
 @contextmanager

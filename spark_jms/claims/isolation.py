@@ -36,10 +36,10 @@ from spark_jms.core.poison import (
 from spark_jms.core.query_progress import QueryProgress
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.refusal import ISOLATION
 from spark_jms.errors import JmsqError, PoisonMessageError
 from spark_jms.log.delta_log import DeltaLog
 
-ISOLATION = "poison isolation"  # the consumer in the acknowledgement table
 _REASON = "poison: a batch of {} failed {} times with this message alone"
 log = logging.getLogger("spark_jms")
 
@@ -167,13 +167,14 @@ class Isolation:
 
     # -- inside ---------------------------------------------------------------------------------------------------
     def set_aside(self, trial: Trial, convicted: Messages, failures: int, deadline_s: float) -> None:
-        """Move the message, or discard it, and write the trial without it in the same commit. Raises PoisonMessageError."""
+        """Move the message, or discard it, and write the trial without it in the same commit. One that the error destination refuses
+        for good stays where it is, and no batch delivers it again. Raises PoisonMessageError."""
         ((member, picks),) = convicted.items()
         claim, reason = trial.claim, _REASON.format(self._members.consumer, failures)
         self._members.open_within(member, deadline_s)
         state, epoch = self._members.attached_state(member), self._members.held[member].handle.epoch
         destination = self._table.refresh().destination
-        found = FailedMessages(member, claim, picks, state.redelivered(picks), ISOLATION, reason)
+        found = FailedMessages(member, claim, picks, state.redelivered(picks), ISOLATION, reason, delivered=True)
         try:
             after = self._error_destination.take(state, found, destination, epoch)
         except (JmsqError, OSError) as error:

@@ -30,6 +30,7 @@ from spark_jms.core.life_cycle import SERVER_WAS_DOWN
 from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.refusal import holding_back
 from spark_jms.core.selector import Selector
 from spark_jms.core.sort_order import SortOrder
 from spark_jms.core.subscription_place import missed
@@ -133,7 +134,7 @@ class Planner:
         waiting = state.waiting
         if over := self._over.get(member, EMPTY):
             over = state.unfinished_of(over) - state.claimed - state.moving
-        kept_back = waiting | apart | over | state.beyond_limit(snapshot.destination.redelivery_limit)
+        kept_back = waiting | apart | over | state.kept_back(snapshot.destination.redelivery_limit)
         now = self._clock_ms()
         if (refused := self._refused.get(member)) is not None:
             refused.forget_expired(now)
@@ -182,8 +183,8 @@ class Planner:
         others = union(c.picks for c in state.claims.values() if c.consumer != self.consumer) | state.moving
         if others:
             blocked.block_units(units_of(self.table, member, others, table_id=snapshot.table_id))
-        if waiting := state.waiting:
-            late = units_of(self.table, member, waiting, table_id=snapshot.table_id)
+        if waiting := state.waiting | holding_back(state.refusals):
+            late = units_of(self.table, member, state.unfinished_of(waiting), table_id=snapshot.table_id)
             blocked.block_behind(late.first_of_units())
         for barrier in snapshot.destination.barriers_before(self._subscription, member, self._floors):
             blocked.block_slots(barrier.slots, barrier.new_first)

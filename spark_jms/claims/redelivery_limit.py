@@ -1,7 +1,8 @@
 """The redelivery limit (C8): messages that were delivered too often go to the error destination, or are discarded.
 
 A consumer that holds a member enforces the limit before it plans its next batch. While the error destination cannot take
-the messages, they stay where they are, and no consumer gets them.
+the messages, they stay where they are, and no consumer gets them. What it refuses for good waits for another declaration
+(reconsideration.py), and the others move without it.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ class RedeliveryLimit:
         self._unclaimed = UnclaimedMessages(error_destination, LIMITER, session, label, clock_ms)
 
     def enforce(self, state: RecordSet, destination: Destination, member: int, epoch: int) -> RecordSet:
-        """The state of a held member without messages beyond the limit, as far as possible. When it has a new intent, the
-        caller writes the state and then finishes the transfer. Raises DataLossError for messages that are gone."""
+        """The state of a held member without messages beyond the limit, as far as possible. The caller writes it, and finishes the
+        transfer when it has a new intent. Raises DataLossError for messages that are gone."""
         if destination.redelivery_limit == UNLIMITED or not state.deliveries.shown:
             return state
-        picks = state.beyond_limit(destination.redelivery_limit).take(_MOST)
+        picks = (state.beyond_limit(destination.redelivery_limit) - state.refused).take(_MOST)
         if not picks or not self._unclaimed.may_move(member):
             return state
         reason = f"delivered more often than the redelivery limit {destination.redelivery_limit} allows"

@@ -14,23 +14,29 @@ properties are text, without their types, and three of them say where it came fr
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 
+from spark_jms.claims.error_destination import with_refusals
 from spark_jms.claims.fetch import fetch
 from spark_jms.claims.members import Members
 from spark_jms.claims.transfer import Movement, Transfers
 from spark_jms.core.destination import Destination
+from spark_jms.core.error_message import SET_ASIDE_FROM, SET_ASIDE_REASON, SET_ASIDE_TYPES
 from spark_jms.core.message import COLUMNS
 from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.refusal import ASIDE, NO_RULE, MessageRefusal
+from spark_jms.core.target_rules import SEQUENCE
 from spark_jms.core.typed_properties import TYPES_PROPERTY
 from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
+from spark_jms.log.storage import now_ms
 from spark_jms.log.transfer import ROW_COLUMNS
 
 SET_ASIDE = "jmsq-set-aside"
-FROM, REASON, TYPES = "JMS_JMSQ_SetAsideFrom", "JMS_JMSQ_SetAsideReason", "JMS_JMSQ_SetAsideTypes"
+FROM, REASON, TYPES = SET_ASIDE_FROM, SET_ASIDE_REASON, SET_ASIDE_TYPES
 _MAX_MESSAGE_BYTES = 2**30  # the largest limit a destination can have
 
 
@@ -43,9 +49,9 @@ def set_aside(
     member: int,
     reasons: Mapping[int, str],
 ) -> bool:
-    """Move claimed messages aside, all or none; `reasons` tells by sequence why each cannot be delivered. False when another
-    consumer holds the record: it has been asked for it; try again. Messages that this consumer does not hold any more are left to
-    their new holder."""
+    """Move claimed messages aside: one, or the parts of a unit of work, all or none. `reasons` tells by sequence why each cannot be
+    delivered. What the queue refuses for good stays, and no client gets it. False when another consumer holds the record: it has been
+    asked for it; try again. Messages that this consumer does not hold any more are left to their new holder."""
     if not members.open(member):
         return False
     state = members.attached_state(member)
@@ -56,14 +62,38 @@ def set_aside(
     if SET_ASIDE not in domain.destinations():
         queue = Destination(SET_ASIDE, "queue", 1, max_message_bytes=_MAX_MESSAGE_BYTES)
         apply_destinations(domain, [queue], lambda destination, member: False)
-    columns = (*ROW_COLUMNS, "sequence")
-    found = fetch(table, members.destination, member, picks, {}, columns=columns, table_id=members.table_id)
-    rows = _described(found, members.label(member), reasons)
-    why = reasons[min(reasons)]
-    movement = Movement(claim, picks, rows, SET_ASIDE, None, members.consumer, f"set aside: {why}")
-    epoch = members.held[member].handle.epoch
-    transfers.carry_out(state, movement, epoch, lambda after: members.commit({member: after}))
+    epoch, label = members.held[member].handle.epoch, members.label(member)
+    while picks:
+        state = members.attached_state(member)
+        declared = transfers.declared(SET_ASIDE)
+        begun = transfers.begin_fitting(state, picks, _Aside(table, members, claim, member, reasons))
+        refusal = MessageRefusal(EMPTY, ASIDE, reasons[picks.first], SET_ASIDE, declared, NO_RULE, now_ms())
+        after = with_refusals(begun, claim, refusal, label, delivered=False)
+        members.commit({member: after})
+        members.commit({member: transfers.finish(after, epoch).state})
+        picks = picks - after.moving - after.refused
     return True
+
+
+@dataclass(frozen=True)
+class _Aside:
+    """See `Fitting`."""
+
+    table: DeltaLog
+    members: Members
+    claim: str
+    member: int
+    reasons: Mapping[int, str]
+    whole_units: bool = True
+
+    def movement(self, picks: Ranges) -> Movement:
+        columns, members = (*ROW_COLUMNS, SEQUENCE), self.members
+        found = fetch(
+            self.table, members.destination, self.member, picks, {}, columns=columns, table_id=members.table_id
+        )
+        rows = _described(found, members.label(self.member), self.reasons)
+        why = self.reasons[min(self.reasons)]
+        return Movement(self.claim, picks, rows, SET_ASIDE, None, members.consumer, f"set aside: {why}")
 
 
 def _described(batches: Iterator[pa.RecordBatch], label: str, reasons: Mapping[int, str]) -> Iterator[pa.RecordBatch]:
@@ -71,10 +101,10 @@ def _described(batches: Iterator[pa.RecordBatch], label: str, reasons: Mapping[i
     for batch in batches:
         described = [
             _description(dict(row or ()), f"{label}#{sequence}", reasons[sequence])
-            for row, sequence in zip(batch.column(at).to_pylist(), batch.column("sequence").to_pylist(), strict=True)
+            for row, sequence in zip(batch.column(at).to_pylist(), batch.column(SEQUENCE).to_pylist(), strict=True)
         ]
         properties = pa.array([list(d.items()) for d in described], COLUMNS["properties"])
-        yield batch.select(list(ROW_COLUMNS)).set_column(at, "properties", properties)
+        yield batch.set_column(at, "properties", properties)
 
 
 def _description(properties: dict[str, str], origin: str, why: str) -> dict[str, str]:

@@ -184,7 +184,8 @@ class Subscriber:
 
     def has_news(self) -> bool:
         """Something changed since the last plan: a commit (which another thread may have read already), a record that was
-        handed over, or the end of a redelivery delay. Cheap enough for 200 calls a second."""
+        handed over, or the end of a redelivery delay; or a destination that refuses messages for good may have changed. Cheap enough
+        for 200 calls a second."""
         return (
             self.table.snapshot.version != self._batches.planned_version
             or self.table.has_news()
@@ -216,7 +217,8 @@ class Subscriber:
     def _has_due(self) -> bool:
         with self._lock:
             now = self._clock_ms()
-            return any(until <= now for held in self.members.held.values() for until in held.state.delays)
+            is_over = any(until <= now for held in self.members.held.values() for until in held.state.delays)
+            return is_over or self._batches.may_reconsider()
 
     # -- acknowledging --------------------------------------------------------------------------------------------
     def acknowledge(self, parts: Mapping[str, Mapping[int, Ranges]], *, whole: bool = False) -> Parts:

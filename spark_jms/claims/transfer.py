@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -22,9 +23,11 @@ from spark_jms.claims.pledges import Pledges
 from spark_jms.claims.record_sets import label_of, opened_state, operations
 from spark_jms.claims.stores import record_of
 from spark_jms.core.placement import HOME
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.refusal import QUOTA, BrokenRule
 from spark_jms.core.subscription_place import record_server
+from spark_jms.core.target_rules import Sieve
 from spark_jms.core.transfer import Intent, NextStep, Ticket, TransferStep, TransferTarget, next_step
 from spark_jms.errors import (
     InsertionPausedError,
@@ -49,6 +52,7 @@ from spark_jms.store import RecordHeldError, Session, StoreError
 
 log = logging.getLogger("spark_jms")
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 1_000, 60_000
+_MOST_ATTEMPTS = 100  # to find messages that fit: the others are tried with the next transfer
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,26 @@ class Movement:
     table_id: str | None = None
 
 
+class Fitting(Protocol):
+    """Messages of which a target may refuse some for good."""
+
+    @property
+    def whole_units(self) -> bool:
+        """Units of work stay together."""
+        ...
+
+    def movement(self, picks: Ranges) -> Movement:
+        """Of these, in rows that have their `sequence`."""
+        ...
+
+
+class Begun(NamedTuple):
+    """A record set, with the new intent unless the target refuses all messages; what it refuses stays claimed."""
+
+    state: RecordSet
+    refused: Mapping[BrokenRule, Ranges]
+
+
 class Transfers:
     """Not thread-safe: the holder of the record calls it. It remembers only when to try a target again."""
 
@@ -101,11 +125,12 @@ class Transfers:
         write(ended.state)
         return ended
 
-    def begin(self, state: RecordSet, movement: Movement) -> RecordSet:
-        """Stage the messages, and enter the intent. Write the result to the store, then call `finish`. Raises
-        TransferError when too many transfers are open, DestinationReplacedError, and LargerThanQuotaError when the target can
-        never take so much."""
-        target_log = self._domain.log(movement.destination)
+    def begin(self, state: RecordSet, movement: Movement, sieve: Sieve | None = None) -> RecordSet:
+        """Stage the messages, and enter the intent. Write the result to the store, then call `finish`. What the target refuses for
+        good raises an error; with a `sieve`, which the rows bring their `sequence` for, it stays claimed, and no intent is made when
+        that are all. Raises TransferError when too many transfers are open, DestinationReplacedError, and LargerThanQuotaError when
+        the target can never take so much at once."""
+        before, target_log = state, self._domain.log(movement.destination)
         ticket = state.ticket(secrets.token_hex(8))
         if ticket is not None and has_overtaken(target_log, ticket):
             state = state.renewed(secrets.token_hex(8))
@@ -115,11 +140,17 @@ class Transfers:
                 f"{len(state.intents)} transfers are open here, and none of them ends: see `jmsq stat`, repair their "
                 "targets, then try again"
             )
-        target = stage_transfer(target_log, ticket, movement.rows, movement.member, movement.table_id)
+        target = stage_transfer(target_log, ticket, movement.rows, movement.member, movement.table_id, sieve)
+        picks = movement.picks
+        if sieve is not None and sieve.messages:
+            picks = picks - sieve.messages
+            if sieve.refuse_units() or not picks:
+                discard(target_log.storage, target.files)
+                return before
         self._check_possible(target_log, target)
         intent = Intent(
             ticket,
-            movement.picks,
+            picks,
             (target,),
             movement.consumer,
             movement.claim,
@@ -127,6 +158,38 @@ class Transfers:
             self._clock_ms(),
         )
         return state.move(movement.claim, intent)
+
+    def begin_fitting(self, state: RecordSet, picks: Ranges, fitting: Fitting) -> Begun:
+        """The same for the messages that the target does not refuse for good. Of more than its quota has room for at once the first
+        ones move. Raises TransferError, and JmsqError or OSError when the target cannot take any now; then nothing has changed."""
+        refused: dict[BrokenRule, Ranges] = {}
+        rest, wanted = picks, picks.count
+        for _ in range(_MOST_ATTEMPTS):
+            if not rest:
+                break
+            sieve, part = Sieve(fitting.whole_units), rest.take(wanted)
+            try:
+                moving = self.begin(state, fitting.movement(part), sieve)
+            except LargerThanQuotaError as error:
+                if part.count > 1:
+                    wanted = part.count // 2
+                    continue
+                sieve, moving = Sieve(), state
+                sieve.refuse(BrokenRule(QUOTA, str(error)), part)
+            refused = {
+                rule: refused.get(rule, EMPTY) | sieve.refused.get(rule, EMPTY) for rule in {**refused, **sieve.refused}
+            }
+            rest = rest - sieve.messages
+            if moving is not state:
+                return Begun(moving, refused)
+        return Begun(state, refused)
+
+    def declared(self, destination: str) -> str:
+        """What decides which messages the destination refuses for good, to compare. Raises JmsqError or OSError."""
+        snapshot = self._domain.log(destination).refresh()
+        limits = {quota: self._domain.quotas.limit(quota) for quota in sorted(snapshot.destination.quotas)}
+        maxima = [f"{quota} {limit.messages} {limit.bytes}" for quota, limit in limits.items()]
+        return "/".join([snapshot.table_id, str(snapshot.destination.epoch), *maxima])
 
     def _check_possible(self, target_log: DeltaLog, target: TransferTarget) -> None:
         if target.table_id == self._origin.snapshot.table_id:

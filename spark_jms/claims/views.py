@@ -69,11 +69,17 @@ class SubscriptionRow:
     away: bool = (
         False  # the server with its record set does not answer: then everything in the table counts as unfinished
     )
+    refused: int = 0  # messages that cannot move to their error destination, which refuses them for good
 
     @property
     def is_held(self) -> bool:
         """A consumer, or an administrator's command, has its record set now."""
         return self.holder is not None and not self.away
+
+    @property
+    def pending(self) -> int:
+        """Unfinished messages that a consumer does not get now: a consumer has them, they wait, or they are refused for good."""
+        return self.claimed + self.delayed + self.refused
 
     @property
     def has_limit(self) -> bool:
@@ -255,6 +261,7 @@ def subscriptions(
                     state.limit.dropped,
                     name in durable,
                     known is None,
+                    state.refused.count,
                 )
             )
     return out
@@ -355,6 +362,49 @@ def transfers(domain: Domain, store: Store, destination: str) -> list[TransferRo
                     )
                 )
     return sorted(rows, key=lambda row: row.made)
+
+
+@dataclass(frozen=True)
+class RefusalRow:
+    """Messages that `target` refuses for good: `reason` says why, and `rule` which rule of it that is. `failure`: why they shall
+    move there."""
+
+    destination: str
+    subscription: str
+    member: int
+    messages: int
+    ranges: str  # "1-3, 7": all of them
+    target: str
+    failure: str
+    rule: str
+    reason: str
+    since: datetime
+
+
+def refusals(domain: Domain, store: Store, destination: str) -> list[RefusalRow]:
+    """Of a destination, oldest first."""
+    rows = []
+    snapshot = domain.log(destination).refresh()
+    for name in [*snapshot.destination.subscription_names(), *_not_durable(store, snapshot)]:
+        for member in snapshot.destination.member_ids:
+            state = _state_or_none(store, snapshot, name, member) or RecordSet()
+            for one in state.refusals:
+                if picks := one.picks & state.refused:
+                    rows.append(
+                        RefusalRow(
+                            destination,
+                            name,
+                            member,
+                            picks.count,
+                            picks.text(),
+                            one.target,
+                            one.failure,
+                            one.broken.rule,
+                            one.broken.text,
+                            moment(one.since_ms),
+                        )
+                    )
+    return sorted(rows, key=lambda row: row.since)
 
 
 def is_empty(domain: Domain, store: Store, destination: str, member: int) -> bool:

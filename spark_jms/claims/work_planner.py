@@ -19,11 +19,11 @@ from spark_jms.core.batch import Limits
 from spark_jms.core.known_parts import KnownParts
 from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.refusal import JUDGE
 from spark_jms.core.unit_of_work import WorkVerdict
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.settings.expiration import DISCARD
 
-JUDGE = "unit of work"  # the consumer of faulty parts, in the acknowledgement table
 log = logging.getLogger("spark_jms")
 
 
@@ -54,7 +54,7 @@ class WorkPlanner:
         state, singles = self._planner.picks(snapshot, member, state, last, limits, epoch, apart=sequences)
         if not sequences:
             return state, singles
-        kept_back = state.waiting | state.beyond_limit(destination.redelivery_limit)
+        kept_back = state.waiting | state.kept_back(destination.redelivery_limit)
         self._known[member], verdict = known.judged(
             (state.available(1, last) - kept_back) & sequences,
             now,

@@ -345,6 +345,22 @@ def _of_troubles(found: Sequence[DestinationStatistics]) -> list[_Columns]:
         for row in s.subscriptions
         if row.expired
     ]
+    refusals: list[tuple[object, ...]] = [
+        (r.destination, r.subscription, r.member, r.target, r.messages, r.ranges, r.failure, r.reason, r.since)
+        for s in found
+        for r in s.refusals
+    ]
+    of_refusals = (
+        "destination",
+        "subscription",
+        "member",
+        "to",
+        "messages",
+        "sequences",
+        "they were",
+        "refused",
+        "since",
+    )
     of_transfers = ("destination", "subscription", "member", "to", "messages", "reason", "made", "next step")
     tables = (
         _Columns(
@@ -361,6 +377,7 @@ def _of_troubles(found: Sequence[DestinationStatistics]) -> list[_Columns]:
             ("member",),
         ),
         _Columns("Open transfers", of_transfers, transfers, ("made",)),
+        _Columns("Refused for good", of_refusals, refusals, ("since",)),
         _Columns("Expired messages", ("destination", "subscription", "member", "expired"), expired, ()),
     )
     return [table for table in tables if table.rows]

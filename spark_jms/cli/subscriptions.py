@@ -82,10 +82,13 @@ def subscriptions(
         "delayed",
         "expired",
     )
-    shown_rows = [views.as_row(row) for row in rows]
     if any(row.has_limit for row in rows):
         columns = (*columns, "limit", "deleted")
-    settings.out.table("", columns, [row[: len(columns)] for row in shown_rows], "there are no subscriptions")
+    shown_rows = [views.as_row(row)[: len(columns)] for row in rows]
+    if any(row.refused for row in rows):
+        columns = (*columns, "refused")
+        shown_rows = [(*shown, row.refused) for shown, row in zip(shown_rows, rows, strict=True)]
+    settings.out.table("", columns, shown_rows, "there are no subscriptions")
 
 
 COMMANDS = (subscriptions,)

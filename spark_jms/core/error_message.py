@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_jms.core.message import COLUMNS
 from spark_jms.core.typed_properties import TYPES_PROPERTY
@@ -24,6 +25,13 @@ FROM, POSITION, REASON = "JMS_JMSQ_ErrorFrom", "JMS_JMSQ_ErrorPosition", "JMS_JM
 DELIVERIES, TIME, EXPIRATION = "JMS_JMSQ_ErrorDeliveries", "JMS_JMSQ_ErrorTime", "JMS_JMSQ_ErrorExpiration"
 _TYPES = {DELIVERIES: "int", TIME: "long", EXPIRATION: "long"}
 _OURS = (FROM, POSITION, REASON, DELIVERIES, TIME, EXPIRATION)
+SET_ASIDE_FROM, SET_ASIDE_REASON, SET_ASIDE_TYPES = (
+    "JMS_JMSQ_SetAsideFrom",
+    "JMS_JMSQ_SetAsideReason",
+    "JMS_JMSQ_SetAsideTypes",
+)
+_ADDED = pa.array([*_OURS, SET_ASIDE_FROM, SET_ASIDE_REASON, SET_ASIDE_TYPES])
+_ADDED_TYPE = rf"(^|,)({'|'.join(_TYPES)}):[a-z]+"
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,28 @@ def without_failure(properties: Mapping[str, str]) -> dict[str, str]:
         if not types:
             del kept[TYPES_PROPERTY]
     return kept
+
+
+def added_bytes(rows: pa.RecordBatch) -> pa.Int64Array | None:
+    """How many bytes of each row's properties are of an error destination, or of `jmsq-set-aside`; None: none."""
+    properties = rows.column("properties")
+    keys, values = properties.keys, properties.items
+    ours = pc.is_in(keys, _ADDED)
+    if not pc.any(ours, min_count=0).as_py():
+        return None
+    names, texts = _lengths(keys), _lengths(values)
+    types = pc.utf8_ltrim(pc.replace_substring_regex(values, _ADDED_TYPE, ""), ",")
+    left = _lengths(types)
+    of_types = pc.add(pc.subtract(texts, left), pc.if_else(pc.equal(left, 0), names, 0))
+    is_types = pc.equal(keys, TYPES_PROPERTY)
+    by_entry = pc.if_else(ours, pc.add(names, texts), pc.if_else(is_types, of_types, 0))
+    through = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(by_entry)]).take(properties.offsets)
+    by_row = pc.subtract(through[1:], through[:-1])
+    return pc.if_else(properties.is_valid(), by_row, 0)
+
+
+def _lengths(texts: pa.StringArray) -> pa.Int64Array:
+    return pc.cast(pc.fill_null(pc.binary_length(texts), 0), pa.int64())
 
 
 def _with_types(properties: dict[str, str], added: Mapping[str, str]) -> dict[str, str]:

@@ -34,7 +34,7 @@ def staying(state: RecordSet, redelivery_limit: int, now_ms: int) -> Ranges:
     """Available messages that do not go to another member. Delays that are over count for nothing: without consumers, no
     process ends them."""
     delayed = union(ranges.all() for until_ms, ranges in state.delays.items() if until_ms > now_ms)
-    return delayed | state.beyond_limit(redelivery_limit)
+    return delayed | state.kept_back(redelivery_limit)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Sets represent the states of messages; message_state.py has the table of their transitions:
 
-    AVAILABLE   in none of the sets below; a redelivery that waits is in `delays` too
+    AVAILABLE   in none of the sets below; a redelivery that waits is in `delays` too, and a message that is refused for
+                good in `refusals` (refusal.py): an administrator may take both, a consumer neither
     CLAIMED     in `claims[id].picks`, with `in_doubt_since_ms` 0
     IN_DOUBT    in `claims[id].picks`, with `in_doubt_since_ms` set
     MOVING      in `intents[slot].picks`: a transfer to another destination is open (transfer.py)
@@ -37,6 +38,7 @@ from spark_jms.core.redelivery import (
     event_of_session,
     forgotten,
 )
+from spark_jms.core.refusal import MessageRefusal, Refusals, added, left, messages_of
 from spark_jms.core.step_table import step_of
 from spark_jms.core.subscription_limit import LIMIT, NOTHING_DROPPED, LimitAccount
 from spark_jms.core.transfer import Intent, Ticket, free_ticket
@@ -61,6 +63,7 @@ class RecordSet:
     expired: int = 0  # how many messages have expired, each counted once
     pledges: Mapping[str, Pledge] = field(default_factory=dict)  # key -> messages of an open transaction
     left_orders: Set[str] = frozenset()  # in the store, of claims that ended: see record_set_form.py
+    refusals: Refusals = ()  # of unfinished messages
 
     # -- reading --------------------------------------------------------------------------------------------------
     @property
@@ -110,6 +113,16 @@ class RecordSet:
         """The messages that were shown too often to be delivered again, whether their delay is over or not."""
         beyond = self.deliveries.beyond(limit)
         return beyond - self.claimed - self.moving if beyond else beyond
+
+    @property
+    def refused(self) -> Ranges:
+        """Available messages that are refused for good."""
+        found = messages_of(self.refusals)
+        return found - self.claimed - self.moving if found else found
+
+    def kept_back(self, limit: int) -> Ranges:
+        """The messages that no consumer gets any more, unless a declaration changes: beyond the limit, or refused for good."""
+        return self.beyond_limit(limit) | self.refused
 
     def redelivered(self, picks: Ranges) -> dict[int, Ranges]:
         """Delivery count -> those of `picks` that are not delivered for the first time."""
@@ -196,6 +209,16 @@ class RecordSet:
         claim = self.claims[claim_id]
         shown = claim.picks if claim.replayable else claim.shown_first
         return self._move(claim, claim.picks, MessageEvent.REDELIVER, now_ms, until_ms, shown=shown)
+
+    def refuse(self, claim_id: str, refusal: MessageRefusal, *, delivered: bool) -> RecordSet:
+        """Claimed messages are refused for good: they are available again, to administrators alone. `delivered`: as `release`."""
+        after = self.release(claim_id, refusal.picks, delivered=delivered)
+        return replace(after, refusals=added(after.refusals, refusal))
+
+    def reconsider(self, picks: Ranges) -> RecordSet:
+        """These are refused no longer, for now."""
+        kept = left(self.refusals, picks)
+        return self if kept is self.refusals else replace(self, refusals=kept)
 
     def sweep(
         self,
@@ -435,4 +458,5 @@ class RecordSet:
             "floor": floor,
             "deliveries": self.deliveries.without(picks),
             "delays": forgotten(self.delays, picks),
+            "refusals": left(self.refusals, picks),
         }

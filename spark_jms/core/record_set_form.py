@@ -15,6 +15,10 @@
     pledge/<ticket>/<claim> JSON: messages that wait for the decision of a transaction (pledge.py)
     limit                   JSON: how far the subscription's limit was applied, and how many messages it has dropped
     event/<position>        JSON: an event that waits for the life-cycle table (life_cycle.py)
+    refusals                JSON: messages that are refused for good, and why (refusal.py)
+
+Earlier releases read past `refusals` and leave it as it is: they try to move these messages as they always did. So it needs no
+format version of its own, and what they have finished meanwhile is taken out when it is read.
 
 A claim's object keeps messages of it that were acknowledged later: finished messages are taken out when it is read. So an
 acknowledgement writes the head, one row of the outbox and the chunks it touches, however large the claim is.
@@ -37,13 +41,14 @@ from spark_jms.core.pledge import pledge_from_json, pledge_to_json
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.redelivery import DeliveryCounts
+from spark_jms.core.refusal import refusals_from_json, refusals_to_json
 from spark_jms.core.subscription_limit import NOTHING_DROPPED, LimitAccount
 from spark_jms.core.transfer import Intent, intent_from_json, intent_to_json
 from spark_jms.errors import FormatVersionError, RecordSetError
 
 FORMAT_VERSION = 4
 _WITHOUT_PERHAPS, _WITHOUT_PLEDGES = 3, 2  # earlier releases read a record set that has none of them
-HEAD, LIMIT_ACCOUNT = "head", "limit"
+HEAD, LIMIT_ACCOUNT, REFUSALS = "head", "limit", "refusals"
 
 
 def to_objects(state: RecordSet) -> dict[str, bytes]:
@@ -78,6 +83,8 @@ def changed_objects(before: RecordSet | None, after: RecordSet) -> dict[str, byt
     if old.limit != after.limit:
         kept = after.limit != NOTHING_DROPPED
         out[LIMIT_ACCOUNT] = _dump([after.limit.arrived, after.limit.dropped]) if kept else None
+    if old.refusals is not after.refusals:
+        out[REFUSALS] = _dump(refusals_to_json(after.refusals)) if after.refusals else None
     _compare_events(out, old.life, after.life)
     if old.intents is not after.intents:
         _compare(
@@ -135,8 +142,15 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
         orders = {key: tuple(map(Ranges.from_json, json.loads(v))) for key, v in _under(objects, "order/")}
         claims = [_read_claim(key, value, orders.get(key)) for key, value in _under(objects, "claim/")]
         open_claims = [replace(claim, picks=state.unfinished_of(claim.picks)) for claim in claims]
+        refusals = refusals_from_json(json.loads(objects.get(REFUSALS, b"[]")))
+        open_refusals = [replace(one, picks=state.unfinished_of(one.picks)) for one in refusals]
         known = {claim.id: claim for claim in open_claims if claim.picks}
-        return replace(state, claims=known, left_orders=frozenset(orders.keys() - known.keys()))
+        return replace(
+            state,
+            claims=known,
+            refusals=tuple(one for one in open_refusals if one.picks),
+            left_orders=frozenset(orders.keys() - known.keys()),
+        )
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise RecordSetError(
             f"the state of {name} in the store cannot be read ({error!r}): restore the store from a copy, or drop the "

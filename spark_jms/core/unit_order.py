@@ -6,9 +6,11 @@ The messages of a unit are delivered in the order of their sequences, so none is
     claimed by another consumer, or moving          its whole unit
     on the member that the unit's slot has left     what comes behind the move (slots.py)
     delayed: its delivery time, or a redelivery     what comes behind it
+    refused for good by its error destination       what comes behind it
     refused by the consumer's selector, in a queue  what comes behind it, for this consumer
 
-A message that is finished, expired or lost blocks nothing. A topic's subscription finishes what its selector refuses.
+A message that is finished, expired (refused or not) or lost blocks nothing. A topic's subscription finishes what its selector
+refuses.
 """
 
 from __future__ import annotations

@@ -26,12 +26,13 @@ from spark_jms.core.sort_order import SortOrder
 from spark_jms.core.subscription_name import server_of_subscription
 from spark_jms.core.subscription_place import check_durable
 from spark_jms.core.unit_paths import paths_of_lost
-from spark_jms.errors import InvalidDestinationError, JmsqError, MemberRemovalError, ModuleFileError
+from spark_jms.errors import InvalidDestinationError, JmsqError, MemberRemovalError
 from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA, LIFE_CYCLE_SCHEMA
 from spark_jms.log.checkpoints import commit_path
 from spark_jms.log.commit import Decision, commit, commit_prepared
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
+from spark_jms.log.error_destinations import check_error_destinations, warn_of_narrow_ones
 from spark_jms.log.life_cycle import sent_id
 from spark_jms.log.metadata import metadata_action, removed_retention
 from spark_jms.log.register import RegisterEntry
@@ -81,7 +82,7 @@ def apply_destinations(
         for server in wanted.servers:
             if server != HOME:
                 domain.servers.entry(server)  # raises, with the servers that there are
-    _check_error_destinations(domain, declared)
+    check_error_destinations(domain, declared)
     for quota in {wanted.quota for wanted in declared if wanted.quota is not None}:
         domain.quotas.get(quota)  # raises, with the quotas that there are
     changes = []
@@ -95,6 +96,7 @@ def apply_destinations(
         else:
             changes.append(_change(domain, wanted, empty))
             _follow_quota(domain, wanted)
+    warn_of_narrow_ones(domain, declared, {change.destination for change in changes if change.what == "changed"})
     names = {d.name for d in declared}
     return changes + [DeclarationChange(name, "left", "not in the module") for name in sorted(existing - names)]
 
@@ -124,43 +126,6 @@ def decide_limited(limited: Set[str], snapshot: Snapshot) -> Decision | None:
         return None
     after = attrs.evolve(declared, limited=concerned, epoch=declared.epoch + 1)
     return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])
-
-
-def _check_error_destinations(domain: Domain, declared: Sequence[Destination]) -> None:
-    """An error destination is another queue: a topic keeps nothing that no subscription wants. ModuleFileError."""
-    kinds = {d.name: d.kind for d in declared}
-    for destination in declared:
-        name = destination.error_destination
-        if name is None:
-            continue
-        kind = kinds.get(name)
-        if kind is None and name in domain.destinations():
-            kind = domain.log(name).refresh().destination.kind
-        wrong = "is itself" if name == destination.name else f"is a {kind}" if kind and kind.endswith("topic") else ""
-        wrong = wrong or ("" if kind else "does not exist")
-        if wrong:
-            raise ModuleFileError(
-                f"destination {destination.name}: errorDestination {name!r} {wrong}, but must be another queue of this "
-                "domain, in this file or applied before"
-            )
-
-
-def referring(domain: Domain, name: str) -> list[str]:
-    """The destinations whose error destination is `name`. One that cannot be read is left out, with a warning that names
-    it: another destination's damage prevents no change of this one."""
-    found = []
-    for other in domain.register.names():
-        try:
-            entry = domain.register.entry(other)
-            if other == name or entry is None or entry.dropping is not None:
-                continue
-            if domain.log(other).refresh().destination.error_destination == name:
-                found.append(other)
-        except InvalidDestinationError:  # dropped meanwhile
-            continue
-        except (JmsqError, OSError) as error:
-            log.warning("whether %s is the errorDestination of %s is unknown: %s", name, other, error)
-    return found
 
 
 def _create(domain: Domain, destination: Destination) -> None:

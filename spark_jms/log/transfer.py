@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_jms.core.body_compression import saved_bytes
 from spark_jms.core.destination import Destination, is_temporary
-from spark_jms.core.message import ORDINAL, STORED_SCHEMA, check_message_sizes
+from spark_jms.core.message import ORDINAL, STORED_SCHEMA
 from spark_jms.core.routing import Routing, route
 from spark_jms.core.staged_file import StagedFile
+from spark_jms.core.target_rules import Sieve, check_counted_sizes
 from spark_jms.core.transfer import TargetOutcome, Ticket, TransferTarget, outcome_of
 from spark_jms.errors import CommitOutcomeUnknownError, DestinationReplacedError, InvalidDestinationError
 from spark_jms.log.admission import Grant, QuotaNeeded, Sender, spent
@@ -44,17 +44,22 @@ def stage_transfer(
     rows: Iterable[pa.RecordBatch],
     member: int | None = None,
     table_id: str | None = None,
+    sieve: Sieve | None = None,
 ) -> TransferTarget:
     """Write rows of `ROW_COLUMNS` to files of the target, routed by its own rules or all to `member`. The messages keep
-    their ids. Raises MessageSizeError, and DestinationReplacedError when the table is not `table_id` any more; then nothing is
-    left."""
+    their ids. What breaks a rule of the target raises MessageSizeError; with a `sieve` it is left out, and the rows come with their
+    `sequence` behind the other columns. Raises DestinationReplacedError when the table is not `table_id` any more. After an error
+    nothing is left."""
     snapshot = log.verify()  # in a table that was replaced, the files would be staged for nothing
     if table_id not in (None, snapshot.table_id):
         raise DestinationReplacedError(f"{snapshot.destination.name} was dropped and created again: nothing moved")
     writer = _writer(log, snapshot.destination, ticket)
     try:
         for batch in rows:
-            check_message_sizes(batch, snapshot.destination.max_message_bytes, saved_bytes(batch))
+            if sieve is None:
+                check_counted_sizes(batch, snapshot.destination.max_message_bytes)
+            else:
+                batch = sieve.accepted(batch, snapshot.destination)
             if member is None:
                 writer.write_normalised(batch)
             else:

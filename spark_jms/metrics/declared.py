@@ -81,6 +81,16 @@ def _of_subscription(value: Callable[[SubscriptionRow], float], *, durable_only:
     return values
 
 
+def _refused(sample: DomainSample) -> Iterator[MetricValue]:
+    sums: Counter[tuple[str, ...]] = Counter()
+    for one in sample.destinations:
+        durable = {row.subscription: row.durable for row in one.subscriptions}
+        for row in one.refusals:
+            name = row.subscription if durable.get(row.subscription) else NOT_DURABLE
+            sums[row.destination, name, str(row.member), row.rule] += row.messages
+    return (MetricValue(labels, total) for labels, total in sums.items())
+
+
 def _of_quota(value: Callable[[QuotaRow], int]) -> Values:
     """A quota that is shared has no destination. A limit of -1 is none."""
     return lambda sample: [
@@ -356,6 +366,12 @@ DOMAIN_METRICS = (
         "Of these, messages that wait for their redelivery.",
         _SUBSCRIPTION,
         _of_subscription(lambda row: row.delayed),
+    ),
+    DomainMetric(
+        "jmsq_subscription_refused_messages",
+        "Of these, messages that their error destination refuses for good; what they break is a rule of it.",
+        (*_SUBSCRIPTION, "what"),
+        _refused,
     ),
     DomainMetric(
         "jmsq_subscription_messages_high",

@@ -13,8 +13,9 @@ from spark_jms.admin.claims import find_claim, release_claim
 from spark_jms.admin.pause import pause, resume
 from spark_jms.admin.redrive import RedriveOrder, redrive
 from spark_jms.claims import views
-from spark_jms.claims.isolation import ISOLATION, pinned
+from spark_jms.claims.isolation import pinned
 from spark_jms.core.pause import CONSUMPTION
+from spark_jms.core.refusal import ISOLATION
 from spark_jms.errors import OptionError, PoisonMessageError
 from spark_jms.log.domain import Domain
 from spark_jms.spark import worker

@@ -19,7 +19,7 @@ from spark_jms.admin.servers import ServerRow
 from spark_jms.admin.service_reports import ServiceReport
 from spark_jms.admin.statistics import DestinationStatistics, MemberStatistics
 from spark_jms.admin.transactions import TransactionRow
-from spark_jms.claims.views import SubscriptionRow
+from spark_jms.claims.views import RefusalRow, SubscriptionRow
 from spark_jms.client.metric_names import CLIENT_METRICS
 from spark_jms.core.health import BackgroundFailure
 from spark_jms.metrics import DomainCollector
@@ -33,11 +33,25 @@ MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)
 NAMES = [*(metric.name for metric in DOMAIN_METRICS), *(metric.name for metric in CLIENT_METRICS)]
 
 
-def topic(*rows: SubscriptionRow) -> DestinationStatistics:
+def topic(*rows: SubscriptionRow, refusals: tuple[RefusalRow, ...] = ()) -> DestinationStatistics:
     members = [MemberStatistics(0, 20, 20, 1, 100, 14, 3, 10, 4)]
     failure = BackgroundFailure("purge", "OSError: x", 3, 0, 0, 0)
     return DestinationStatistics(
-        "prices", "topic", 7, 2, 1, 100, 20, 20, 14, 3, members, list(rows), "failing", (failure,)
+        "prices",
+        "topic",
+        7,
+        2,
+        1,
+        100,
+        20,
+        20,
+        14,
+        3,
+        members,
+        list(rows),
+        "failing",
+        (failure,),
+        refusals=refusals,
     )
 
 
@@ -243,6 +257,25 @@ def test_names_follow_prometheus() -> None:
     text = generate_latest(_registry()).decode()
     assert {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")} >= {
         m.name for m in DOMAIN_METRICS
+    }
+
+
+def test_refused_messages_are_counted_by_the_rule_that_they_break() -> None:
+    """M5, C8: subscriptions that are not durable together."""
+    rows = [row("a", 4), row("t1", 5, durable=False), row("t2", 6, durable=False)]
+    refusals = tuple(
+        RefusalRow("prices", name, 0, count, "1", "errors", "failed", rule, "", MOMENT)
+        for name, count, rule in (
+            ("a", 2, "maxMessageSize"),
+            ("a", 3, "maxMessageSize"),
+            ("t1", 1, "quota"),
+            ("t2", 4, "quota"),
+        )
+    )
+    found = values(replace(SAMPLE, destinations=(topic(*rows, refusals=refusals),)))
+    assert found["jmsq_subscription_refused_messages"] == {
+        ("prices", "a", "0", "maxMessageSize"): 5,
+        ("prices", NOT_DURABLE, "0", "quota"): 5,
     }
 
 

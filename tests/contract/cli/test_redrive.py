@@ -63,3 +63,24 @@ def test_delayed_messages_are_shown(root: str, jmsq: Jmsq, js: Callable[..., Any
             message.reject("1 h")
     (row,) = js("subscriptions", "repaired")
     assert (row["backlog"], row["claimed"], row["delayed"]) == (1, 0, 1)
+
+
+def test_refused_messages_are_listed_and_taken(root: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """C8, C14: `jmsq stat` has them with the reason, `jmsq subscriptions` counts them; `jmsq move` takes them."""
+    destinations = {**MODULE["destinations"], "failed": {"kind": "queue", "maxMessageSize": "100"}}
+    apply(root, {"destinations": destinations})
+    with connect(root, housekeeping=False) as context:
+        context.producer("orders").send_many({"text": text} for text in ("x" * 200, "small"))
+        with context.consumer("orders") as consumer:
+            reject_next(consumer, 2)
+            assert consumer.receive(0) is None
+    text = jmsq("stat").stdout
+    for word in ("Refused for good", "larger than the maxMessageSize of failed, 100 bytes", "redelivery limit 0"):
+        assert word in " ".join(text.split())
+    (row,) = js("stat", "orders")["destinations"][0]["refusals"]
+    assert (row["ranges"], row["target"], row["rule"]) == ("1", "failed", "maxMessageSize")
+    assert "refused" in jmsq("subscriptions", "orders").stdout
+    assert [r["refused"] for r in js("subscriptions", "orders")] == [1]
+    assert js("move", "orders", "repaired")["moved"] == 1
+    assert "Refused for good" not in jmsq("stat").stdout
+    assert "refused" not in jmsq("subscriptions", "orders").stdout
