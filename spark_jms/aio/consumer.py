@@ -1,7 +1,8 @@
 """Receiving in coroutines (M7).
 
 A receive waits in a thread. When its coroutine is cancelled, the thread is told to stop waiting; a message that it has taken
-by then is kept, and the next receive returns it. So no message is lost, and each is delivered once.
+by then is kept, and the next receive returns it. So no message is lost, and each is delivered once. Until a coroutine has it,
+nothing acknowledges it, and what ends or recovers the consumer releases it as it was.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator
 
 from spark_jms.aio.blocking_calls import BlockingCalls
 from spark_jms.aio.message import AsyncMessage, asynchronous
+from spark_jms.client.closing import end
 from spark_jms.client.consumer import Consumer, InterruptibleReceive
 from spark_jms.client.delivery import ConsumerStatistics
 from spark_jms.client.message import Message
@@ -42,25 +44,31 @@ class AsyncConsumer:
                 return None
 
     async def _received(self, timeout: DurationLike | None) -> AsyncMessage | None:
+        while True:
+            call = InterruptibleReceive(self._consumer, timeout)
+            message = await self._taken(call)
+            if message is None:
+                return None
+            if call.shows(message):
+                return asynchronous(message, self._calls)
+
+    async def _taken(self, call: InterruptibleReceive) -> Message | None:
         if self._interrupted is not None:
             kept = await self._finish(self._interrupted)
             if kept is not None:
                 return kept
-        call = InterruptibleReceive(self._consumer, timeout)
         running = self._calls.start(call)
         try:
-            message = await asyncio.shield(running)
+            return await asyncio.shield(running)
         except asyncio.CancelledError:
             call.interrupt()
             self._interrupted = running
             raise
-        return None if message is None else asynchronous(message, self._calls)
 
-    async def _finish(self, interrupted: asyncio.Future[Message | None]) -> AsyncMessage | None:
+    async def _finish(self, interrupted: asyncio.Future[Message | None]) -> Message | None:
         await asyncio.wait([interrupted])  # cancelled here, it is still kept
         self._interrupted = None
-        message = interrupted.result()
-        return None if message is None else asynchronous(message, self._calls)
+        return interrupted.result()
 
     async def messages(self, idle_timeout: DurationLike | None = None) -> AsyncIterator[AsyncMessage]:
         """Messages as they arrive, until none has arrived for `idle_timeout` (None waits for ever) or the consumer is closed."""
@@ -103,8 +111,8 @@ class AsyncConsumer:
     async def __aenter__(self) -> AsyncConsumer:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self._calls.run(end, self._consumer, orderly=kind is None)
 
     def __repr__(self) -> str:
         return repr(self._consumer).replace("<Consumer", "<AsyncConsumer", 1)

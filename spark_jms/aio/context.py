@@ -18,6 +18,7 @@ from spark_jms.aio.room import SendRoom
 from spark_jms.claims.subscription_request import Sharing
 from spark_jms.client import AcknowledgeMode, Context, ContextStatistics, Message, MessageArguments, StartingPosition
 from spark_jms.client.asynchronous_send import MAX_BYTES, MAX_MESSAGES
+from spark_jms.client.closing import end
 from spark_jms.client.producer import DEFAULT_SEND_TIMEOUT_S
 from spark_jms.client.request import ReplyWait
 from spark_jms.core.client_identity import ClientIdPolicy
@@ -159,17 +160,20 @@ class AsyncContext:
 
     async def close(self) -> None:
         """As `Context.close`."""
+        await self._end(orderly=True)
+
+    async def _end(self, *, orderly: bool) -> None:
         if self._calls.is_parent:
             return
         await self._calls.discarded()
-        await self._calls.run(self.blocking.close)
+        await self._calls.run(end, self.blocking, orderly=orderly)
         self._calls.close()
 
     async def __aenter__(self) -> AsyncContext:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        await self._end(orderly=kind is None)
 
     def __repr__(self) -> str:
         return repr(self.blocking).replace("<Context", "<AsyncContext", 1)

@@ -8,7 +8,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class AsyncClosable(Protocol):
-    async def close(self) -> None: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 T = TypeVar("T", bound=AsyncClosable)
@@ -33,4 +35,4 @@ class AsyncOpening(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._opened is not None
-        await self._opened.close()
+        await self._opened.__aexit__(kind, error, trace)

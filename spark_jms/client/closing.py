@@ -1,4 +1,9 @@
-"""What an application may use in a `with` statement, which closes it at its end (C11)."""
+"""What an application may use in a `with` statement, which closes it at its end (C8, C11).
+
+The end of a block is orderly unless an exception leaves the block: any, so SystemExit, KeyboardInterrupt, CancelledError and
+GeneratorExit too. A call of `close()` is orderly: it does not look for an exception. An orderly end acknowledges what a consumer
+with the mode "auto" or "dups-ok" has delivered.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +17,13 @@ _Own = TypeVar("_Own", bound="ClosedAtTheEnd")
 
 
 class ClosedAtTheEnd:
-    """The subclass defines `close`."""
+    """The subclass defines `close`, and `_end` if it matters to it whether the end is orderly."""
 
     def close(self) -> None:
         raise NotImplementedError
+
+    def _end(self, *, orderly: bool) -> None:
+        self.close()
 
     def __enter__(self: _Own) -> _Own:
         return self
@@ -23,7 +31,12 @@ class ClosedAtTheEnd:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._end(orderly=kind is None)
+
+
+def end(one: ClosedAtTheEnd, *, orderly: bool) -> None:
+    """As the end of its block."""
+    one._end(orderly=orderly)
 
 
 class OwningProcess:

@@ -2,13 +2,17 @@
 
     acknowledge   a message is acknowledged
     -----------   -------------------------
-    client        by message.acknowledge(), together with everything this consumer delivered before it (the default)
-    individual    by message.acknowledge(), alone
-    auto          when the application asks for the next message, or the listener returns: one store write a message
+    client        by message.acknowledge() of any message: it acknowledges everything that this consumer has delivered so far,
+                  before and after that message, as Jakarta Messaging has it (the default)
+    individual    by message.acknowledge(), alone: what most applications mean
+    auto          when the application asks for the next message or ends in an orderly way, or the listener returns: one store
+                  write a message
     dups-ok       as auto, but written at most a second or `prefetch` messages later: many times faster, and these
                   messages come again, flagged, when the process dies
 
-"auto" and "dups-ok" are for one receiving thread: its next receive acknowledges what it received before.
+"auto" and "dups-ok" are for one receiving thread: its next receive acknowledges what it received before, and so does an orderly
+end: `close()`, or a `with` block (of the consumer, its context, its pool) that no exception leaves. An exception that leaves the
+block gives the message back: it comes again, flagged. So does a process that ends without one of these.
 
 A consumer claims `prefetch` messages at a time, and no other consumer gets them until it acknowledges or releases them.
 A slow consumer should keep `prefetch` small (1 at the least); a fast one gains by a larger value. One that acknowledges N
@@ -20,6 +24,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import get_args
 
 from spark_jms.client.closing import ClosedAtTheEnd, OwningProcess
@@ -27,9 +32,9 @@ from spark_jms.client.delivery import ConsumerStatistics
 from spark_jms.client.durations import seconds_of
 from spark_jms.client.listener import ListenerThread
 from spark_jms.client.message import Message
-from spark_jms.client.receiver import AcknowledgeMode, Receiver
+from spark_jms.client.receiver import AUTOMATIC, AcknowledgeMode, Receiver
 from spark_jms.client.tracing import traced_receive
-from spark_jms.errors import ConsumerClosedException, IllegalStateException, MemberUnavailableError
+from spark_jms.errors import IllegalStateException
 from spark_jms.settings.duration import DurationLike
 
 MODES: tuple[AcknowledgeMode, ...] = get_args(AcknowledgeMode)
@@ -39,8 +44,9 @@ class Consumer(ClosedAtTheEnd):
     """Made by `Context.consumer`. Thread-safe, but several threads see the messages in no particular order.
 
     Any method may raise ConsumerClosedException: the consumer was fenced, other consumers get its unacknowledged
-    messages, and it can only be closed. Closing acknowledges nothing: it releases the delivered and unacknowledged
-    messages at once, and they are delivered again, flagged.
+    messages, and it can only be closed. Closing releases at once what is not acknowledged, and it is delivered again, flagged
+    if it was delivered. In the modes "auto" and "dups-ok" it first acknowledges what was delivered, unless an exception
+    leaves the `with` block.
 
     `name` is how `jmsq claims` and the store call it, `mode` its acknowledge mode.
     """
@@ -102,18 +108,36 @@ class Consumer(ClosedAtTheEnd):
         return self._receiver.closing
 
     def close(self) -> None:
-        """Release everything at once. Raises the error that ended the listener, unless an exception listener got it."""
+        """Release everything at once; in the modes "auto" and "dups-ok", first acknowledge what was received. It does that also while
+        an exception is on its way (in a `finally`): call `recover()` before, or use a `with` block.
+
+        Raises the error that prevents the acknowledgement (the messages are delivered again), and the one that ended the listener,
+        unless an exception listener got it. In these modes a listener that closes its own consumer has its message acknowledged
+        when it returns."""
+        self._end(orderly=True)
+
+    def _end(self, *, orderly: bool) -> None:
         if self._process.is_parent:
             return
         self._receiver.stop()
+        if self._listener is not None and self._listener.is_current and self.mode in AUTOMATIC:
+            self._listener.then(partial(self._release, orderly=True))
+            return
+        self._end_now(orderly=orderly)
+
+    def _end_now(self, *, orderly: bool) -> None:
+        self._receiver.stop()
         if self._listener is not None:
             self._listener.join()
-        try:
-            self._receiver.close()
-        finally:
-            self._on_close(self)
+        self._release(orderly=orderly)
         if self._listener is not None:
             self._listener.raise_unreported()
+
+    def _release(self, *, orderly: bool) -> None:
+        try:
+            self._receiver.close(orderly=orderly)
+        finally:
+            self._on_close(self)
 
     def __repr__(self) -> str:
         if self._process.is_parent:
@@ -125,14 +149,16 @@ class Consumer(ClosedAtTheEnd):
         )
 
 
-def put_to_rest(consumer: Consumer) -> bool:
-    """Release everything, and keep no member from other consumers until the next `receive` (T17). False: that is not possible, and
-    the consumer can only be closed."""
-    try:
-        consumer._receiver.rest()
-    except (ConsumerClosedException, MemberUnavailableError):
-        return False
-    return True
+def end_with_context(consumer: Consumer, *, orderly: bool) -> None:
+    """Before its context ends. A listener that closes the context gets its message again: nothing could acknowledge it later."""
+    handling = consumer._listener is not None and consumer._listener.is_current
+    consumer._end_now(orderly=orderly and not handling)
+
+
+def put_to_rest(consumer: Consumer, *, orderly: bool) -> bool:
+    """Release everything, as its end does, and keep no member from other consumers until the next `receive` (T17). False: that is
+    not possible, and the consumer can only be closed."""
+    return consumer._receiver.rest(orderly=orderly)
 
 
 def is_usable(consumer: Consumer) -> bool:
@@ -141,7 +167,8 @@ def is_usable(consumer: Consumer) -> bool:
 
 
 class InterruptibleReceive:
-    """One `receive`, which another thread may interrupt: then it returns None unless it has a message already."""
+    """One `receive`, which another thread may interrupt: then it returns None unless it has a message already. The message is the
+    application's once `shows` says so: until then no end and no later receive acknowledges it."""
 
     def __init__(self, consumer: Consumer, timeout: DurationLike | None) -> None:
         self._receiver, self._timeout_s = consumer._receiver, _seconds("timeout", timeout)
@@ -150,6 +177,10 @@ class InterruptibleReceive:
     def __call__(self) -> Message | None:
         receiver = self._receiver
         return traced_receive(receiver.destination, lambda: receiver.next_message(self._timeout_s, self._interrupted))
+
+    def shows(self, message: Message) -> bool:
+        """False: its consumer has released it meanwhile."""
+        return self._receiver.show(message)
 
     def interrupt(self) -> None:
         self._interrupted.set()

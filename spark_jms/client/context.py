@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from spark_jms.client.asynchronous_send import AsynchronousSender
 from spark_jms.client.browser import Browser
 from spark_jms.client.choices import Choices, choices_of
 from spark_jms.client.closing import ClosedAtTheEnd, OwningProcess
-from spark_jms.client.consumer import Consumer
+from spark_jms.client.consumer import Consumer, end_with_context
 from spark_jms.client.consumer_arguments import (
     GivenConsumer,
     StartingPosition,
@@ -398,9 +399,11 @@ class Context(ClosedAtTheEnd):
         return self._closed
 
     def close(self) -> None:
-        """Close the consumers, which release their unacknowledged messages, then the producers, once their asynchronous sends are
-        complete, then everything else. Raises the first error of closing them, and IllegalStateException in a completion
-        listener."""
+        """Close the consumers, as their own `close` does, then the producers, once their asynchronous sends are complete, then
+        everything else. Raises the first error of closing them, and IllegalStateException in a completion listener."""
+        self._end(orderly=True)
+
+    def _end(self, *, orderly: bool) -> None:
         if self._process.is_parent:
             return
         self._asynchronous.refuse_in_listener("Context.close")
@@ -411,8 +414,12 @@ class Context(ClosedAtTheEnd):
         consumers, producers = self._consumers.open.all(), self._producers.open.all()
         self._requestor.close()
         unreported: list[Exception] = []
-        closing: list[TransactedSession | Consumer | Producer] = [*sessions, *consumers, *producers]
-        for close in [one.close for one in closing]:
+        closing: list[Callable[[], None]] = [
+            *(session.close for session in sessions),
+            *(partial(end_with_context, consumer, orderly=orderly) for consumer in consumers),
+            *(producer.close for producer in producers),
+        ]
+        for close in closing:
             try:
                 close()
             except Exception as error:  # noqa: BLE001 - raised below, after the others are closed

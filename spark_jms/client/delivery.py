@@ -1,6 +1,7 @@
 """What one consumer has claimed, by stage of delivery (C8, C11).
 
     prefetched   claimed, not yet shown to the application               released as it was, also when it expires
+    held         on its way to a coroutine, which may be cancelled       released as it was
     delivered    shown to the application, not acknowledged              released flagged and counted
     finished     acknowledged by the application, not yet in the store   never released
     aside        cannot be decoded, on its way to the set-aside queue        –
@@ -88,6 +89,7 @@ def keys_of(message: Message) -> list[Key]:
 class Delivery:
     def __init__(self) -> None:
         self.prefetched: deque[tuple[Message, str]] = deque()
+        self.held: dict[Key, str] = {}
         self.delivered: dict[Key, str] = {}
         self.finished: dict[Key, str] = {}
         self.returning: list[Return] = []
@@ -103,28 +105,59 @@ class Delivery:
 
     @property
     def _pending(self) -> int:
-        return sum(len(keys_of(message)) for message, _ in self.prefetched) + len(self.delivered)
+        return self._unseen + len(self.delivered)
+
+    @property
+    def _unseen(self) -> int:
+        return sum(len(keys_of(message)) for message, _ in self.prefetched) + len(self.held)
 
     def add(self, messages: Iterable[Message], claim: str) -> None:
         self.prefetched.extend((message, claim) for message in messages)
         self._pending_high = max(self._pending_high, self._pending)
 
     def take(self, now_ms: int) -> Message | None:
-        """The next prefetched message. A message that has expired since it was claimed is released: the next plan expires it."""
+        """The next prefetched message, shown to the application."""
+        found = self._next(now_ms)
+        if found is None:
+            return None
+        message, claim = found
+        self._deliver(message, dict.fromkeys(keys_of(message), claim))
+        return message
+
+    def hold(self, now_ms: int) -> Message | None:
+        """The next prefetched message."""
+        found = self._next(now_ms)
+        if found is None:
+            return None
+        message, claim = found
+        self.held.update(dict.fromkeys(keys_of(message), claim))
+        return message
+
+    def show(self, message: Message) -> bool:
+        """The application has this held message. False: it was released meanwhile, and the application must not get it."""
+        keys = keys_of(message)
+        if keys[0] not in self.held:
+            return False
+        self._deliver(message, {key: self.held.pop(key) for key in keys})
+        return True
+
+    def _next(self, now_ms: int) -> tuple[Message, str] | None:
+        """With its claim. A message that has expired since it was claimed is released: the next plan expires it."""
         while self.prefetched:
             message, claim = self.prefetched.popleft()
+            if not 0 < message.expiration_ms <= now_ms:
+                return message, claim
             keys = keys_of(message)
-            if 0 < message.expiration_ms <= now_ms:
-                self._return(dict.fromkeys(keys, claim), flagged=False)
-                self.returned -= len(keys)
-                self.expired += len(keys)
-                continue
-            self.delivered.update(dict.fromkeys(keys, claim))
-            self.received += len(keys)
-            self._bytes += sum(map(item_bytes, message.unit_of_work or (message,)))
-            self.redelivered += len(keys) * message.redelivered
-            return message
+            self._return(dict.fromkeys(keys, claim), flagged=False)
+            self.returned -= len(keys)
+            self.expired += len(keys)
         return None
+
+    def _deliver(self, message: Message, claims: Mapping[Key, str]) -> None:
+        self.delivered.update(claims)
+        self.received += len(claims)
+        self._bytes += sum(map(item_bytes, message.unit_of_work or (message,)))
+        self.redelivered += len(claims) * message.redelivered
 
     def acknowledge(self, keys: Iterable[Key] | None = None) -> None:
         """A call of the application acknowledged these delivered messages, or all of them."""
@@ -160,10 +193,12 @@ class Delivery:
             self.generation += 1
 
     def give_back(self, *, delivered: bool, keys: Iterable[Key] | None = None, delay_ms: int | None = None) -> None:
-        """Release everything prefetched, and of the delivered messages `keys`, or, if `delivered`, all of them."""
+        """Release everything that the application has not seen, and of the delivered messages `keys`, or, if `delivered`, all of
+        them."""
         chosen = list(self.delivered) if delivered else [key for key in keys or () if key in self.delivered]
         self._release(chosen, delay_ms)
-        unseen = {key: claim for message, claim in self.prefetched for key in keys_of(message)}
+        unseen = self.held | {key: claim for message, claim in self.prefetched for key in keys_of(message)}
+        self.held.clear()
         self.prefetched.clear()
         self._return(unseen, flagged=False)
 
@@ -206,7 +241,7 @@ class Delivery:
             expired=self.expired,
             returned=self.returned,
             listener_failures=listener_failures,
-            prefetched=sum(len(keys_of(message)) for message, _ in self.prefetched),
+            prefetched=self._unseen,
             unacknowledged=len(self.delivered),
             returning=sum(item.picks.count for item in self.returning),
             pending_high=self._pending_high,

@@ -93,8 +93,8 @@ class Message:
     _receipt: Receipt | None = field(default=None, repr=False, compare=False)
 
     def acknowledge(self) -> None:
-        """Acknowledge this message and, in the mode "client", everything its consumer delivered before. In the modes
-        "auto" and "dups-ok" the consumer acknowledges by itself, and this does nothing (C8).
+        """Acknowledge this message and, in the mode "client", everything else that its consumer has delivered so far, later messages
+        too. In the modes "auto" and "dups-ok" the consumer acknowledges by itself, and this does nothing (C8).
 
         Raises IllegalStateException for a message that was not received, ConsumerClosedException when other consumers
         get it.

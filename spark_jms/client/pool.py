@@ -5,9 +5,9 @@
     with pool.consumer("orders") as consumer: ...      # this block's alone
 
 All of a pool are of one context, which the first use opens. What an application leaves closed, or in an error, is made again. A
-consumer that comes back releases what it has, as `close` does, and its members, which other consumers take meanwhile. An idle one is
-closed after `idle` without use, or when more than `max_idle` are idle. That happens when the pool is used, so it has no thread. A
-forked child has nothing of its parent's: its first use opens a context of its own.
+consumer that comes back acknowledges and releases what it has, as at the end of its own block, and releases its members, which
+other consumers take meanwhile. An idle one is closed after `idle` without use, or when more than `max_idle` are idle. That happens
+when the pool is used, so it has no thread. A forked child has nothing of its parent's: its first use opens a context of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_jms.client.closing import ClosedAtTheEnd
+from spark_jms.client.closing import ClosedAtTheEnd, end
 from spark_jms.client.consumer import Consumer, is_usable, put_to_rest
 from spark_jms.client.context import Context
 from spark_jms.client.durations import seconds_of
@@ -108,24 +108,25 @@ class ClientPool(ClosedAtTheEnd):
             assert isinstance(client, Producer)
             yield client
         finally:
-            self._give_back(use)
+            self._give_back(use, orderly=True)
 
     @contextlib.contextmanager
     def consumer(self, destination: str, **arguments: Any) -> Iterator[Consumer]:
-        """With the arguments of `Context.consumer`, without a listener. At the end of the block, what it has not acknowledged is
-        released, flagged. One that is alone on its subscription, or whose subscription is not durable, is closed then: while it is
-        idle, it would exclude others, or collect messages."""
+        """With the arguments of `Context.consumer`, without a listener. The end of the block acknowledges and releases as the end of
+        the consumer's own does. One that is alone on its subscription, or whose subscription is not durable, is closed then: while
+        it is idle, it would exclude others, or collect messages."""
         if arguments.get("listener") is not None:
             raise OptionError(
                 "a consumer with a listener works all the time, so it cannot be pooled: use Context.consumer"
             )
-        use = object()
+        use, orderly = object(), False
         try:
             client = self._take(use, "consumer", destination, arguments, shares=False)
             assert isinstance(client, Consumer)
             yield client
+            orderly = True
         finally:
-            self._give_back(use)
+            self._give_back(use, orderly=orderly)
 
     def _take(
         self, use: object, kind: str, destination: str, arguments: Mapping[str, Any], *, shares: bool
@@ -144,7 +145,7 @@ class ClientPool(ClosedAtTheEnd):
                 now.reused += 1
         if known is not None and self._clock_s() - since_s >= _STALLED_S and not _is_usable(known.client):
             known.reusable = False
-            self._give_back(use)  # which closes it
+            self._give_back(use, orderly=True)  # which closes it
             return self._take(use, kind, destination, arguments, shares=shares)
         if known is None:  # without the lock: a store may take its time
             make: Callable[..., Producer | Consumer] = getattr(context, kind)
@@ -161,7 +162,7 @@ class ClientPool(ClosedAtTheEnd):
         self._close_idle()
         return known.client
 
-    def _give_back(self, use: object) -> None:
+    def _give_back(self, use: object, *, orderly: bool) -> None:
         with self._lock:
             contents = self._contents
             one = next((one for one in contents.used if use in one.users), None)
@@ -172,7 +173,7 @@ class ClientPool(ClosedAtTheEnd):
                 return
         keeps = False
         try:
-            keeps = one.reusable and not one.client.closed and _is_at_rest(one.client)
+            keeps = one.reusable and not one.client.closed and _is_at_rest(one.client, orderly=orderly)
         finally:
             with self._lock:
                 contents.used.discard(one)
@@ -180,7 +181,7 @@ class ClientPool(ClosedAtTheEnd):
                     one.idle_since_s = self._clock_s()
                     contents.idle[one] = None
             if not keeps:
-                one.client.close()
+                end(one.client, orderly=orderly)
         self._close_idle()
 
     def _close_idle(self) -> None:
@@ -204,11 +205,14 @@ class ClientPool(ClosedAtTheEnd):
 
     def close(self) -> None:
         """Close the context, with everything of it."""
+        self._end(orderly=True)
+
+    def _end(self, *, orderly: bool) -> None:
         with self._lock:
             self._closed, context = True, self._contents.context
             self._contents = _Contents()
         if context is not None:
-            context.close()
+            end(context, orderly=orderly)
 
     def __repr__(self) -> str:
         now = self.statistics()
@@ -224,5 +228,5 @@ def _is_usable(client: Producer | Consumer) -> bool:
     return isinstance(client, Producer) or is_usable(client)
 
 
-def _is_at_rest(client: Producer | Consumer) -> bool:
-    return isinstance(client, Producer) or put_to_rest(client)
+def _is_at_rest(client: Producer | Consumer, *, orderly: bool) -> bool:
+    return isinstance(client, Producer) or put_to_rest(client, orderly=orderly)

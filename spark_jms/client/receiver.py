@@ -35,6 +35,7 @@ from spark_jms.settings.types import NO_LIMIT
 
 log = logging.getLogger("spark_jms")
 AcknowledgeMode = Literal["client", "individual", "auto", "dups-ok"]
+AUTOMATIC: tuple[AcknowledgeMode, ...] = ("auto", "dups-ok")
 Transacted = Literal["transacted"]  # the mode of a transacted session's consumers: its commit acknowledges
 HAND_OVER_TIMEOUT_S = 15.0  # wait for a record needed to acknowledge or release
 CLOSE_TIMEOUT_S = 5.0
@@ -101,6 +102,7 @@ class Receiver:
         self._reader = BatchReader(subscriber, pipeline)  # guarded by `_claiming`
         self.transacted = TransactedDelivery(subscriber, self._delivery, self._lock, self._boundary)
         self._failure: JmsqError | None = None
+        self._untold = False  # no call of the application has raised the failure
         self._seen_version = -1
         self._boundary_s = time.monotonic()
 
@@ -108,39 +110,46 @@ class Receiver:
     def next_message(self, timeout_s: float | None, interrupted: threading.Event | None = None) -> Message | None:
         """The next message, or None if none arrives within `timeout_s` (None waits for ever, 0 does not wait), the
         receiver is closed or `interrupted` is set meanwhile. Acknowledges, in the modes "auto" and "dups-ok", what it delivered
-        before."""
+        before. With `interrupted` the message is held: `show` delivers it."""
         self.check_open()
         started = time.monotonic()
         deadline = None if timeout_s is None else started + timeout_s
         try:
             self.acknowledge_delivered()
             while not self._closing.is_set():
-                message = self._take()
+                message = self._take(holds=interrupted is not None)
                 if message is None and self._wait(started, deadline, interrupted):
                     continue
                 if message is None and self._subscriber.lingers and not (interrupted and interrupted.is_set()):
-                    message = self._take(hurries=True)  # the time is up before a full batch is there
+                    # the time is up before a full batch is there
+                    message = self._take(hurries=True, holds=interrupted is not None)
                 return message
         except ClosedError:
             if not self._closing.is_set():
                 raise
         return None
 
-    def _take(self, *, hurries: bool = False) -> Message | None:
+    def show(self, message: Message) -> bool:
+        """The application has this held message. False: it was released meanwhile, and the application must not get it."""
         with self._lock:
-            message = self._delivery.take(now_ms())
+            return self._delivery.show(message)
+
+    def _take(self, *, hurries: bool = False, holds: bool) -> Message | None:
+        if self._delivery.prefetched and time.monotonic() - self._boundary_s >= _BOUNDARY_S:
+            self._boundary()  # before it takes one: what fails here must not lose it
+        message = self._prefetched(holds)
         if message is not None:
-            if time.monotonic() - self._boundary_s >= _BOUNDARY_S:
-                self._boundary()
             return message
         with self._claiming:
-            with self._lock:
-                message = self._delivery.take(now_ms())
+            message = self._prefetched(holds)
             if message is not None or self._closing.is_set():
                 return message
             self._claim(hurries)
-            with self._lock:
-                return self._delivery.take(now_ms())
+            return self._prefetched(holds)
+
+    def _prefetched(self, holds: bool) -> Message | None:
+        with self._lock:
+            return self._delivery.hold(now_ms()) if holds else self._delivery.take(now_ms())
 
     def _claim(self, hurries: bool) -> None:
         """Claim and read the next messages, if any are available and none are on their way back: later ones of their units would
@@ -238,7 +247,7 @@ class Receiver:
     # -- acknowledging --------------------------------------------------------------------------------------------
     def acknowledge(self, message: Message, generation: int) -> None:
         self.check_open()
-        if self.mode in ("auto", "dups-ok", "transacted"):
+        if self.mode in AUTOMATIC or self.mode == "transacted":
             return
         keys = keys_of(message)
         with self._lock:
@@ -259,7 +268,7 @@ class Receiver:
 
     def acknowledge_delivered(self) -> None:
         """In the modes "auto" and "dups-ok": the application has finished with everything delivered so far."""
-        if self.mode not in ("auto", "dups-ok"):
+        if self.mode not in AUTOMATIC:
             return
         with self._lock:
             self._delivery.finish()
@@ -282,13 +291,34 @@ class Receiver:
         with self._lock:
             self._delivery.give_back(delivered=True)
 
-    def rest(self) -> None:
-        """`recover`, and hold no member until the next message is asked for."""
-        self.recover()
+    def rest(self, *, orderly: bool) -> bool:
+        """Release everything, as `close` does, and hold no member until the next message is asked for. False: that is not possible,
+        and the receiver can only be closed."""
+        if self._failure is not None:
+            return False
+        self._check_context()
+        with self._lock:
+            self._settle(acknowledges=orderly)
         try:
+            self._write_settled(HAND_OVER_TIMEOUT_S)
             self._subscriber.leave_all()
         except ConsumerClosedException as error:
-            raise self._fail(error) from None
+            self._fail(error)
+        except MemberUnavailableError:
+            return False
+        self._untold = self._failure is not None
+        return self._failure is None
+
+    def _settle(self, *, acknowledges: bool) -> None:
+        """Release everything; first, in the modes "auto" and "dups-ok", acknowledge what was delivered. With the lock held."""
+        if acknowledges and self.mode in AUTOMATIC:
+            self._delivery.finish()
+        self._delivery.give_back(delivered=True)
+
+    def _write_settled(self, timeout_s: float) -> None:
+        count = len(self._delivery.finished) if self.mode in AUTOMATIC else 0
+        with traced_acknowledge(self.destination, None, count):
+            self._write(timeout_s)
 
     @property
     def usable(self) -> bool:
@@ -344,7 +374,7 @@ class Receiver:
             if self._delivery.aside and time.monotonic() - self._aside_s >= _ASIDE_RETRY_S:
                 self._set_aside()
         except (ConsumerClosedException, ClosedError):
-            return  # _fail keeps the error for the next call
+            self._untold = self._failure is not None  # the next call raises it
 
     def flush_outbox(self) -> None:
         """The context's background thread calls this once a second: write acknowledgements to their table."""
@@ -361,6 +391,7 @@ class Receiver:
             flush()
         except ConsumerClosedException as error:
             self._fail(error)
+            self._untold = True
 
     def make_room(self) -> None:
         """The context's background thread calls this once a second: apply the subscription's limit (T4)."""
@@ -376,6 +407,7 @@ class Receiver:
         if self._closed:
             raise ClosedError(f"consumer {self.name} of {self.destination} is closed: create a new one")
         if self._failure is not None:
+            self._untold = False
             raise type(self._failure)(str(self._failure)) from self._failure
         self._check_context()
 
@@ -401,21 +433,33 @@ class Receiver:
         self._closing.set()
         self._bell.set()
 
-    def close(self) -> None:
-        """Release everything at once."""
+    def close(self, *, orderly: bool) -> None:
+        """Release everything at once. An orderly end first acknowledges, in the modes "auto" and "dups-ok", what was delivered, and
+        raises the error that prevents it, unless the application has had it before."""
         self.stop()
         with self._claiming, self._lock:
             if self._closed:
                 return
             self._closed = True
             self._reader.forget()
-            self._delivery.give_back(delivered=True)
+            self._settle(acknowledges=orderly)
+        told = self._failure is not None and not self._untold
         try:
-            if self._failure is None:
-                self._write(CLOSE_TIMEOUT_S)
-                self._subscriber.flush_outbox()
-                flush_at_close(self._subscriber.flush_life_cycle)
-        except (ConsumerClosedException, ClosedError, MemberUnavailableError):
-            pass  # the rest becomes available when the session ends, and is delivered again, flagged
+            self._write_last()
+        except (ConsumerClosedException, ClosedError, MemberUnavailableError) as error:
+            # the rest becomes available when the session ends, and is delivered again, flagged
+            left = len(self._delivery.finished) if orderly and self.mode in AUTOMATIC else 0
+            if left and not told:
+                raise type(error)(
+                    f"{left} message(s) of {self.destination} that consumer {self.name} received last are not acknowledged, and "
+                    f"will be delivered again, flagged: {error}"
+                ) from error
         finally:
             self._subscriber.close()
+
+    def _write_last(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        self._write_settled(CLOSE_TIMEOUT_S)
+        self._subscriber.flush_outbox()
+        flush_at_close(self._subscriber.flush_life_cycle)

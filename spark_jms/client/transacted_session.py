@@ -51,6 +51,9 @@ class TransactedConsumer(Consumer):
 
     def close(self) -> None:
         """Raises the error that ended the listener, unless an exception listener got it."""
+        self._end(orderly=True)
+
+    def _end(self, *, orderly: bool) -> None:
         if self._process.is_parent:
             return
         self._receiver.stop()
@@ -61,7 +64,7 @@ class TransactedConsumer(Consumer):
 
     def close_now(self) -> None:
         """Release what is not committed."""
-        super().close()
+        self._end_now(orderly=False)
 
     @property
     def uncommitted(self) -> bool:

@@ -320,7 +320,7 @@ def test_failing_table_stops_no_consumer(context: Context, monkeypatch: pytest.M
     def fail(*_: Any) -> None:
         raise OSError("the disk is full")
 
-    send(context, "orders", 2)
+    send(context, "orders", 3)
     with monkeypatch.context() as patched:
         patched.setattr(LifeCycleTable, "write", fail)
         with context.consumer("orders", acknowledge="auto") as consumer:

@@ -112,6 +112,24 @@ def test_use_ends_while_another_consumer_has_the_record(pool: ClientPool, monkey
     assert (message.text, message.redelivered) == ("a", True)
 
 
+def test_end_of_the_block_raises_an_error_of_the_background(pool: ClientPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T17, C20: the next user of the consumer does not get it; and what was received is acknowledged."""
+
+    def check() -> None:
+        raise OSError("the disk is full")
+
+    with pool.producer("orders") as producer:
+        producer.send(text="a")
+    block = pool.consumer("orders", acknowledge="auto")
+    consumer = block.__enter__()
+    assert consumer.receive(10) is not None
+    monkeypatch.setattr(consumer._receiver, "_check_context", check)
+    with pytest.raises(OSError, match="the disk is full"):
+        block.__exit__(None, None, None)
+    assert consumer.closed
+    assert list(pool.context().browser("orders")) == []
+
+
 def test_closed_client_is_made_again(pool: ClientPool) -> None:
     """T17: also when the whole context was closed."""
     with pool.producer("orders") as producer, pool.consumer("orders") as consumer:
