@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["apply", "connect", "connect_pool"]
+_PACKAGES = ("aio", "client", "errors", "testing")  # for applications
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in _PACKAGES if name in globals()), "__version__"]
 
 
 def connect(

@@ -7,6 +7,10 @@ send them between processes.
 from __future__ import annotations
 
 
+def __dir__() -> list[str]:
+    return [name for name, one in globals().items() if isinstance(one, type)]
+
+
 class JmsqError(Exception):
     """spark-jms could not do what was asked."""
 

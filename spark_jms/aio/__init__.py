@@ -24,3 +24,7 @@ __all__ = [
     "AsyncOpening",
     "connect",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -53,3 +53,7 @@ __all__ = [
     "TransactedSession",
     "connect",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

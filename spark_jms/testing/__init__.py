@@ -4,3 +4,7 @@ from spark_jms.testing.domain import memory_domain
 from spark_jms.testing.waiting import wait_until
 
 __all__ = ["memory_domain", "wait_until"]
+
+
+def __dir__() -> list[str]:
+    return __all__
