@@ -26,13 +26,12 @@ Action = Mapping[str, Mapping[str, Any]]
 
 
 class QuotaExceededError(JmsqError, ResourceAllocationException):
-    """The quota of the destination has no room for these messages, and nothing was sent: send them again when consumers have
-    finished others, give the producer a longer send_timeout, or raise the maximum."""
+    """Nothing was sent. Send the messages again when consumers have finished others, give the producer a longer send_timeout, or raise
+    the maximum of the quota."""
 
 
 class LargerThanQuotaError(QuotaExceededError):
-    """The messages are more than the maximum of the destination's quota, so they can never be sent at once: send fewer or smaller
-    ones, or raise the maximum."""
+    """Nothing was sent, and to wait would not help. Send fewer or smaller messages at once, or raise the maximum of the quota."""
 
 
 class QuotaNeeded(Exception):

@@ -135,7 +135,7 @@ class Quotas:
                         return None
                     raise QuotaExceededError(
                         f"{table} got the quota {declared.quota or 'none'} while {request.need.messages:,} message(s) waited for "
-                        f"room in {quota}; nothing was sent"
+                        f"room in {quota}"
                     )
                 if left_s <= 0:
                     raise QuotaExceededError(self._refusal(attempt, quota))
@@ -256,7 +256,7 @@ class Quotas:
         return (
             f"{request.destination}: quota {quota} has no room for {_shown(request.need)}: of {_maximum(limit)}, "
             f"{_shown(state.used)} are used and {_shown(state.reserved)} reserved, and {waiting} other send(s) wait"
-            f"{_unreadable(attempt.unreadable)}; nothing was sent"
+            f"{_unreadable(attempt.unreadable)}"
         )
 
 
@@ -294,7 +294,7 @@ class _Attempt:
 def _check_possible(destination: str, need: MessageUsage, quota: str, limit: Limit) -> None:
     if not limit.allows(need):
         raise LargerThanQuotaError(
-            f"{destination}: {_shown(need)} are more than the maximum of quota {quota} ({_maximum(limit)}); nothing was sent"
+            f"{destination}: {_shown(need)} are more than the maximum of quota {quota} ({_maximum(limit)})"
         )
 
 

@@ -77,6 +77,19 @@ def test_batch_above_the_maximum_fails_at_once(root: str) -> None:
         assert context._domain.usage_of("orders") == MessageUsage()
 
 
+def test_refusal_says_each_thing_once(root: str) -> None:
+    """T1: the reason, that nothing was sent, and what to do."""
+    made(root, {"messagesMaximum": 2})
+    with connect(root, housekeeping=False) as context:
+        producer = context.producer("orders", send_timeout=0)
+        producer.send_many([{"text": "x"}] * 2)
+        for count in (1, 3):
+            with pytest.raises(QuotaExceededError) as raised:
+                producer.send_many([{"text": "x"}] * count)
+            told = str(raised.value).lower()
+            assert (told.count("nothing was sent"), told.count("no room") + told.count("more than")) == (1, 1), told
+
+
 def test_bytes_count_as_their_files(root: str) -> None:
     """T1: a file counts with all its bytes until all its messages are finished."""
     made(root, {"bytesMaximum": "64 KiB"})

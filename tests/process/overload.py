@@ -307,7 +307,7 @@ def check_account(work: Path, outcome: Outcome) -> None:
         for _, number, size, error in late:
             told = f"quota small has no room for {int(size):,} message(s)"
             assert told in error, (number, error)
-            assert "nothing was sent" in error
+            assert "Nothing was sent" in error
         outcome.late += len(late)
         unknown = {number: int(size) for _, number, size in lines(file, "try") if number not in sent}
         assert len(unknown) <= 1, "only the last one was not sent"
