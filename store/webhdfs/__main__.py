@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from spark_jms.store.errors import SecurityConfigError
+from spark_jms.store.errors import SecurityConfigError, StoreError
 from spark_jms.store.net.tls import server_context
 from spark_jms.store.regions.client.objects import MemoryObjects
 from spark_jms.store.webhdfs import security
@@ -59,7 +59,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         run = asyncio.run
     else:
         run = uvloop.run
-    run(serve(arguments))
+    try:
+        run(serve(arguments))
+    except (StoreError, OSError) as error:  # a wrong certificate or token file, a port that is taken
+        parser.exit(1, f"{parser.prog}: {error}\n")
 
 
 if __name__ == "__main__":

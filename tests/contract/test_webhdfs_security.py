@@ -16,6 +16,7 @@ import pytest
 from spark_jms.store.errors import SecurityConfigError
 from spark_jms.store.net.tls import client_context, server_context
 from spark_jms.store.regions.client.objects import MemoryObjects
+from spark_jms.store.webhdfs.__main__ import main as door_alone
 from spark_jms.store.webhdfs.door import Door, DoorOptions
 from spark_jms.store.webhdfs.files import Files
 from spark_jms.store.webhdfs.security import Tokens
@@ -171,3 +172,19 @@ def test_forwarding_verifies_the_certificate(tmp_path: Path) -> None:
             await door.stop()
 
     asyncio.run(asyncio.wait_for(walk(), 60))
+
+
+@pytest.mark.parametrize("wrong", ["mode", "absent"])
+def test_door_alone_names_a_wrong_file(tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str) -> None:
+    """R17: in a line, without a traceback."""
+    path = tokens(tmp_path)
+    path.chmod(0o644)
+    if wrong == "absent":
+        path.unlink()
+    with pytest.raises(SystemExit) as ended:
+        door_alone(["--memory", "--port", "0", "--tokens", str(path)])
+    assert ended.value.code == 1
+    told = capsys.readouterr().err
+    assert told.startswith("python -m spark_jms.store.webhdfs: ")
+    assert str(path) in told
+    assert told.count("\n") == 1
