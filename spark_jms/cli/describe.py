@@ -11,10 +11,10 @@ from spark_jms.cli.settings import CommandSettings, command, destinations_argume
 @destinations_argument
 @click.option("--settings", "every_setting", is_flag=True, help="List every setting there is instead.")
 def describe(settings: CommandSettings, destinations: tuple[str, ...], every_setting: bool) -> None:
-    """Show the settings of destinations: value, default, unit, range, and where the value came from.
+    """Show the settings of destinations: the value in effect, where it came from, and the default where it is another one.
 
-    Without DEST it shows all destinations. --settings lists every setting of spark-jms: keys of the module file, options
-    of format("jmsq"), environment variables, options of store URIs.
+    Without DEST it shows all destinations. --settings lists every setting of spark-jms, with unit, range and meaning: keys of
+    the module file, options of format("jmsq"), environment variables, options of store URIs.
     """
     if not every_setting:
         _describe_destinations(settings, destinations)
@@ -52,10 +52,11 @@ def _describe_destinations(settings: CommandSettings, names: tuple[str, ...]) ->
     for d in found:
         settings.out.say()
         rows = [
-            (each.name, each.shown, KEYS[each.name].shown_default, each.unit, each.range, each.origin)
+            (each.name, each.shown or default, each.origin, None if each.origin == "default" else default)
             for each in describe_settings(d)
+            for default in (KEYS[each.name].shown_default,)
         ]
-        settings.out.table(d.name, ("setting", "value", "default", "unit", "range", "from"), rows, "")
+        settings.out.table(d.name, ("setting", "value", "from", "default"), rows, "")
         for pause in pause_rows(d):
             scope = d.name if pause.member is None else f"{d.name}, member {pause.member}"
             settings.out.say(f"{scope}: {pause.operation} is paused since {pause.since:%Y-%m-%d %H:%M:%SZ}")

@@ -45,11 +45,19 @@ from spark_jms.cli import (
     transactions,
     upgrade,
 )
-from spark_jms.cli.settings import CommandSettings, global_options
+from spark_jms.cli.settings import EXIT_USAGE, CommandSettings, global_options
 from spark_jms.settings.environment import DEBUG_VARIABLE
 
-EXIT_ERROR, EXIT_USAGE, EXIT_NOTHING, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 3, 130, 141
+EXIT_ERROR, EXIT_NOTHING, EXIT_INTERRUPTED, EXIT_PIPE = 1, 3, 130, 141
 
+SECTIONS: dict[str, tuple[Any, ...]] = {  # of the help: the modules that have the commands
+    "Messages": (messages, explain, events, move, redrive, purge),
+    "Destinations": (destinations, describe, statistics, pause, rename, drop, quota),
+    "Consumers": (subscriptions, claims, acknowledgements, transactions),
+    "Servers": (server, forward),
+    "Domain": (services, housekeeping, metrics, console, backup, upgrade, completion),
+    "Stores": (store_group,),
+}
 
 _ELSEWHERE = {  # what the command is called at Kafka, RabbitMQ or Artemis -> here
     "consume": "receive",
@@ -75,6 +83,15 @@ class _OutputGone(Exception):
 
 class Jmsq(click.Group):
     """The group of all commands. Its `main` turns every outcome into an exit code and at most one line of error."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        longest = max(map(len, self.commands))
+        for title, modules in SECTIONS.items():
+            commands = [command for module in modules for command in module.COMMANDS]
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(str(one.name).ljust(longest), one.get_short_help_str(formatter.width)) for one in commands]
+                )
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -179,36 +196,10 @@ def cli(context: click.Context) -> None:
         context.exit(EXIT_USAGE)
 
 
-for _command in (
-    *destinations.COMMANDS,
-    *describe.COMMANDS,
-    *statistics.COMMANDS,
-    *messages.COMMANDS,
-    *explain.COMMANDS,
-    *move.COMMANDS,
-    *forward.COMMANDS,
-    *pause.COMMANDS,
-    *redrive.COMMANDS,
-    *purge.COMMANDS,
-    *drop.COMMANDS,
-    *rename.COMMANDS,
-    *subscriptions.COMMANDS,
-    *claims.COMMANDS,
-    *acknowledgements.COMMANDS,
-    *events.COMMANDS,
-    *housekeeping.COMMANDS,
-    *services.COMMANDS,
-    *transactions.COMMANDS,
-    *upgrade.COMMANDS,
-    *backup.COMMANDS,
-    *console.COMMANDS,
-    *metrics.COMMANDS,
-    *quota.COMMANDS,
-    *server.COMMANDS,
-    *completion.COMMANDS,
-    *store_group.COMMANDS,
-):
-    cli.add_command(_command)
+for _modules in SECTIONS.values():
+    for _module in _modules:
+        for _command in _module.COMMANDS:
+            cli.add_command(_command)
 
 
 def main() -> None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_jms.cli.settings import MOMENT, CommandSettings, command
+from spark_jms.cli.settings import MOMENT, CommandGroup, CommandSettings, command
 
 if TYPE_CHECKING:
     from spark_jms.admin.quota import QuotaRow
 
 
-@click.group("quota", short_help="The quotas of the domain: list, show, entries, history.")
+@click.group("quota", cls=CommandGroup, short_help="The quotas of the domain: list, show, entries, history.")
 def quota() -> None:
     """Quotas: how much destinations may hold, declared in the module file. They open no store, so what consumers finish shows a
     moment later."""

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_jms.cli.settings import CommandSettings, command
+from spark_jms.cli.settings import CommandGroup, CommandSettings, command
 
 if TYPE_CHECKING:
     from spark_jms.admin.servers import ServerRow
     from spark_jms.log.domain import Domain
 
 
-@click.group("server", short_help="The servers of the domain: list, stop, start.")
+@click.group("server", cls=CommandGroup, short_help="The servers of the domain: list, stop, start.")
 def server() -> None:
     """Servers: names with stores of their own, declared in the module file. A destination has one member on each of its
     servers."""

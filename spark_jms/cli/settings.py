@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from spark_jms.cli.output import Output
     from spark_jms.log.domain import Domain
     from spark_jms.store import Store
+EXIT_USAGE = 2
 _REGISTER = "_jmsq/destinations"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -170,6 +171,16 @@ class _Command(click.Command):
             single = isinstance(option, click.Option) and not (option.multiple or option.is_flag or option.count)
             if single and sum(map(given.count, option.opts)) > 1:
                 raise click.UsageError(f"{option.opts[0]} is given twice: it takes one value", ctx)
+        return super().parse_args(ctx, args)
+
+
+class CommandGroup(click.Group):
+    """Without a command it prints its help, as `jmsq` does."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), err=True)
+            ctx.exit(EXIT_USAGE)
         return super().parse_args(ctx, args)
 
 

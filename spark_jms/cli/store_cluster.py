@@ -84,7 +84,7 @@ def up(
     out.say(f"store of a domain:          {uri}")
     for door in started.doors[:1]:
         out.say(
-            f"checkpointLocation of Spark: webhdfs://{door}/path    (other doors: {', '.join(started.doors[1:]) or '-'})"
+            f"checkpointLocation of Spark: webhdfs://{door}/path    (other doors: {', '.join(started.doors[1:]) or 'none'})"
         )
     out.say(f"look at it:                 jmsq store daemons --dir {directory}")
     out.say(f"stop it:                    jmsq store down --dir {directory}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from spark_jms.cli import store_cluster, store_data
+from spark_jms.cli.settings import CommandGroup
 
 
-@click.group("store", short_help="Stores: create, check, move, and the daemons of a replicated one.")
+@click.group("store", cls=CommandGroup, short_help="Stores: create, check, move, and the daemons of a replicated one.")
 def store() -> None:
     """The stores that keep positions and claims: file, jdbc, replicated."""
 

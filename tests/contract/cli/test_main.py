@@ -129,3 +129,23 @@ def test_commands_of_other_brokers_lead_to_ours() -> None:
     """C14: each name leads to a command, and none hides one."""
     assert set(main._ELSEWHERE.values()) <= set(cli.commands)
     assert not set(main._ELSEWHERE) & set(cli.commands)
+
+
+def test_help_groups_the_commands(jmsq: Jmsq) -> None:
+    """C14: by what one wants; each command once, under the heading of its section."""
+    shown = jmsq("--help").stdout
+    sections = {part.split(":\n")[0]: part for part in shown.split("\n\n") if part.split(":\n")[0] in main.SECTIONS}
+    assert list(sections) == ["Messages", "Destinations", "Consumers", "Servers", "Domain", "Stores"]
+    named = [line.split()[0] for part in sections.values() for line in part.splitlines()[1:] if line[2] != " "]
+    assert sorted(named) == sorted(cli.commands)
+    assert "receive" in sections["Messages"]
+    assert "Commands:" not in shown
+
+
+@pytest.mark.parametrize("group", ["quota", "server", "store"])
+def test_group_alone_prints_its_help(group: str) -> None:
+    """C14: as `jmsq` alone does."""
+    result = CliRunner().invoke(cli, [group], prog_name="jmsq")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"Usage: jmsq {group} [OPTIONS] COMMAND")
+    assert "see `" not in result.stderr
