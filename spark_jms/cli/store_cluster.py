@@ -106,10 +106,14 @@ def down(settings: CommandSettings, directory: str, force: bool, dry_run: bool) 
         names = [region.name for region in found.regions]
         which = ", ".join(map(str, found.daemons)) or "no daemon"
         lost = f"{len(names):,} region(s) with all their data{': ' if names else ''}{', '.join(names)}"
+        refused = "" if force else found.refusal
         if dry_run and settings.as_json:
-            settings.out.document({"stopped": list(found.daemons), "lost_regions": names, "dry_run": True})
+            stopping = [] if refused else list(found.daemons)
+            settings.out.document(
+                {"stopped": stopping, "refused": refused or None, "lost_regions": names, "dry_run": True}
+            )
         elif dry_run:
-            settings.out.say(f"would stop: {which}")
+            settings.out.say(f"would refuse to stop {which}: {refused}" if refused else f"would stop: {which}")
             settings.out.say(f"would lose {lost}" if force else f"only these daemons hold {lost}")
         if dry_run:
             return

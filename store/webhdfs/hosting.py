@@ -27,7 +27,7 @@ from spark_jms.store.errors import (
 from spark_jms.store.net.tls import client_context, server_context
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.client.thresholds import parse_thresholds
-from spark_jms.store.regions.core.leaving import SERVICE
+from spark_jms.store.regions.core.placement import SERVICE
 from spark_jms.store.regions.hosting import Host, ServiceFactory
 from spark_jms.store.webhdfs import security
 from spark_jms.store.webhdfs.door import Door, DoorOptions

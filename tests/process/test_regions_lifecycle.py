@@ -390,7 +390,8 @@ def test_open_fails_when_no_daemon_runs(make_daemons: Make) -> None:
 
 
 def test_dry_run_of_store_down(make_daemons: Make) -> None:
-    """R4, C14: names the daemons and the regions that no other daemon holds; nothing is stopped. With --force it announces them."""
+    """R4, C14: names the daemons and the regions that no other daemon holds, and what a safe stop would be refused for; nothing is
+    stopped. With --force it announces them."""
     daemons = make_daemons(2)
     write_some(daemons.path, "kept", 0)
 
@@ -400,16 +401,19 @@ def test_dry_run_of_store_down(make_daemons: Make) -> None:
         return done
 
     assert down("--dry-run").stdout == (
-        "would stop: 0, 1\nonly these daemons hold 1 region(s) with all their data: kept.000\n"
+        "would refuse to stop 0, 1: no daemon would be left, and 1 region(s) need two\n"
+        "only these daemons hold 1 region(s) with all their data: kept.000\n"
     )
     assert down("--dry-run", "--force").stdout == (
         "would stop: 0, 1\nwould lose 1 region(s) with all their data: kept.000\n"
     )
     assert json.loads(down("--dry-run", "--json").stdout) == {
-        "stopped": [0, 1],
+        "stopped": [],
+        "refused": "no daemon would be left, and 1 region(s) need two",
         "lost_regions": ["kept.000"],
         "dry_run": True,
     }
+    assert json.loads(down("--dry-run", "--force", "--json").stdout)["stopped"] == [0, 1]
     assert all(info.up for info in daemons.cluster.wait_healthy())
     stopped = down("--force")
     assert stopped.stderr == "jmsq: stopping daemons 0, 1; this loses 1 region(s) with all their data: kept.000\n"

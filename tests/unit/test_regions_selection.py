@@ -12,6 +12,7 @@ from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
 from spark_jms.store.regions.admin.selection import (
     DaemonSelection,
     matches,
+    refusal_of_leaving,
     regions_of,
     sort_daemons,
     sort_regions,
@@ -137,3 +138,41 @@ def test_regions_are_selected_by_daemon(word: str, expression: str, expected: li
     selection = DaemonSelection.parse(word)
     found = regions_of(REGIONS, selection, selection.of(3, local_index=2), expression)
     assert [each.name for each in found] == expected
+
+
+def region(name: str, holders: tuple[int, int], opener: str = "", size: int = 4) -> RegionInfo:
+    return RegionInfo(name, size, "OPEN" if opener else "CLOSED", 1, *holders, opener, 0, 0)
+
+
+def daemon(index: int, free: int = 10, *, up: bool = True) -> DaemonInfo:
+    return DaemonInfo(index, "host", 1, 1, 100, up, up, memory_used_bytes=100 - free)
+
+
+@pytest.mark.parametrize(
+    ("regions", "daemons", "expected"),
+    [
+        ([], [daemon(0), daemon(1)], ""),
+        ([region("a", (0, 1))], [daemon(0), daemon(1)], "no daemon would be left, and 1 region(s) need two"),
+        ([region("a", (0, 1))], [daemon(0), daemon(1), daemon(2)], "1 daemon would be left, and 1 region(s) need two"),
+        ([region("a", (0, 1))], [daemon(0), daemon(1), daemon(2), daemon(3)], ""),
+        ([region("a", (0, 2))], [daemon(0), daemon(1), daemon(2), daemon(3)], ""),
+        (
+            [region("a", (0, 2))],
+            [daemon(0), daemon(1), daemon(2), daemon(3, free=3)],
+            "not enough memory on the other daemons to resilver 1 region(s)",
+        ),
+        ([region("a", (2, 3), "orders")], [daemon(0), daemon(1), daemon(2), daemon(3)], ""),
+        (
+            [region("a", (0, 3), "orders")],
+            [daemon(0), daemon(1), daemon(2), daemon(3)],
+            "region a is open, by orders",
+        ),
+        ([region("a", (0, 3), "service webhdfs")], [daemon(0), daemon(1), daemon(2), daemon(3)], ""),
+        ([region("a", (0, 3))], [daemon(0, up=False), daemon(1), daemon(2), daemon(3, free=0)], ""),
+    ],
+)
+def test_refusal_of_a_safe_stop_is_foreseen(
+    regions: list[RegionInfo], daemons: list[DaemonInfo], expected: str
+) -> None:
+    """R4: for the daemons 0 and 1, by what a look at the cluster shows."""
+    assert refusal_of_leaving(regions, daemons, (0, 1)) == expected

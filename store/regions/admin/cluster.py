@@ -17,7 +17,7 @@ from pathlib import Path
 from spark_jms.store.errors import ClusterMismatchError, DaemonUnavailableError, StoreError
 from spark_jms.store.regions.admin.client import DaemonAdmin
 from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo, Waits, silently
-from spark_jms.store.regions.admin.selection import lost_with
+from spark_jms.store.regions.admin.selection import lost_with, refusal_of_leaving
 from spark_jms.store.regions.core.config import DaemonSpec, local_daemons, parse_memory_limit
 from spark_jms.store.regions.global_directory import (
     CONFIG,
@@ -36,10 +36,12 @@ FIRST_PORT = 7_100
 
 @dataclass(frozen=True)
 class Stopping:
-    """The running daemons of this machine, and the regions of which no other machine holds a copy."""
+    """The running daemons of this machine, and the regions of which no other machine holds a copy. `refusal`: why a safe stop would
+    be refused; empty: it would not."""
 
     daemons: tuple[int, ...]
     regions: tuple[RegionInfo, ...]
+    refusal: str = ""
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,8 @@ class Cluster:
         finally:
             admin.close()
         lost = set(lost_with(regions, daemons, running))
-        return Stopping(running, tuple(region for region in regions if region.name in lost))
+        refusal = refusal_of_leaving(regions, daemons, running)
+        return Stopping(running, tuple(region for region in regions if region.name in lost), refusal)
 
     def down(self, force: bool = False, waits: Waits = silently) -> tuple[int, ...]:
         """Stops all local daemons. Safe: refused while no other daemon could take the data of their regions, and waits when

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
+from spark_jms.store.regions.core.placement import Candidate, HeldCopies, refusal_to_leave
 
 GRAMMAR = "all|local|n[,n]*|n-n"
 SORTS = ("name", "time", "size")
@@ -108,3 +109,20 @@ def lost_with(regions: Iterable[RegionInfo], daemons: Iterable[DaemonInfo], leav
     up = {daemon.index for daemon in daemons if daemon.up}
     held = {region.name: {region.primary, region.secondary} & up for region in regions}
     return sorted(name for name, holders in held.items() if holders and holders <= set(leaving))
+
+
+def refusal_of_leaving(regions: Iterable[RegionInfo], daemons: Iterable[DaemonInfo], leaving: Collection[int]) -> str:
+    """R4: why the daemons would refuse to stop safely, as far as this look shows it; empty: they would not."""
+    up = {daemon.index: daemon for daemon in daemons if daemon.up}
+    known = [region for region in regions if not region.reason]
+    holders = {region.name: (region.primary, region.secondary) for region in known}
+    copies = {
+        region.name: HeldCopies(region.size_bytes, tuple(one for one in holders[region.name] if one in up))
+        for region in known
+    }
+    candidates = {
+        index: Candidate(index, daemon.memory_limit_bytes - daemon.memory_used_bytes, daemon.draining)
+        for index, daemon in up.items()
+    }
+    openers = {region.name: region.opener for region in known if region.opener}
+    return refusal_to_leave(leaving, copies, openers, candidates)

@@ -20,13 +20,12 @@ from spark_jms.store.errors import DirectoryUnavailableError
 from spark_jms.store.regions.core.actions import Stop
 from spark_jms.store.regions.core.directory import DirectoryListing
 from spark_jms.store.regions.core.heartbeats import Heartbeats
-from spark_jms.store.regions.core.placement import Candidate, HeldCopies, fits_without, without_room
+from spark_jms.store.regions.core.placement import Candidate, HeldCopies, refusal_to_leave, without_room
 from spark_jms.store.regions.core.primaries import Primaries
 from spark_jms.store.regions.core.protocol import BreakOff, Drain, Halt, Shutdown, Stay
 from spark_jms.store.regions.core.shared import Shared
 from spark_jms.store.regions.core.state_table import StateTable, StateTransition
 
-SERVICE = "service "  # begins the name of a client that is part of a daemon: it closes its regions when that one leaves
 NAMED_REGIONS = 3  # of those without room, in the text
 
 
@@ -115,22 +114,13 @@ class Leaving:
     def _refusal(self, indexes: set[int], listing: DirectoryListing) -> str:
         if self._shared.me.daemon in indexes and (unreadable := self._unreadable(listing.unreadable)):
             return f"region {unreadable} cannot move away: {listing.unreadable[unreadable]}"
-        copies: dict[str, HeldCopies] = {}
-        for name, entry in listing.entries.items():
-            held = tuple(h.daemon for h in entry.holders() if not self._shared.peers.dead(h))
-            if not indexes.intersection(held):
-                continue
-            if entry.opener is not None and not entry.opener.startswith(SERVICE):
-                return f"region {name} is open, by {entry.opener}"
-            copies[name] = HeldCopies(entry.size, held)
-        candidates = self._candidates()
-        if not copies or fits_without(indexes, copies, candidates):
-            return ""
-        staying = candidates.keys() - indexes
-        if len(staying) < 2:
-            left = f"{len(staying)} daemon" if staying else "no daemon"
-            return f"{left} would be left, and {len(copies)} regions need two"
-        return f"not enough memory on the other daemons to resilver {len(copies)} regions"
+        dead, entries = self._shared.peers.dead, listing.entries
+        copies = {
+            name: HeldCopies(entry.size, tuple(h.daemon for h in entry.holders() if not dead(h)))
+            for name, entry in entries.items()
+        }
+        openers = {name: entry.opener for name, entry in entries.items() if entry.opener is not None}
+        return refusal_to_leave(indexes, copies, openers, self._candidates())
 
     def _unreadable(self, unreadable: Mapping[str, DirectoryUnavailableError]) -> str | None:
         """A region with a copy here that no daemon can move away, because its entry cannot be read."""

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+SERVICE = "service "  # begins the name of a client that is part of a daemon: it closes its regions when that one leaves
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -41,6 +43,26 @@ def with_room(candidates: Mapping[int, Candidate], index: int, size: int) -> Map
     if held is None:
         return candidates
     return {**candidates, index: Candidate(index, held.free_bytes + size, held.draining)}
+
+
+def refusal_to_leave(
+    leaving: Collection[int],
+    copies: Mapping[str, HeldCopies],
+    openers: Mapping[str, str],
+    candidates: Mapping[int, Candidate],
+) -> str:
+    """R4, steps 1 and 2: why these daemons may not leave safely; empty: they may. `copies` and `openers` are by region name."""
+    held = {name: region for name, region in copies.items() if not set(leaving).isdisjoint(region.holders)}
+    for name in held:
+        if not openers.get(name, SERVICE).startswith(SERVICE):
+            return f"region {name} is open, by {openers[name]}"
+    if not held or fits_without(leaving, held, candidates):
+        return ""
+    staying = candidates.keys() - set(leaving)
+    if len(staying) < 2:
+        left = f"{len(staying)} daemon" if staying else "no daemon"
+        return f"{left} would be left, and {len(held)} region(s) need two"
+    return f"not enough memory on the other daemons to resilver {len(held)} region(s)"
 
 
 def fits_without(
