@@ -12,7 +12,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, get_type_hints
 
 import pyarrow as pa
@@ -30,10 +29,11 @@ from spark_jms.core.message import (
     decode_properties,
     encode_properties,
 )
+from spark_jms.core.moments import moment_ms
 from spark_jms.core.typed_properties import TYPES_PROPERTY
 from spark_jms.core.unit_of_work import UNIT
 from spark_jms.errors import MessageFormatError
-from spark_jms.settings.duration import duration_s
+from spark_jms.settings.duration import duration_s, whole_ms
 from spark_jms.settings.types import near_to
 
 _MODES = {"PERSISTENT": PERSISTENT, "NON_PERSISTENT": NON_PERSISTENT}
@@ -75,9 +75,11 @@ def compose(now_ms: int, arguments: Mapping[str, Any]) -> Message:
         if duration is not None and moment is not None:
             raise MessageFormatError(f"{relative} and {absolute} are the same setting: give one of them")
         if moment is not None:
-            given[field] = _milliseconds(absolute, moment)
+            given[field] = moment_ms(absolute, FIELDS[field][0], moment)
         elif duration is not None and (duration_ms := _duration_ms(relative, duration)):
             given[field] = now_ms + duration_ms
+            if given[field] >= _LONG:
+                raise MessageFormatError(f"{relative} is {duration!r}: that time does not fit milliseconds in 64 bits")
     if isinstance(given.get("body"), bytearray | memoryview):
         given["body"] = bytes(given["body"])
     if isinstance(given.get("delivery_mode"), str):
@@ -94,18 +96,9 @@ def _meant(name: str) -> str:
 
 def _duration_ms(name: str, duration: Any) -> int:
     try:
-        return round(duration_s(duration) * 1000)
+        return whole_ms(duration_s(duration) * 1000)
     except ValueError as error:
         raise MessageFormatError(f"{name}: {error}") from None
-
-
-def _milliseconds(name: str, moment: object) -> int:
-    if not isinstance(moment, datetime) or moment.tzinfo is None:
-        raise MessageFormatError(
-            f"{name} is {moment!r}, but must be a datetime with a time zone, such as "
-            "datetime(2030, 1, 31, 8, tzinfo=timezone.utc)"
-        )
-    return round(moment.timestamp() * 1000)
 
 
 def to_batch(messages: Sequence[Message]) -> pa.RecordBatch:

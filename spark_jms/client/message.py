@@ -6,11 +6,12 @@ import base64
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 from spark_jms.client.durations import seconds_of
 from spark_jms.core.message import DEFAULT_PRIORITY, PERSISTENT
+from spark_jms.core.moments import moment
 from spark_jms.errors import IllegalStateException
 from spark_jms.settings.duration import DurationLike
 
@@ -134,17 +135,18 @@ class Message:
     @property
     def timestamp(self) -> datetime | None:
         """When it was sent, by the sender's clock, in UTC; None before that."""
-        return _moment(self.timestamp_ms)
+        return moment(self.timestamp_ms)
 
     @property
     def delivery_time(self) -> datetime | None:
-        """No consumer gets it before, in UTC."""
-        return _moment(self.delivery_time_ms)
+        """No consumer gets it before, in UTC. None for a time beyond the year 9999, which `delivery_time_ms` has."""
+        return moment(self.delivery_time_ms)
 
     @property
     def expiration(self) -> datetime | None:
-        """No consumer gets it from then on, in UTC; None: it does not expire."""
-        return _moment(self.expiration_ms)
+        """No consumer gets it from then on, in UTC. None: it does not expire (`expiration_ms` is 0), or beyond the year 9999,
+        as Java's greatest long does; `expiration_ms` has it."""
+        return moment(self.expiration_ms)
 
     def __repr__(self) -> str:
         """What is set, with long bodies cut."""
@@ -173,10 +175,6 @@ class Message:
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickled copy has no consumer: only the process that received the message can acknowledge it."""
         return Message, tuple(getattr(self, f.name) for f in fields(self) if f.name != "_receipt")
-
-
-def _moment(milliseconds: int) -> datetime | None:
-    return datetime.fromtimestamp(milliseconds / 1000, timezone.utc) if milliseconds else None
 
 
 def _plain(value: Any) -> Any:

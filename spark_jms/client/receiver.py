@@ -31,6 +31,7 @@ from spark_jms.errors import (
     MemberUnavailableError,
 )
 from spark_jms.log.storage import now_ms
+from spark_jms.settings.duration import whole_ms
 from spark_jms.settings.types import NO_LIMIT
 
 log = logging.getLogger("spark_jms")
@@ -337,7 +338,7 @@ class Receiver:
                         f"message {message.message_id} was acknowledged, rejected or released before: only a message "
                         "that this consumer has delivered and not acknowledged can be rejected"
                     )
-                delay_ms = None if delay_s is None else round(delay_s * 1000)
+                delay_ms = None if delay_s is None else whole_ms(delay_s * 1000)
                 self._delivery.reject(keys, delay_ms, unit=message.group_id is not None)
             self._write(HAND_OVER_TIMEOUT_S)
 

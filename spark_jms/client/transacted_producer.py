@@ -16,7 +16,7 @@ from spark_jms.client.send_report import SendReport
 from spark_jms.client.shared_send import OutgoingMessages, Part, SentPosition, rows_of
 from spark_jms.client.tracing import SendSpan
 from spark_jms.core.body_compression import compressed
-from spark_jms.core.message import check_sendable, normalise
+from spark_jms.core.message import IN_ARROW, check_sendable, normalise
 from spark_jms.core.unit_of_work import check_parts
 from spark_jms.core.unit_order import refuse_units, with_default_unit
 from spark_jms.errors import IllegalStateException
@@ -84,7 +84,7 @@ class TransactedProducer(Producer):
         accepted, size = PagedRows(self._buffer), 0
         try:
             for batch in batches:
-                check_sendable(batch.schema)
+                check_sendable(batch.schema, IN_ARROW)
                 rows = normalise(batch, now, declared.max_message_bytes)
                 if declared.handles_units_of_work:
                     check_parts(rows)

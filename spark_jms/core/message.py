@@ -12,19 +12,24 @@ from __future__ import annotations
 import re
 from array import array as machine_array
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache, reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.arrow_types import plain, plain_type
 from spark_jms.core.body_compression import COMPRESSED_PROPERTY
 from spark_jms.core.integers import arrow, copied, counting, interleaved, joined, view, view_of
+from spark_jms.core.map_entries import MapEntries
+from spark_jms.core.moments import MOMENT_COLUMNS, moments_ms
 from spark_jms.core.typed_properties import (
     TYPES_PROPERTY,
     check_typed_properties,
     declared_types,
     decode_property,
 )
+from spark_jms.core.utf8 import first_invalid
 from spark_jms.errors import MessageFormatError, MessageSizeError
 
 PERSISTENT, NON_PERSISTENT = 2, 1
@@ -96,7 +101,6 @@ _ARROW_PROPERTY_TYPES = (
     (pa.types.is_float32, "float"),
     (pa.types.is_float64, "double"),
     (pa.types.is_string, "string"),
-    (pa.types.is_large_string, "string"),
 )
 
 
@@ -109,11 +113,37 @@ def arrow_schema(columns: tuple[str, ...] = tuple(COLUMNS)) -> pa.Schema:
     return pa.schema([pa.field(name, COLUMNS[name]) for name in columns])
 
 
+@dataclass(frozen=True)
+class CastAdvice:
+    """How a sender makes a column of another type: in its own language."""
+
+    casts: Mapping[pa.DataType, str]
+    moment: str  # of a time without a zone; {} is the column
+
+    def cast(self, want: pa.DataType) -> str:
+        return self.casts[want]
+
+
+IN_SQL = CastAdvice(
+    {kind: f"cast(col as {name})" for kind, name in _SPARK_TYPES.items()},
+    "cast({} as timestamp) takes it as one in the session's time zone",
+)
+IN_ARROW = CastAdvice(
+    {
+        pa.string(): "column.cast(pa.string())",
+        pa.int64(): "column.cast(pa.int64())",
+        pa.int32(): "column.cast(pa.int32())",
+        pa.binary(): "column.cast(pa.binary())",
+        _MAP: "column.cast(pa.map_(pa.string(), pa.string()))",
+    },
+    "pyarrow.compute.assume_timezone({}, 'America/New_York') takes it as one in that zone",
+)
 FOREIGN_COLUMNS = {"value": "text", "key": "JMSXGroupID", "headers": "properties"}  # of Spark's Kafka sink
 
 
-def check_sendable(schema: pa.Schema) -> None:
-    """Raises MessageFormatError for a schema that does not fit messages: unknown or doubled columns, no body (C2)."""
+def check_sendable(schema: pa.Schema, advice: CastAdvice = IN_SQL) -> None:
+    """Raises MessageFormatError for a schema that does not fit messages: unknown or doubled columns, no body, a type that a
+    column cannot have, which the error says how to cast (C2)."""
     names = schema.names
     unknown = [n for n in names if n not in COLUMNS]
     if unknown:
@@ -129,7 +159,7 @@ def check_sendable(schema: pa.Schema) -> None:
             f"a message needs a `text` (string) or a `body` (binary) column; there are only: {', '.join(names) or 'none'}"
         )
     for field in schema:
-        _check_type(field)
+        _check_type(field, advice)
 
 
 def _with_meaning(name: str) -> str:
@@ -137,40 +167,31 @@ def _with_meaning(name: str) -> str:
     return f"{name!r} (did you mean {meant!r}?)" if meant else repr(name)
 
 
-def _check_type(field: pa.Field) -> None:
-    kind, want = field.type, COLUMNS[field.name]
-    if pa.types.is_null(kind):
+def _check_type(field: pa.Field, advice: CastAdvice) -> None:
+    kind, want = plain_type(field.type), COLUMNS[field.name]
+    if pa.types.is_null(kind) or field.name in PROVIDER_COLUMNS or kind == want:
         return
-    if field.name in PROVIDER_COLUMNS:
+    if pa.types.is_timestamp(kind) and field.name in MOMENT_COLUMNS:
+        if kind.tz is None:
+            raise MessageFormatError(
+                f"column {field.name!r} is a time without a time zone ({field.type}), which is another moment in each zone: "
+                f"{advice.moment.format(field.name)}"
+            )
         return
-    if field.name == "properties":
-        if pa.types.is_struct(kind):
-            bad = [
-                f"{kind.field(i).name} {kind.field(i).type}"
-                for i in range(kind.num_fields)
-                if _property_type(kind.field(i).type) is None
-            ]
-            if bad:
-                raise MessageFormatError(
-                    f"properties of type {', '.join(bad)} cannot be message properties: "
-                    f"cast them to one of {', '.join(PROPERTY_TYPES)}"
-                )
-            return
-        good = pa.types.is_map(kind) and pa.types.is_string(kind.key_type) and pa.types.is_string(kind.item_type)
-    elif pa.types.is_int64(want) or pa.types.is_int32(want):
-        good = pa.types.is_integer(kind) or (
-            field.name in ("JMSExpiration", "JMSDeliveryTime") and pa.types.is_timestamp(kind)
-        )
-    elif pa.types.is_binary(want):
-        good = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
-    else:
-        good = kind == want or pa.types.is_large_string(kind)
-    if not good:
-        hint = "cast(col as binary)" if field.name == "body" else f"cast(col as {_SPARK_TYPES[want]})"
-        raise MessageFormatError(
-            f"column {field.name!r} is {kind}, but must be {_SPARK_TYPES[want]}"
-            f"{' or a struct of simple values' if field.name == 'properties' else ''}: {hint}"
-        )
+    if field.name == "properties" and pa.types.is_struct(kind):
+        bad = [f"{part.name} {part.type}" for part in kind if _property_type(part.type) is None]
+        if bad:
+            raise MessageFormatError(
+                f"properties of type {', '.join(bad)} cannot be message properties: "
+                f"cast them to one of {', '.join(PROPERTY_TYPES)}"
+            )
+        return
+    if pa.types.is_integer(want) and pa.types.is_integer(kind):
+        return
+    raise MessageFormatError(
+        f"column {field.name!r} is {field.type}, but must be {_SPARK_TYPES[want]}"
+        f"{' or a struct of simple values' if field.name == 'properties' else ''}: {advice.cast(want)}"
+    )
 
 
 def _property_type(kind: pa.DataType) -> str | None:
@@ -192,9 +213,7 @@ def normalise(batch: pa.RecordBatch, now_ms: int | pa.Array, max_message_bytes: 
             if default is None:
                 return pa.nulls(rows, COLUMNS[name])
             return default if isinstance(default, pa.Array) else _defaults(name, default, rows)
-        if pa.types.is_timestamp(array.type):
-            array = pc.cast(array, pa.timestamp("ms", array.type.tz), safe=False)
-        array = _cast(name, array)
+        array = _stored(name, array)
         if name in _BOUNDS:
             _check_within(name, array, *_BOUNDS[name])
         return array if default is None or array.null_count == 0 else pc.fill_null(array, default)
@@ -226,19 +245,26 @@ def _one_default(name: str, default: object) -> pa.Array:
     return pa.array([default], COLUMNS[name])
 
 
-def _cast(name: str, array: pa.Array) -> pa.Array:
+def _stored(name: str, array: pa.Array) -> pa.Array:
+    """A sender's column with the type of the message column."""
     want = COLUMNS[name]
-    if array.type == want:
-        return array
     try:
-        return pc.cast(array, want)
+        array = plain(array)
+        if pa.types.is_timestamp(array.type):
+            return moments_ms(name, array)
+        array = array if array.type == want else pc.cast(array, want)
     except pa.ArrowInvalid as error:
         raise MessageFormatError(f"column {name!r} does not fit {_SPARK_TYPES[want]}: {error}") from error
+    if pa.types.is_string(want) and (bad := first_invalid(array)) is not None:
+        raise MessageFormatError(f"row {bad.row}: column {name!r} is {bad}: {_INSTEAD.get(name, 'send other text')}")
+    return array
 
 
+_INSTEAD = {"text": "send the bytes as `body`"}
 _BOUNDS: Mapping[str, tuple[int, int | None]] = {
     "JMSPriority": (0, 9),
     "JMSExpiration": (0, None),
+    "JMSDeliveryTime": (0, None),
     "JMSDeliveryMode": (NON_PERSISTENT, PERSISTENT),
 }
 
@@ -247,8 +273,9 @@ def _check_within(name: str, array: pa.Array, low: int, high: int | None) -> Non
     bounds = pc.min_max(array).as_py()
     if bounds["min"] is not None and (bounds["min"] < low or (high is not None and bounds["max"] > high)):
         bad = bounds["min"] if bounds["min"] < low else bounds["max"]
+        row = pc.index(array, bad).as_py()
         raise MessageFormatError(
-            f"{name} is {bad}, but must be {low} to {high if high is not None else 'any later time'}"
+            f"row {row}: {name} is {bad}, but must be {low} to {high if high is not None else 'any later time'}"
         )
 
 
@@ -312,14 +339,28 @@ def _lengths(array: pa.Array) -> pa.Int64Array:
 def _properties(array: pa.Array | None, rows: int) -> pa.Array:
     if array is None or array.null_count == rows:
         return pa.nulls(rows, _MAP)
+    array = plain(array)
     typed = pa.types.is_struct(array.type)  # its values have their types
     if typed:
         array = _struct_to_map(array)
     array = array if array.type == _MAP else array.cast(_MAP)
+    _check_property_text(array)
     check_property_names(pc.unique(array.keys).to_pylist())
     if not typed:
         check_typed_properties(array)
     return array
+
+
+def _check_property_text(array: pa.MapArray) -> None:
+    entries = MapEntries(array)
+    for what, texts in (("name", entries.keys), ("value", entries.items)):
+        bad = first_invalid(texts)
+        if bad is not None:
+            row = entries.row_of[bad.row].as_py()
+            of = "" if what == "name" else f" of property {entries.keys[bad.row].as_py()!r}"
+            raise MessageFormatError(
+                f"row {row}: column 'properties': the {what}{of} is {bad}: send bytes as the body, or as text in base64"
+            )
 
 
 def check_property_names(names: list[str]) -> None:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from spark_jms.core.body_compression import compressed
 from spark_jms.core.destination import Destination
-from spark_jms.core.message import check_sendable, normalise
+from spark_jms.core.message import IN_ARROW, check_sendable, normalise
 from spark_jms.core.promoted_columns import PromotedColumns
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.routing import Routing, route, split
@@ -69,7 +69,7 @@ class MessageWriter:
         """Returns the rows as they are stored, without ids. Raises MessageFormatError or MessageSizeError before it writes
         anything of the batch."""
         if batch.schema is not self._checked:
-            check_sendable(batch.schema)
+            check_sendable(batch.schema, IN_ARROW)
             self._checked = batch.schema
         rows = normalise(batch, self._now, self._destination.max_message_bytes)
         if self._destination.handles_units_of_work:

@@ -4,6 +4,8 @@ in text      a number with ms, s, min, h or days: '500 ms', '10 s', '15 minutes'
              module file and in options of Spark a number alone is refused (0 is 0 in any unit). Where the name of a
              setting ends in its unit (`retry_limit_s`, RS_HEARTBEAT_MS), a number alone has that unit.
 in Python    such a text, a timedelta, or a number of seconds
+
+They are whole milliseconds, rounded; only 0 is 0, since for most settings it means another thing than a short time.
 """
 
 from __future__ import annotations
@@ -27,14 +29,19 @@ _DURATION = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)\s*\Z")
 def parse_duration_ms(written: object, bare_unit: str = "") -> int:
     """Milliseconds. A bare number other than 0 needs a `bare_unit`. ValueError says what is accepted."""
     if isinstance(written, timedelta) and written >= timedelta():
-        return round(written / timedelta(milliseconds=1))
+        return whole_ms(written / timedelta(milliseconds=1))
     match = None if isinstance(written, bool) else _DURATION.match(str(written).lower())
     if match is None or (match[2] and match[2] not in _UNITS_MS):
         raise ValueError(f"{written!r} is not a duration: write a number and ms, s, min, h or days, such as '30 s'")
     unit = match[2] or bare_unit
     if not unit and float(match[1]):
         raise ValueError(f"{written} has no unit: write {match[1]}s for seconds, or {match[1]} with ms, min, h or days")
-    return round(float(match[1]) * _UNITS_MS[unit or "s"])
+    return whole_ms(float(match[1]) * _UNITS_MS[unit or "s"])
+
+
+def whole_ms(duration_ms: float) -> int:
+    """Of a duration, 0 or more."""
+    return max(round(duration_ms), 1) if duration_ms else 0
 
 
 def duration_s(value: DurationLike) -> float:

@@ -96,12 +96,12 @@ class _Writer:
     """Spark creates one on the driver for each batch and another for its commit; a pickled copy runs in each task."""
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
-        from spark_jms.core.message import check_sendable
+        from spark_jms.core.message import IN_SQL, check_sendable
 
         if overwrite:
             raise OptionError('messages are sent, not overwritten: use mode("append") and outputMode("append")')
         self.options, self.address = options, address_of(options)
-        check_sendable(_arrow_schema(schema))
+        check_sendable(_arrow_schema(schema), IN_SQL)
         domain = _domain(options.root)
         snapshot = domain.log(self.address.destination).verify()
         self.destination, self.route_id = snapshot.destination, snapshot.route_id

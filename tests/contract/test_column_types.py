@@ -105,3 +105,11 @@ def test_times_may_be_timestamps(column: str) -> None:
     schema = t.StructType([t.StructField("text", t.StringType()), t.StructField(column, t.TimestampType())])
     with memory_domain("file", orders="queue") as root:
         JmsqWriter(parse_options({"root": root, "destination": "orders"}), schema, False)
+
+
+@pytest.mark.parametrize("column", ["JMSDeliveryTime", "JMSExpiration"])
+def test_time_without_a_zone_is_refused_at_planning(column: str) -> None:
+    """C2: by `write`, `writeStream` and INSERT, with the cast of SQL."""
+    error = refused(("text", t.StringType()), (column, t.TimestampNTZType()))
+    assert error.startswith(f"column {column!r} is a time without a time zone")
+    assert error.endswith(f"cast({column} as timestamp) takes it as one in the session's time zone")

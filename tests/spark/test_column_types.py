@@ -124,3 +124,59 @@ def test_delivery_time_of_now_is_delivered(bench: Bench) -> None:
     bench.send(bench.spark.sql("select 'now' text, current_timestamp() AS JMSDeliveryTime"), "jobs")
     bench.drain("jobs", "ck")
     assert [row.text for row in bench.output("out-ck").collect()] == ["now"]
+
+
+def test_large_layouts_of_arrow_are_sent_and_read(bench: Bench) -> None:
+    """C2: text, bytes and maps with long offsets, as Spark makes them for very large batches."""
+    bench.spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    try:
+        bench.send(bench.spark.sql("select 'x' text, 't' JMSType, map('a', 'b') properties"), "jobs")
+        bench.send(bench.spark.sql("select X'01' body, named_struct('a', 'b', 'n', 1) properties"), "jobs")
+        found = bench.browse("jobs").collect()
+        bench.drain("jobs", "ck")
+        drained = bench.output("out-ck").orderBy("sequence").collect()
+    finally:
+        bench.spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
+    assert [(row.text, row.body) for row in found] == [("x", None), (None, b"\x01")]
+    assert [row.properties["a"] for row in found] == ["b", "b"]
+    assert [row.asDict() for row in drained] == [row.asDict() for row in found]
+
+
+@pytest.mark.parametrize("column", ["JMSDeliveryTime", "JMSExpiration"])
+def test_time_without_a_zone_is_refused(bench: Bench, column: str) -> None:
+    """C2: by a batch, an INSERT and a stream, with the cast that helps; the cast takes the session's time zone."""
+    frame = bench.spark.sql(f"select 'x' text, timestamp_ntz'2030-01-01 00:00:00' {column}")
+    frame.createOrReplaceTempView("without_zone")
+    bench.spark.sql(
+        f"create or replace temporary view jobs_view using jmsq options (root '{bench.root}', destination 'jobs')"
+    )
+    streamed = (
+        bench.spark.readStream.format("rate").load().selectExpr("'x' text", f"timestamp_ntz'2030-01-01' {column}")
+    )
+    writer = bench.options(streamed.writeStream, "jobs", checkpointLocation=str(bench.path / "ck"))
+    names = ", ".join(
+        column if name == column else "text" if name == "text" else f"null {name}"
+        for name in bench.browse("jobs").columns
+    )
+    for send in (lambda: bench.send(frame, "jobs"), lambda: writer.start().awaitTermination(60)):
+        with pytest.raises(PySparkException, match=f"column '{column}' is a time without a time zone") as caught:
+            send()
+        assert f"cast({column} as timestamp)" in str(caught.value)
+    with pytest.raises(PySparkException, match=f'Cannot safely cast `{column}` "TIMESTAMP_NTZ" to "BIGINT"'):
+        bench.spark.sql(f"insert into jobs_view select {names} from without_zone")
+    assert bench.browse("jobs").count() == 0
+
+
+@pytest.mark.parametrize("sql", ["{} text", "'x' text, {} JMSXGroupID", "'x' text, map('a', {}) properties"])
+def test_text_that_is_not_utf8_is_refused_before_anything_is_sent(bench: Bench, sql: str) -> None:
+    """C2, C20: Kafka's `CAST(value AS STRING)` keeps any bytes; the error names row and column."""
+    bad = "case when id = 2 then cast(X'68ff69' as string) else 'good' end"
+    frame = bench.spark.range(0, 4, 1, 1).selectExpr(*_parts(sql.format(bad)))
+    with pytest.raises(PySparkException, match="MessageFormatError: row 2: .* which is not UTF-8"):
+        bench.send(frame, "jobs")
+    assert bench.browse("jobs").count() == 0
+
+
+def _parts(sql: str) -> list[str]:
+    first, comma, rest = sql.partition(", ")
+    return [first, rest] if comma else [first]
