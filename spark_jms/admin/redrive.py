@@ -17,6 +17,7 @@ from spark_jms.claims.scan import Question
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION
 from spark_jms.core.error_message import FROM, TIME, redriven
 from spark_jms.core.selector import Selector
+from spark_jms.core.utf8 import map_rows
 from spark_jms.errors import InvalidDestinationError
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
@@ -62,7 +63,7 @@ def plan_redrive(domain: Domain, store: Store, order: RedriveOrder) -> Redriven:
         picks = selected(domain, order.source, Question(selector), state, member, snapshot.last_sequence(member), left)
         if picks:
             for batch in fetched(domain, order.source, member, picks):
-                found.update(dict(row)[FROM] for row in batch.column("properties").to_pylist())
+                found.update((row or {})[FROM] for row in map_rows(batch.column("properties")))
     _check_targets(domain, order, sorted(found))
     return Redriven(dict(sorted(found.items())), claimed)
 

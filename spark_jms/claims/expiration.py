@@ -20,6 +20,7 @@ from spark_jms.core.expiration import EXPIRER, REASON
 from spark_jms.core.expiration_log import columns_of, entry
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.utf8 import readable_rows
 from spark_jms.errors import JmsqError
 from spark_jms.log.breath import rest
 from spark_jms.log.data_file import FileHint
@@ -172,5 +173,5 @@ def _log(table: DeltaLog, each: _Unlogged, *, beside: bool) -> None:
 
 
 def _log_rows(rows: pa.RecordBatch, fields: LoggedFields) -> None:
-    for row in rows.to_pylist():
+    for row in readable_rows(rows).to_pylist():
         expiration_log.warning("%s", entry(row, dict(row.get("properties") or ()), fields))

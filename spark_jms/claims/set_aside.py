@@ -2,7 +2,8 @@
 along, in one transfer: a part of the unit that stayed would never be complete (T12).
 
 It moves by a transfer to the queue `jmsq-set-aside` of the domain, which is created when it is first needed. There its
-properties are text, without their types, and three of them say where it came from and why:
+properties are text, without their types; text that is not UTF-8 is readable (core/utf8.py), and as `text` it becomes the body, byte
+by byte. Three properties say where the message came from and why:
 
     JMS_JMSQ_SetAsideFrom    destination/subscription/member#sequence
     JMS_JMSQ_SetAsideReason  the error
@@ -17,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_jms.claims.error_destination import with_refusals
 from spark_jms.claims.fetch import fetch
@@ -24,11 +26,11 @@ from spark_jms.claims.members import Members
 from spark_jms.claims.transfer import Movement, Transfers
 from spark_jms.core.destination import Destination
 from spark_jms.core.error_message import SET_ASIDE_FROM, SET_ASIDE_REASON, SET_ASIDE_TYPES
-from spark_jms.core.message import COLUMNS
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.refusal import ASIDE, NO_RULE, MessageRefusal
 from spark_jms.core.target_rules import SEQUENCE
 from spark_jms.core.typed_properties import TYPES_PROPERTY
+from spark_jms.core.utf8 import is_valid, map_column, map_rows, readable_rows
 from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
@@ -99,14 +101,26 @@ class _Aside:
 def _described(batches: Iterator[pa.RecordBatch], label: str, reasons: Mapping[int, str]) -> Iterator[pa.RecordBatch]:
     at = ROW_COLUMNS.index("properties")
     for batch in batches:
+        rows = readable_rows(_with_bytes(batch.select(list(ROW_COLUMNS))))
         described = [
-            _description(dict(row or ()), f"{label}#{sequence}", reasons[sequence])
-            for row, sequence in zip(batch.column(at).to_pylist(), batch.column(SEQUENCE).to_pylist(), strict=True)
+            _description(row or {}, f"{label}#{sequence}", reasons[sequence])
+            for row, sequence in zip(map_rows(rows.column(at)), batch.column(SEQUENCE).to_pylist(), strict=True)
         ]
-        properties = pa.array([list(d.items()) for d in described], COLUMNS["properties"])
-        yield batch.set_column(at, "properties", properties)
+        yield rows.set_column(at, "properties", map_column(described)).append_column(SEQUENCE, batch.column(SEQUENCE))
 
 
-def _description(properties: dict[str, str], origin: str, why: str) -> dict[str, str]:
+def _with_bytes(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The bytes of a text that is not UTF-8 are the body."""
+    texts = rows.column("text")
+    if is_valid(texts):
+        return rows
+    good = pa.array([is_valid(texts[row : row + 1]) for row in range(len(texts))])
+    bodies = pc.if_else(good, rows.column("body"), texts.cast(pa.binary()))
+    for name, column in (("text", pc.if_else(good, texts, pa.scalar(None, texts.type))), ("body", bodies)):
+        rows = rows.set_column(ROW_COLUMNS.index(name), name, column)
+    return rows
+
+
+def _description(properties: Mapping[str, str], origin: str, why: str) -> dict[str, str]:
     kept = {name: text for name, text in properties.items() if name != TYPES_PROPERTY}
     return {**kept, FROM: origin, REASON: why, TYPES: properties.get(TYPES_PROPERTY, "")}

@@ -355,8 +355,10 @@ def _received(consumer: Consumer, limit: int, timeout_s: float, ack: bool) -> It
 
 
 def _print_message(out: Output, message: Message) -> None:
+    from spark_jms.client.encoding import with_legible_body
     from spark_jms.core.unit_of_work import UNIT
 
+    message = with_legible_body(message)
     if out.as_json:
         out.record(message.to_dict())
         return
@@ -419,17 +421,20 @@ def browse(
     """
     if everything and subscription:
         raise click.UsageError("--all shows every message of the table regardless of subscriptions: use one of the two")
+    from spark_jms.client.encoding import with_legible_body
+
     out = settings.out
     with _connect(settings, factory) as context:
         browser = context.browser(
             destination, selector=selector, subscription=subscription, include_finished=everything, pin=pin or None
         )
+        found = map(with_legible_body, browser)
         if out.as_json:
-            for message in itertools.islice(browser, limit or None):
+            for message in itertools.islice(found, limit or None):
                 out.record(message.to_dict())
             return
         shown = _TABLE_LIMIT if limit is None else limit
-        messages = list(itertools.islice(browser, shown + 1 if shown else None))
+        messages = list(itertools.islice(found, shown + 1 if shown else None))
         _table(
             out,
             messages[:shown] if shown else messages,

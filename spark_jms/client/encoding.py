@@ -11,7 +11,7 @@ import base64
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 import pyarrow as pa
@@ -32,6 +32,16 @@ from spark_jms.core.message import (
 from spark_jms.core.moments import moment_ms
 from spark_jms.core.typed_properties import TYPES_PROPERTY
 from spark_jms.core.unit_of_work import UNIT
+from spark_jms.core.utf8 import (
+    InvalidText,
+    escaped_bytes,
+    first_invalid,
+    map_column,
+    map_rows,
+    readable,
+    readable_rows,
+    show,
+)
 from spark_jms.errors import MessageFormatError
 from spark_jms.settings.duration import duration_s, whole_ms
 from spark_jms.settings.types import near_to
@@ -238,9 +248,23 @@ def decoded(batch: pa.RecordBatch, receipt: Receipt | None) -> DecodedBatch:
             found.messages.extend(from_batch(row, receipt))
         except (ValueError, TypeError) as error:
             member, sequence = (row.column(name)[0].as_py() for name in ("member", "sequence"))
-            unit = dict(row.column("properties")[0].as_py() or ()).get(UNIT)
-            found.undecodable.append(Undecodable(member, sequence, str(error), unit))
+            (properties,) = map_rows(readable(row.column("properties")))
+            reason = _bad_text(row) or str(error)
+            found.undecodable.append(Undecodable(member, sequence, reason, (properties or {}).get(UNIT)))
     return found
+
+
+def _bad_text(row: pa.RecordBatch) -> str | None:
+    """Which text of a message is not UTF-8."""
+    for name, column in zip(row.schema.names, row.columns, strict=True):
+        if pa.types.is_string(column.type) and (bad := first_invalid(column)) is not None:
+            return f"{name} is {bad}"
+    (properties,) = map_rows(row.column("properties"))
+    for name, text in (properties or {}).items():
+        for part in (name, text or ""):
+            if show(part) != part:
+                return f"property {show(name)!r} is {InvalidText(0, escaped_bytes(part))}"
+    return None
 
 
 def legible(batch: pa.RecordBatch) -> list[Message]:
@@ -249,12 +273,23 @@ def legible(batch: pa.RecordBatch) -> list[Message]:
     for number in range(batch.num_rows):
         row = batch.slice(number, 1)
         for bad in decoded(row, None).undecodable:
-            text = {**dict(row.column("properties")[0].as_py() or ()), UNDECODABLE_PROPERTY: bad.reason}
+            row = readable_rows(row)
+            (properties,) = map_rows(row.column("properties"))
+            text = {**(properties or {}), UNDECODABLE_PROPERTY: bad.reason}
             text.pop(TYPES_PROPERTY, None)
-            properties = pa.array([list(text.items())], COLUMNS["properties"])
-            row = row.set_column(list(COLUMNS).index("properties"), "properties", properties)
+            row = row.set_column(list(COLUMNS).index("properties"), "properties", map_column([text]))
         messages += from_batch(row, None)
     return messages
+
+
+def with_legible_body(message: Message) -> Message:
+    """The message, for people: one whose compressed body cannot be read has none, and a property says why."""
+    try:
+        message.text  # noqa: B018  # it decompresses
+    except MessageFormatError as error:
+        kept = {f.name: getattr(message, f.name) for f in fields(Message) if f.name not in ("text", "body", "map")}
+        return Message(**kept | {"properties": {**message.properties, UNDECODABLE_PROPERTY: str(error)}})
+    return message
 
 
 def _message(

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jms.core.map_entries import MapEntries
+from spark_jms.core.utf8 import map_column, map_rows, readable
 
 COMPRESSED_PROPERTY = "JMS_JMSQ_Compressed"
 TEXT, BODY = "text", "body"
@@ -104,7 +105,7 @@ def pieces(rows: pa.RecordBatch) -> list[pa.RecordBatch]:
 def _kinds(rows: pa.RecordBatch) -> list[str | None]:
     """What the property of each row says."""
     entries = MapEntries(rows.column("properties"))
-    return list(entries.items.take(entries.of(pc.equal(entries.keys, COMPRESSED_PROPERTY))).to_pylist())
+    return list(readable(entries.items.take(entries.of(pc.equal(entries.keys, COMPRESSED_PROPERTY)))).to_pylist())
 
 
 def saved_bytes(rows: pa.RecordBatch) -> pa.Int64Array | None:
@@ -129,27 +130,30 @@ class DamagedBodyError(ValueError):
 
 
 def decompressed(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Stored rows as they were sent, as far as their columns go (see `columns_to_read`). Raises DamagedBodyError."""
+    """Stored rows as they were sent, byte by byte, as far as their columns go (see `columns_to_read`). Raises
+    DamagedBodyError."""
     names = rows.schema.names
     if "properties" not in names or not has_compressed(rows.column("properties")):
         return rows
-    properties, kinds = rows.column("properties"), _kinds(rows)
-    columns: dict[str, list[Any]] = {name: rows.column(name).to_pylist() for name in (TEXT, BODY) if name in names}
-    plain = properties.to_pylist()
+    kinds, names = _kinds(rows), [name for name in (TEXT, BODY) if name in names]
+    columns: dict[str, list[Any]] = {name: rows.column(name).cast(pa.binary()).to_pylist() for name in names}
+    plain = map_rows(rows.column("properties"))
     for row, kind in enumerate(kinds):
         if kind is None:
             continue
         if BODY in columns:
             try:
                 data = unpack(columns[BODY][row] or b"")
-                columns[BODY][row] = data if kind == BODY else None
-                if TEXT in columns:
-                    columns[TEXT][row] = data.decode() if kind == TEXT else None
             except ValueError as error:
                 raise DamagedBodyError(row, error) from None
-        plain[row] = [entry for entry in plain[row] if entry[0] != COMPRESSED_PROPERTY] or None
-    arrays = {name: pa.array(values, rows.schema.field(name).type) for name, values in columns.items()}
-    return _with(rows, {**arrays, "properties": pa.array(plain, _MAP)})
+            columns[BODY][row] = data if kind == BODY else None
+            if TEXT in columns:
+                columns[TEXT][row] = data if kind == TEXT else None
+        plain[row] = {name: text for name, text in (plain[row] or {}).items() if name != COMPRESSED_PROPERTY} or None
+    arrays = {
+        name: pa.array(values, pa.binary()).view(rows.schema.field(name).type) for name, values in columns.items()
+    }
+    return _with(rows, {**arrays, "properties": map_column(plain)})
 
 
 def _with(rows: pa.RecordBatch, columns: dict[str, pa.Array]) -> pa.RecordBatch:

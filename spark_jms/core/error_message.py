@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jms.core.message import COLUMNS
 from spark_jms.core.typed_properties import TYPES_PROPERTY
+from spark_jms.core.utf8 import map_column, map_rows
 
 FROM, POSITION, REASON = "JMS_JMSQ_ErrorFrom", "JMS_JMSQ_ErrorPosition", "JMS_JMSQ_ErrorReason"
 DELIVERIES, TIME, EXPIRATION = "JMS_JMSQ_ErrorDeliveries", "JMS_JMSQ_ErrorTime", "JMS_JMSQ_ErrorExpiration"
@@ -50,7 +50,7 @@ def described(
     """Rows as the error destination keeps them. `batch` has the columns `properties` and JMSExpiration."""
     properties = []
     for row, sequence, count, expiration in zip(
-        batch.column("properties").to_pylist(),
+        map_rows(batch.column("properties")),
         sequences,
         deliveries,
         batch.column("JMSExpiration").to_pylist(),
@@ -64,7 +64,7 @@ def described(
             TIME: str(failure.time_ms),
             **({EXPIRATION: str(expiration)} if expiration else {}),
         }
-        properties.append(_with_types({**without_failure(dict(row or ())), **added}, added))
+        properties.append(_with_types({**without_failure(row or {}), **added}, added))
     return _replaced(batch, properties, pa.array([0] * batch.num_rows, pa.int64()))
 
 
@@ -72,8 +72,8 @@ def redriven(batch: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
     """The rows as they were before they failed. One whose expiration has passed meanwhile gets none: a person has decided
     that it shall be delivered."""
     properties, expirations = [], []
-    for row in batch.column("properties").to_pylist():
-        known = dict(row or ())
+    for row in map_rows(batch.column("properties")):
+        known = row or {}
         expiration = int(known.get(EXPIRATION, 0))
         expirations.append(expiration if expiration > now_ms else 0)
         properties.append(without_failure(known))
@@ -120,7 +120,7 @@ def _with_types(properties: dict[str, str], added: Mapping[str, str]) -> dict[st
 
 
 def _replaced(batch: pa.RecordBatch, properties: list[dict[str, str]], expirations: pa.Array) -> pa.RecordBatch:
-    rows = pa.array([list(row.items()) or None for row in properties], COLUMNS["properties"])
+    rows = map_column([row or None for row in properties])
     for name, column in (("properties", rows), ("JMSExpiration", expirations)):
         batch = batch.set_column(batch.schema.get_field_index(name), name, column)
     return batch

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jms.core.unit_paths import NO_PATHS, UnitPaths
+from spark_jms.core.utf8 import readable
 from spark_jms.settings.destination import POLICIES
 
 SLOTS = 1024
@@ -91,7 +92,7 @@ class Routing:
         member."""
         if not self.paths.others or group_ids.null_count == len(group_ids):
             return {}
-        units = pc.unique(group_ids).drop_null().to_pylist()
+        units = readable(pc.unique(group_ids)).drop_null().to_pylist()
         return {
             unit: self.member_of_unit(unit)
             for unit in units
@@ -111,7 +112,7 @@ def route(routing: Routing, group_ids: pa.Array, turn: int) -> pa.Int32Array:
     if group_ids.null_count == rows:
         return free
     encoded = pc.dictionary_encode(group_ids)  # hashes each distinct id once
-    members = [routing.member_of_unit(group_id) for group_id in encoded.dictionary.to_pylist()]
+    members = [routing.member_of_unit(group_id) for group_id in readable(encoded.dictionary).to_pylist()]
     return pc.coalesce(pa.array(members, pa.int32()).take(encoded.indices), free)
 
 

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from spark_jms.core.integers import counting
 from spark_jms.core.message import COLUMNS
 from spark_jms.core.typed_properties import NUMBERS, decode_property
+from spark_jms.core.utf8 import readable
 from spark_jms.settings.destination_key import ARRIVAL, REDELIVERED, DestinationKey
 
 
@@ -126,7 +127,7 @@ def _typed(texts: pa.Array, kind: str) -> pa.Array:
     try:
         numbers = texts.cast(NUMBERS[kind])
     except pa.ArrowInvalid:
-        numbers = pa.array([_number(text, kind) for text in texts.to_pylist()], NUMBERS[kind])
+        numbers = pa.array([_number(text, kind) for text in readable(texts).to_pylist()], NUMBERS[kind])
     return numbers.cast(pa.float32(), safe=False) if kind == "float" else numbers
 
 

@@ -36,6 +36,7 @@ import pyarrow.compute as pc
 
 from spark_jms.core.map_entries import MapEntries
 from spark_jms.core.ranges import EMPTY, Ranges
+from spark_jms.core.utf8 import readable
 from spark_jms.errors import MessageFormatError
 
 UNIT, NUMBER, END = "JMS_BEA_UnitOfWork", "JMS_BEA_UnitOfWorkSequenceNumber", "JMS_BEA_IsUnitOfWorkEnd"
@@ -74,7 +75,7 @@ class WorkVerdict:
 # -- what the properties say -------------------------------------------------------------------------------------------
 def unit_names(properties: Any) -> pa.StringArray:
     """The unit of work of each row, or null. `properties` is a map array."""
-    return _property(MapEntries(properties), UNIT)
+    return readable(_property(MapEntries(properties), UNIT))
 
 
 def routing_groups(rows: pa.RecordBatch, handles_units_of_work: bool) -> pa.StringArray:
@@ -112,7 +113,7 @@ def parts(rows: pa.RecordBatch, sequences: pa.Int64Array, taken: pa.BooleanArray
 def _said(rows: pa.RecordBatch) -> pa.Table:
     """The columns `unit`, `number`, `end` and `fault` of these rows."""
     entries = MapEntries(rows.column("properties"))
-    names = _property(entries, UNIT)
+    names = readable(_property(entries, UNIT))
     numbers, ends = _numbers(_property(entries, NUMBER)), _property(entries, END)
     grouped = pc.and_(pc.is_valid(names), pc.is_valid(rows.column("JMSXGroupID")))
     faults = pc.case_when(

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from spark_jms.core.integers import FEW
 from spark_jms.core.routing import slot_of
+from spark_jms.core.utf8 import readable
 from spark_jms.errors import MessageFormatError
 
 
@@ -43,7 +44,7 @@ class UnitMessages:
     ) -> UnitMessages:
         """Those of `sequences` that belong to a unit, and are `among` the chosen ones."""
         ends = pa.repeat(pa.scalar(0, pa.int64()), len(sequences)) if expires_ms is None else expires_ms
-        rows = pa.Table.from_arrays([sequences, units, ends], schema=_ROWS)
+        rows = pa.Table.from_arrays([sequences, readable(units), ends], schema=_ROWS)
         chosen = pc.is_valid(units) if units.null_count else None
         if among is not None:
             chosen = among if chosen is None else pc.and_(chosen, among)
@@ -134,6 +135,7 @@ class BlockedUnits:
         """Which of these messages wait; None: none of them."""
         if not self:
             return None
+        units = readable(units)
         known = {
             unit: since
             for unit in pc.unique(units).to_pylist()

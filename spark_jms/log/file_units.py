@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spark_jms.core.utf8 import readable
 from spark_jms.errors import UnreadableTableError
 from spark_jms.log.storage import Storage
 
@@ -50,7 +51,7 @@ class FileUnits:
                 raise UnreadableTableError(
                     f"data file {path} of {self._storage.uri} cannot be read: {error}"
                 ) from error
-        return pc.unique(column).drop_null()
+        return readable(pc.unique(column)).drop_null()
 
     def _keep(self, path: str, units: pa.StringArray) -> None:
         with self._lock:

@@ -166,7 +166,11 @@ class FileStatistics:
                 continue
             if pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column)).as_py():
                 self._unordered.add(name)
-            low, high = _bounds(column)
+            try:
+                low, high = _bounds(column)
+            except UnicodeDecodeError:  # of an earlier version's message: a log is UTF-8
+                self._unordered.add(name)
+                continue
             self.low[name] = min(self.low.get(name, low), low)
             self.high[name] = max(self.high.get(name, high), high)
 

@@ -24,6 +24,7 @@ from spark_jms.core.ranges import Ranges
 from spark_jms.core.routing import Routing, route
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.unit_of_work import routing_groups
+from spark_jms.core.utf8 import readable
 from spark_jms.log.file_writer import ORDER_KEY
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.staged_file import discard
@@ -73,7 +74,7 @@ def is_misplaced(storage: Storage, file: StagedFile, routing: Routing) -> bool:
         return False
     with storage.open_input(file.path) as source:
         groups = pq.ParquetFile(source).read(columns=["JMSXGroupID"])["JMSXGroupID"]
-    units = pc.unique(groups).drop_null().to_pylist()
+    units = readable(pc.unique(groups)).drop_null().to_pylist()
     return any(routing.member_of_unit(unit) != file.member for unit in units)
 
 

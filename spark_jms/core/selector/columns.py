@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from spark_jms.core.map_entries import MapEntries
 from spark_jms.core.selector.matching import DELIVERY_MODES
 from spark_jms.core.selector.tree import LONG_MAX, LONG_MIN
+from spark_jms.core.utf8 import readable
 
 _UNKNOWN, _TEXT, _BOOLEAN, _LONG, _DOUBLE, _FLOAT = range(6)  # types in JMS_JMSQ_Types
 HEADER_COLUMNS = (
@@ -142,10 +143,10 @@ class PropertyValues:
         self._entries = MapEntries(column)
         keys = _plain(self._entries.keys).dictionary_encode()
         self._codes = keys.indices
-        self._names = {name: code for code, name in enumerate(keys.dictionary.to_pylist())}
+        self._names = {name: code for code, name in enumerate(readable(keys.dictionary).to_pylist())}
         self._items = _plain(self._entries.items)
         types = self.texts(TYPES_ENTRY).dictionary_encode()
-        self._declared = [_declared_types(text) for text in types.dictionary.to_pylist()]
+        self._declared = [_declared_types(text) for text in readable(types.dictionary).to_pylist()]
         self._declared_of_row = pc.fill_null(types.indices, len(self._declared))
 
     def texts(self, name: str) -> Any:

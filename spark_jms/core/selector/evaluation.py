@@ -32,6 +32,7 @@ from spark_jms.core.selector.tree import (
     Sign,
     like_parts,
 )
+from spark_jms.core.utf8 import readable
 
 MIN_BATCH_ROWS = 4096
 _UNKNOWN = pa.scalar(None, pa.bool_())
@@ -173,7 +174,9 @@ def _escaped(character: str) -> str:
 def _like_by_value(texts: Any, pattern: str, escape: str | None) -> Any:
     encoded = texts.dictionary_encode()
     regex = python_like(pattern, escape)
-    found = [text is not None and regex.fullmatch(text) is not None for text in encoded.dictionary.to_pylist()]
+    found = [
+        text is not None and regex.fullmatch(text) is not None for text in readable(encoded.dictionary).to_pylist()
+    ]
     return pa.array(found, pa.bool_()).take(encoded.indices)
 
 
