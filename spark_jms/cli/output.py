@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import errno
+import io
 import json
 import re
 import sys
@@ -22,12 +24,31 @@ _PIPE_COLUMNS = 1000  # a table in a file or pipe is never cut
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
+# For an output whose encoding lacks them, with the same width; any other character is escaped as in Python.
+_STAND_INS = {"–": "-", "…": "~", "⏎": "|", "·": "."}
+
+
+def _encodable(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    stand_in = _STAND_INS.get(error.object[error.start])
+    if stand_in is not None:
+        return stand_in, error.start + 1
+    one = UnicodeEncodeError(error.encoding, error.object, error.start, error.start + 1, error.reason)
+    return codecs.backslashreplace_errors(one)
+
+
+codecs.register_error("jmsq", _encodable)
+
+
 class Output:
     """`document` and `record` print JSON; the other methods print for people. A command asks `as_json` which to use."""
 
     def __init__(self, as_json: bool, file: TextIO | None = None) -> None:
         self.as_json = as_json
         self._file = file or sys.stdout
+        if isinstance(self._file, io.TextIOWrapper):  # a character that its encoding lacks shall not end the command
+            self._file.reconfigure(errors="jmsq")
 
     # -- for scripts --------------------------------------------------------------------------------------------------
     def document(self, value: Any) -> None:

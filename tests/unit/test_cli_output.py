@@ -34,6 +34,32 @@ def test_values_as_json() -> None:
     ]
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_output_shows_what_its_encoding_lacks(encoding: str) -> None:
+    """C14: nothing ends the command; widths stay where a character has a stand-in."""
+    written = io.BytesIO()
+    file = io.TextIOWrapper(written, encoding=encoding)
+    out = Output(False, file)
+    out.say("Grüße ☃ \udcff")
+    out.table("", ("name", "empty", "body"), [("ä", None, clip("a\nb" + "c" * 9, 6)), ("b", 1, "☃")], "")
+    Output(True, file).record({"text": "ä☃"})
+    shown = written.getvalue().decode(encoding)
+    assert (
+        shown.splitlines()[0]
+        == {
+            "ascii": r"Gr\xfc\xdfe \u2603 \udcff",
+            "latin-1": r"Grüße \u2603 \udcff",
+            "utf-8": r"Grüße ☃ \udcff",
+        }[encoding]
+    )
+    row = next(line for line in shown.splitlines() if "bcc" in line)
+    cells = [part for part in row.split() if part != "|"]  # the ruler of a table in ASCII
+    assert [part.removeprefix("|") for part in cells[-2:]] == (
+        ["–", "a⏎bcc…"] if encoding == "utf-8" else ["-", "a|bcc~"]
+    )
+    assert json.loads(shown.splitlines()[-1]) == {"text": "ä☃"}
+
+
 MEMBERS = ("destination", "member", "subscription", "last", "backlog", "claimed", "holder", "files", "size")
 
 
