@@ -66,12 +66,17 @@ def find_subscription(log: DeltaLog, subscription: str | None, selector: Selecto
 
 
 def check_selector(known: Subscription, topic: str, text: str | None) -> None:
-    if known.selector != text:
+    if known.selector != text and not _same(known.selector, text):
         raise OptionError(
             f"subscription {known.name!r} of topic {topic} was made {_with(known.selector)}, not {_with(text)}: its consumers "
             f"share one selector. Use that one, or another subscription; or drop it with `jmsq subscriptions --drop "
             f"{topic}/{known.name}` and make it again"
         )
+
+
+def _same(known: str | None, text: str | None) -> bool:
+    one, other = Selector.parse(known), Selector.parse(text)
+    return one is other if one is None or other is None else one.means(other)
 
 
 def _with(selector: str | None) -> str:

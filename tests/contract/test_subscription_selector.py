@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,25 @@ def test_other_selector_is_refused_without_loss(context: Context) -> None:
         assert message is not None
         assert message.text == "red"
     assert Domain(context.root).log("prices").refresh().destination.subscriptions["s"].selector == RED
+
+
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize(
+    "other", ["k=1 and\tx   is not null", "((k = 1)) AND x IS NOT NULL", "k =1 And (x Is Not Null)"]
+)
+def test_selectors_are_compared_as_parsed(context: Context, other: str, durable: bool) -> None:
+    """C7, C10: blanks, parentheses and the case of keywords change nothing."""
+    how: dict[str, Any] = {"subscription": "s", "durable": durable}
+    with context.consumer("prices", selector="k = 1 AND x IS NOT NULL", **how):
+        context.consumer("prices", selector=other, **how).close()
+        for unlike in (
+            "k = 1.0 AND x IS NOT NULL",
+            "k = TRUE AND x IS NOT NULL",
+            "k = '1' AND x IS NOT NULL",
+            "x IS NULL",
+        ):
+            with pytest.raises(OptionError, match="was made with the selector"):
+                context.consumer("prices", selector=unlike, **how).receive(timeout=0)
 
 
 def test_subscription_without_selector_delivers_all(context: Context) -> None:

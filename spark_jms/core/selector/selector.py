@@ -74,6 +74,12 @@ class Selector:
         """The syntax tree (tree.py)."""
         return _tree(self.text)
 
+    def means(self, other: Selector) -> bool:
+        """They are the same but for blanks, parentheses that change nothing and the case of keywords."""
+        return self.text == other.text or repr(self.tree) == repr(
+            other.tree
+        )  # 1, 1.0 and TRUE are equal, but not alike
+
     @property
     def identifiers(self) -> frozenset[str]:
         """The names it reads: headers and properties."""
