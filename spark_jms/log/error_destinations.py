@@ -29,6 +29,36 @@ def check_error_destinations(domain: Domain, declared: Sequence[Destination]) ->
                 f"destination {destination.name}: errorDestination {name!r} {wrong}, but must be another queue of this "
                 "domain, in this file or applied before"
             )
+    _warn_of_circles(domain, declared)
+
+
+def _warn_of_circles(domain: Domain, declared: Sequence[Destination]) -> None:
+    """A message that fails in each of such queues goes round for ever."""
+    targets = {d.name: d.error_destination for d in declared}
+    told: set[str] = set()
+    for first in targets:
+        circle, name = [first], targets[first]
+        while name is not None and name not in circle:
+            circle.append(name)
+            if name not in targets:
+                targets = {**targets, name: _error_destination_of(domain, name)}
+            name = targets[name]
+        if name == first and told.isdisjoint(circle):
+            told.update(circle)
+            log.warning(
+                "%s: each is the errorDestination of the one before it, so a message that fails in all of them goes round for "
+                "ever: give one of them an errorDestination that nothing moves out of, or none",
+                " -> ".join([*circle, first]),
+            )
+
+
+def _error_destination_of(domain: Domain, name: str) -> str | None:
+    """None also when it cannot be read: another destination's damage prevents no change of this one."""
+    try:
+        return domain.log(name).refresh().destination.error_destination
+    except (JmsqError, OSError) as error:
+        log.warning("whether %s has an errorDestination is unknown: %s", name, error)
+        return None
 
 
 def warn_of_narrow_ones(domain: Domain, declared: Sequence[Destination], changed: Collection[str]) -> None:
