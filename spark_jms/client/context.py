@@ -127,7 +127,7 @@ class Context(ClosedAtTheEnd):
         self._buffer = buffer
         self._sessions: list[TransactedSession] = []
         self._coordinators = Coordinators(domain, self._store)
-        self._owned = OwnedDestinations(domain, store_of(self._store, HOME))
+        self._owned = OwnedDestinations(domain, store_of(self._store, HOME), choices.factory.max_message_bytes)
         self._destinations = ContextDestinations(
             domain, identity, self._store, self._owned.store, self._background, self._check, housekeeping=housekeeping
         )

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from types import TracebackType
 
+import attrs
+
 from spark_jms.client.closing import OwningProcess
 from spark_jms.core.destination import TEMPORARY_PREFIX, Destination
 from spark_jms.log.declarations import create_tables
@@ -51,8 +53,11 @@ class OwnedDestinations:
     """Creates and deletes them. Thread-safe. `store` keeps their record sets in the memory of this process: no other process
     consumes from them, and they end with it."""
 
-    def __init__(self, domain: Domain, domain_store: Store) -> None:
+    def __init__(self, domain: Domain, domain_store: Store, max_message_bytes: int) -> None:
+        """`max_message_bytes`: of the connection; a temporary destination takes messages of this size, if it is more than the
+        default."""
         self._domain, self._domain_store = domain, domain_store
+        self._max_message_bytes = max_message_bytes
         self._lock = threading.Lock()
         self._session: Session | None = None  # tells other processes that the owner lives
         self.store: Store = MemoryStore()
@@ -70,6 +75,8 @@ class OwnedDestinations:
         destination = Destination(
             name, kind, file_grace_ms=_GRACE_MS, acknowledgement_retention_ms=_GRACE_MS, slot_members=1
         )
+        if self._max_message_bytes > destination.max_message_bytes:
+            destination = attrs.evolve(destination, max_message_bytes=self._max_message_bytes)
         create_tables(self._domain, destination, tables.messages_path(name), tables.acknowledgements_path(name))
         return name
 

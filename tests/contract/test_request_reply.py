@@ -21,6 +21,7 @@ from spark_jms.errors import (
     ClosedError,
     IllegalStateException,
     InvalidDestinationError,
+    MessageSizeError,
     OptionError,
     RequestTimeoutError,
     TemporaryDestinationDeletedError,
@@ -29,6 +30,7 @@ from spark_jms.errors import (
 from spark_jms.log import delta_log
 from spark_jms.log.domain import Domain
 from spark_jms.log.temporary import OWNERS, TABLES
+from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.testing import memory_domain, wait_until
@@ -328,3 +330,17 @@ def test_requests_continue_after_their_queue_was_deleted(
 def test_example_runs(run_example: Callable[[str], str]) -> None:
     """C15, M10: examples/client_request.py."""
     assert "21 + 21 = 42" in run_example("client_request.py")
+
+
+def test_reply_may_be_as_large_as_the_requestors_connection_takes(root: str, context: Context) -> None:
+    """C15, T9: `maxMessageSize` of the connection factory, at least the default of a queue."""
+    for factory, most in ((ConnectionFactory(max_message_bytes=20 * 2**20), 20 * 2**20), (None, 10 * 2**20)):
+        with connect(root, connection_factory=factory, housekeeping=False) as requestor:
+            queue = requestor.create_temporary_queue()
+            with pytest.raises(MessageSizeError, match=f"maxMessageSize of {most} bytes"):
+                context.producer(queue.name).send(body=b"x" * (most + 1))
+            context.producer(queue.name).send(body=b"x" * most)
+            with requestor.consumer(queue.name, acknowledge="auto") as consumer:
+                reply = consumer.receive(timeout=10)
+                assert reply is not None
+                assert len(reply.body or b"") == most
