@@ -31,6 +31,7 @@ from spark_jms.core.typed_properties import (
 )
 from spark_jms.core.utf8 import first_invalid
 from spark_jms.errors import MessageFormatError, MessageSizeError
+from spark_jms.settings.types import near_to
 
 PERSISTENT, NON_PERSISTENT = 2, 1
 DEFAULT_PRIORITY = 4
@@ -163,7 +164,7 @@ def check_sendable(schema: pa.Schema, advice: CastAdvice = IN_SQL) -> None:
 
 
 def _with_meaning(name: str) -> str:
-    meant = FOREIGN_COLUMNS.get(name.lower())
+    meant = FOREIGN_COLUMNS.get(name.lower()) or near_to(name, (n for n in COLUMNS if n not in PROVIDER_COLUMNS))
     return f"{name!r} (did you mean {meant!r}?)" if meant else repr(name)
 
 

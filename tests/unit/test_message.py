@@ -60,6 +60,8 @@ def test_body_alone_makes_a_message() -> None:
             {"value": ["a"], "key": ["k"], "topic": ["t"]},
             r"column\(s\) 'value' \(did you mean 'text'\?\), 'key' \(did you mean 'JMSXGroupID'\?\), 'topic': accepted",
         ),
+        ({"TEXT": ["a"]}, r"column\(s\) 'TEXT' \(did you mean 'text'\?\): accepted are JMSMessageID"),
+        ({"text": ["a"], "priority": [1]}, r"'priority' \(did you mean 'JMSPriority'\?\)"),
         ({"text": ["a"], "colour": ["red"]}, r"unknown message column\(s\) 'colour': accepted are JMSMessageID"),
         ({"JMSPriority": [4]}, "needs a `text` .* or a `body`"),
         ({"text": [1]}, r"column 'text' is int64, but must be string: cast\(col as string\)"),
