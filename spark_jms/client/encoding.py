@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 import pyarrow as pa
 
 from spark_jms.client.compressed import CompressedMessage
+from spark_jms.client.large_values import array_of_one
 from spark_jms.client.message import Message, MessageHeaders, Receipt
 from spark_jms.core.body_compression import COMPRESSED_PROPERTY
 from spark_jms.core.message import (
@@ -146,7 +147,8 @@ def _same(name: str, value: object, kind: type) -> Any:
 def column_array(column: str, values: list[Any]) -> pa.Array:
     """Raises MessageFormatError, which names the column."""
     try:
-        return pa.array(values, COLUMNS[column])
+        shared = array_of_one(values[0], COLUMNS[column]) if len(values) == 1 else None
+        return pa.array(values, COLUMNS[column]) if shared is None else shared
     except UnicodeEncodeError as error:
         raise MessageFormatError(f"{column} holds text that is not Unicode ({error}): send it as bytes") from error
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:

@@ -3,6 +3,9 @@
 All columns are compressed with Snappy. With `storeMessageCompressionEnabled` the bodies, which are `text` and `body`, have the codec
 that `messageCompressionOptions` names instead; headers and properties, which planning and selectors read, stay fast. Parquet has
 no LZF: LZ4, which is as fast, stands for it. Readers find the codec in each file, so files of several kinds lie side by side.
+
+The body of a very large message stays uncompressed unless the setting says otherwise: a codec needs as much memory as the body
+once more, and a sender shall need at most three times its size.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from spark_jms.settings.destination import BEST_COMPRESSION, BEST_SPEED, DEFAULT
 
 BODIES = ("text", "body")
 OTHERS = "snappy"
+VERY_LARGE_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Codec:
     level: int | None = None
 
 
+UNCOMPRESSED = Codec("none")
 CODECS = {
     DEFAULT_COMPRESSION: Codec("gzip", 6),
     BEST_COMPRESSION: Codec("gzip", 9),

@@ -19,7 +19,7 @@ from spark_jms.core.message import DICTIONARY_COLUMNS, STORED_SCHEMA
 from spark_jms.core.promoted_columns import NOT_PROMOTED, PromotedColumns
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.staged_file import COMPRESSED_BODIES, StagedFile
-from spark_jms.core.store_compression import Codec, parquet_arguments
+from spark_jms.core.store_compression import UNCOMPRESSED, VERY_LARGE_BYTES, Codec, parquet_arguments
 from spark_jms.errors import InvalidDestinationError
 from spark_jms.log.data_file import OWN_STATISTICS
 from spark_jms.log.recent_rows import SMALL_BYTES
@@ -109,10 +109,11 @@ class FileWriter:
         """`rows`: of the first row group, or of the whole file."""
         if self._writer is None:
             names = (*DICTIONARY_COLUMNS, *self._promoted.names) if rows >= FEW else ()
+            very_large = self._codec is None and self._pending_bytes >= VERY_LARGE_BYTES * max(rows, 1)
             self._writer = pq.ParquetWriter(
                 self._sink,
                 self._schema,
-                **parquet_arguments(self._schema, self._codec),
+                **parquet_arguments(self._schema, UNCOMPRESSED if very_large else self._codec),
                 use_dictionary=[name for name in self._schema.names if name in names],
                 write_statistics=False,
                 store_schema=False,
