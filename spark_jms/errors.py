@@ -124,6 +124,11 @@ class StaleCheckpointError(OffsetError):
     for the next batch before it wrote its progress. Use a fresh checkpointLocation."""
 
 
+class StaleDomainError(OffsetError):
+    """The checkpoint is newer than the domain: an older copy of the domain, or of a server's store, was restored. Use a fresh
+    checkpointLocation."""
+
+
 class RecordSetError(JmsqError):
     """The stored state of a subscription cannot be read: restore the store from a copy, or drop the subscription."""
 

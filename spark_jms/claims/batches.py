@@ -158,7 +158,9 @@ class BatchMaker:
             table, transfers, members.label, clock_ms, fail_on_data_loss=settings.fail_on_data_loss
         )
         self.isolation = Isolation(table, members, transfers, errors, clock_ms, narrows=settings.isolates_poison)
-        self.previous = PreviousBatch(store, members, self.isolation, replayable=settings.replayable, clock_ms=clock_ms)
+        self.previous = PreviousBatch(
+            table, store, members, self.isolation, replayable=settings.replayable, clock_ms=clock_ms
+        )
         self._expiration = Expiration(table, errors, members.session_id, members.label, clock_ms, beside=True)
         self._limit = RedeliveryLimit(errors, members.session_id, members.label, clock_ms)
         self._reconsidered = Reconsideration(transfers, errors, members.session_id, members.label, clock_ms)
@@ -203,6 +205,7 @@ class BatchMaker:
         leaving = self._members.contested() | self._members.borrowed()
         changed = self._up_to_date(snapshot, start, needed)
         missing = frozenset(needed - set(changed))
+        progress = self.previous.with_finished(progress, start, needed & changed.keys())
         if not missing:
             progress = self.isolation.acknowledged(progress, start, own)
         narrowed = progress.trial is not None

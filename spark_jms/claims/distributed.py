@@ -39,6 +39,7 @@ from spark_jms.claims.left_out import LeftOut
 from spark_jms.claims.noted_progress import NotedProgress
 from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import batch_shares
+from spark_jms.claims.previous_batch import ProtectedPart
 from spark_jms.claims.stores import keep_servers
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.claims.subscription_request import SubscriptionRequest
@@ -47,7 +48,7 @@ from spark_jms.claims.unfinished import UnfinishedMessages
 from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id, claim_number
 from spark_jms.core.batching import Admission
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION
-from spark_jms.core.poison import joined, without
+from spark_jms.core.poison import Messages, joined, without
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.subscription_name import server_of_subscription
 from spark_jms.core.subscription_place import record_servers
@@ -59,6 +60,7 @@ from spark_jms.errors import (
     JmsqError,
     MemberLostException,
     MemberUnavailableError,
+    StaleCheckpointError,
 )
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
@@ -140,7 +142,8 @@ class DistributedSubscriber:
             self._noted.note(start.claim, behind=self._branches.keys() - current)
             if current.issuperset(record_servers(self.table.snapshot.destination, self.subscription)):
                 self._noted.forget()
-            self._left_out.forget({member for server in done.acknowledged for member in prepared[server].changed})
+            released = {member for server in done.acknowledged for member in prepared[server].changed}
+            self._left_out.forget(released, replayable=start.claim)
             self._check_open()
             if not done.made:
                 return None
@@ -211,6 +214,7 @@ class DistributedSubscriber:
             made_s, delivered = self._made_s.get(batch.claim), batch.delivered
             trusted = made_s is not None and self._monotonic_s() - made_s <= TRUSTED_S
             if not trusted:
+                self._noted.check(batch, self.destination)
                 self._left_out.look(batch.claim)
             out = self._left_out.members(batch.claim)
             on = {
@@ -221,26 +225,43 @@ class DistributedSubscriber:
             }
             waits = set() if trusted else protects.keys() - self.table.snapshot.destination.down.keys()
             parts, away = self._branches.insist(protects, waits=waits)
+            acknowledged = any(part.acknowledged for part in parts.values()) or self._noted.has(batch.claim)
             for server, error in away.items():
                 branch = self._branches[server]
                 if trusted or batch.claim == self._delivered:
                     unseen |= {m: delivered[m].picks for m in on[server]}
                 elif branch.older_self is not None:  # it runs, and may have given the whole batch to the sink
                     raise branch.older_self from error
-                elif self.settings.isolates_poison:
+                elif acknowledged or self.settings.isolates_poison:
                     raise self._unavailable(branch, error) from error
                 else:
                     self._leave_out(batch.claim, on[server], server, error)
             self._delivered, out = batch.claim, self._left_out.members(batch.claim)
+            # A member that was removed was empty: others have finished its messages since this query died.
+            gone = delivered.keys() - self.table.snapshot.destination.member_ids
+            lost: dict[int, Ranges] = {m: ranges for part in parts.values() for m, ranges in part.lost.items()}
+            lost |= {m: delivered[m].picks for m in {*out, *gone} if m in delivered}
+            if acknowledged:
+                return self._again(batch, parts.values(), lost, gone)
             attempt = self._isolation.attempt(batch.claim, parts, unseen)
             if attempt.stored:
                 self._store_copies(attempt, parts.keys())
             self._isolation.begin(attempt)
-            lost: dict[int, Ranges] = {m: ranges for part in parts.values() for m, ranges in part.lost.items()}
-            # A member that was removed was empty: others have finished its messages since this query died.
-            gone = delivered.keys() - self.table.snapshot.destination.member_ids
-            lost |= {m: delivered[m].picks for m in {*out, *gone} if m in delivered}
             return dict(joined(lost, without(attempt.present, attempt.trial.tried)))
+
+    def _again(
+        self, batch: Batch, parts: Iterable[ProtectedPart], lost: Messages, gone: Collection[int]
+    ) -> dict[int, Ranges]:
+        """Some server has acknowledged the batch, so its sink took it: the same again, and no attempt of a trial."""
+        if gone:
+            raise StaleCheckpointError(
+                f"the checkpoint of consumer {batch.consumer} of {self.destination} asks for the batch with claim {batch.claim} "
+                f"again, which is acknowledged, and member {min(gone)} was removed since with its messages. Start with a fresh "
+                "checkpointLocation: it gets all unfinished messages."
+            )
+        for part in parts:
+            lost = joined(lost, without(part.present, part.taken))
+        return dict(lost)
 
     def _leave_out(self, claim: str, members: Sequence[int], server: str, error: ServerAwayError) -> None:
         what = "the batch is delivered without its messages, which come later, flagged"

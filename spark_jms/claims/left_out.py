@@ -17,7 +17,7 @@ sink that had kept the smaller one. The mark lies in the root, and not in a stor
 
     ROOT/_jmsq/left-out/<table id>/<consumer>/<claim>/<member>      {"v": 1}
 
-It is deleted when the messages are released.
+It is deleted when the messages are released, and Spark cannot ask for the batch again: a later batch is acknowledged.
 """
 
 from __future__ import annotations
@@ -69,10 +69,11 @@ class LeftOut:
         left_out = self.members(claim)
         return start.without(left_out) if left_out else start
 
-    def forget(self, released: Set[int]) -> None:
-        """`released`: members on which no left-out message is claimed any more."""
+    def forget(self, released: Set[int], *, replayable: str) -> None:
+        """`released`: members on which no left-out message is claimed any more. `replayable`: the claim whose batch Spark may
+        ask for again."""
         for claim, members in list(self._marked().items()):
-            if members <= released:
+            if members <= released and claim != replayable:
                 for member in members:
                     self._storage.delete(f"{self._folder}/{claim}/{member}")
                 del self._marked()[claim]

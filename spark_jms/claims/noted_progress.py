@@ -42,6 +42,10 @@ class NotedProgress:
             check_not_stale(QueryProgress(acknowledged=self._newest()), start, destination)
             self._is_checked = True
 
+    def has(self, claim: str) -> bool:
+        """The query has acknowledged this claim as its newest one, and some server may not have written that."""
+        return bool(claim) and self._newest() == claim
+
     def _newest(self) -> str:
         """The claim of the highest note; "" when there is none."""
         number = max(self._known(), default=0)

@@ -207,10 +207,8 @@ class Planner:
         """The part of `wanted` that is in files, and the state without the rest, which is lost."""
         if not wanted:
             return state, wanted
-        files = snapshot.member_files(member).overlapping(wanted.first, wanted.last)
-        covered = Ranges.of(*((f.first, f.last) for f in files))
-        missing = wanted - covered
-        return (self._lose(state, missing, member), wanted & covered) if missing else (state, wanted)
+        missing = snapshot.member_files(member).missing(wanted)
+        return (self._lose(state, missing, member), wanted - missing) if missing else (state, wanted)
 
     def _lose(self, state: RecordSet, missing: Ranges, member: int) -> RecordSet:
         if self._fail_on_data_loss:

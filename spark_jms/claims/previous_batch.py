@@ -2,6 +2,15 @@
 
 Spark asks for the batch after `start` only when everything up to `start` is in its commit log, so asking acknowledges
 `start`. A plain client passes a `start` without a claim; it acknowledges through `Acknowledger`.
+
+Spark may ask for a batch again that is acknowledged, because its commit log has lost the newest entry (a loss of power, a
+partial copy). The sink has the batch, or replaces it by what it gets now. So it gets the same messages again:
+
+    a message of the batch that ...                              is in the replay
+    -------------------------------                              ----------------
+    the claim holds                                              yes
+    the batch's acknowledgement has finished                     yes; StaleCheckpointError when it was purged since
+    was revoked, set aside or withheld before                    no: it came, or comes, with another batch, perhaps elsewhere
 """
 
 from __future__ import annotations
@@ -15,11 +24,12 @@ from spark_jms.claims.isolation import Isolation
 from spark_jms.claims.members import Members
 from spark_jms.claims.record_sets import read_state
 from spark_jms.core.batch import Batch
-from spark_jms.core.poison import Trial, joined
+from spark_jms.core.poison import Messages, Trial, common, joined
 from spark_jms.core.query_progress import QueryProgress
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
-from spark_jms.errors import ConsumerClosedException, StaleCheckpointError
+from spark_jms.errors import ConsumerClosedException, StaleCheckpointError, StaleDomainError
+from spark_jms.log.delta_log import DeltaLog
 from spark_jms.store import Store
 
 log = logging.getLogger("spark_jms")
@@ -28,12 +38,21 @@ RESUME_TIMEOUT_S = 15.0  # how long a restarted consumer waits for the record of
 
 class ProtectedPart(NamedTuple):
     """Of a batch that is to be delivered: what its claim holds on this server, and what it has lost. `own`: this instance
-    made the batch, or has delivered it before. `trial` is the stored one."""
+    made the batch, or has delivered it before. `trial` is the stored one. `acknowledged`: this server has acknowledged the
+    batch, and `present` has what it delivered then."""
 
     present: dict[int, Ranges]
     lost: dict[int, Ranges]
     own: bool
     trial: Trial | None
+    acknowledged: bool
+
+    @property
+    def taken(self) -> Messages:
+        """What the sink has of the batch, when some server has acknowledged it."""
+        if self.acknowledged or self.trial is None:
+            return self.present
+        return common(self.present, self.trial.tried)
 
 
 def check_not_stale(known: QueryProgress, start: Batch, destination: str) -> None:
@@ -47,13 +66,32 @@ def check_not_stale(known: QueryProgress, start: Batch, destination: str) -> Non
         )
 
 
+def check_not_ahead(known: QueryProgress, start: Batch, destination: str) -> None:
+    """Raises StaleDomainError when the checkpoint, which ends with `start`, has a claim of this store that the store does not
+    know."""
+    if start.members and not known.knows(start.claim):
+        raise StaleDomainError(
+            f"the checkpoint of consumer {start.consumer} of {destination} ends with claim {start.claim}, but the store knows only "
+            f"its claims up to number {known.claimed}: an older copy of the domain, or of the store, was restored, in which "
+            "messages are unfinished that the query has finished since. Start with a fresh checkpointLocation: it gets all "
+            "unfinished messages."
+        )
+
+
 class PreviousBatch:
     """Not thread-safe: the subscriber's lock guards it."""
 
     def __init__(
-        self, store: Store, members: Members, isolation: Isolation, *, replayable: bool, clock_ms: Callable[[], int]
+        self,
+        table: DeltaLog,
+        store: Store,
+        members: Members,
+        isolation: Isolation,
+        *,
+        replayable: bool,
+        clock_ms: Callable[[], int],
     ) -> None:
-        self._store, self._members, self._isolation = store, members, isolation
+        self._table, self._store, self._members, self._isolation = table, store, members, isolation
         self._replayable, self._clock_ms = replayable, clock_ms
         self._met = set(store.sessions())  # sessions alive when we started: one of them may be our older self
         self._acknowledged = ""  # the newest claim that is acknowledged on all its members
@@ -72,10 +110,8 @@ class PreviousBatch:
     def acknowledged_in(self, state: RecordSet, start: Batch, member: int, *, fresh: bool) -> RecordSet:
         """The state of a held member with `start` acknowledged. `fresh`: this session has not changed the member yet."""
         if start.claim in state.claims:
-            epoch = self._members.held[member].handle.epoch
-            session, held = self._members.session_id, state.claims[start.claim].picks
-            part = self._isolation.part(self._members.open_progress(), start.claim, member)
-            picks = None if part is None else part & held
+            epoch, picks = self._members.held[member].handle.epoch, self._finishes(state, start.claim, member)
+            session = self._members.session_id
             return state.acknowledge(self._members.consumer, session, start.claim, epoch, self._clock_ms(), picks)
         revoked = start.claim in self._revoked or (fresh and start.claim not in self._own)
         if revoked or state.is_done(start.members[member].picks):
@@ -84,6 +120,17 @@ class PreviousBatch:
             f"claim {start.claim} of consumer {self._members.consumer} on {self._members.label(member)} was revoked: "
             "nothing was acknowledged and its messages go to others, flagged as redelivered. Start the query again."
         )
+
+    def _finishes(self, state: RecordSet, claim: str, member: int) -> Ranges:
+        """What the acknowledgement of the claim finishes in this member."""
+        held = state.claims[claim].picks if claim in state.claims else EMPTY
+        part = self._isolation.part(self._members.open_progress(), claim, member)
+        return held if part is None else held & part
+
+    def with_finished(self, progress: QueryProgress, start: Batch, members: Collection[int]) -> QueryProgress:
+        """The query's progress once `start` is acknowledged on these held members."""
+        finished = {m: self._finishes(self._members.held[m].state, start.claim, m) for m in members}
+        return progress.with_finished(start.claim, finished)
 
     def without_unlogged(self, state: RecordSet, held: RecordSet, live_sessions: Set[str]) -> RecordSet:
         """Drops the consumer's other claims, which Spark never logged. `held` is the state before this consumer attached.
@@ -125,8 +172,12 @@ class PreviousBatch:
         known = self._members.open_progress()
         if not self._replayable:
             return known
-        check_not_stale(known, start, self._members.destination)
-        return known.with_acknowledged(start.claim)
+        self._check_place(known, start)
+        return known.with_acknowledged(start.claim, {m: pick.picks for m, pick in start.members.items()})
+
+    def _check_place(self, known: QueryProgress, batch: Batch) -> None:
+        check_not_stale(known, batch, self._members.destination)
+        check_not_ahead(known, batch, self._members.destination)
 
     # -- resuming -------------------------------------------------------------------------------------------------
     def resume(self, batch: Batch) -> dict[int, Ranges]:
@@ -136,12 +187,17 @@ class PreviousBatch:
         MemberUnavailableError."""
         deadline_s = time.monotonic() + RESUME_TIMEOUT_S
         found = self.protect(batch, deadline_s)
+        if found.acknowledged:
+            return found.lost
         narrowed = self._isolation.begin(batch.claim, found.present, deadline_s, again=not found.own)
         return dict(joined(found.lost, narrowed))
 
     def protect(self, batch: Batch, deadline_s: float) -> ProtectedPart:
-        """The same for the part on one of several servers, whose attempt begins elsewhere."""
-        own = batch.claim in self._own
+        """The same for the part on one of several servers, whose attempt begins elsewhere. Raises StaleCheckpointError, and
+        StaleDomainError."""
+        known, own = self._members.open_progress(), batch.claim in self._own
+        self._check_place(known, batch)
+        acknowledged = known.acknowledged == batch.claim
         lost: dict[int, Ranges] = {}
         present: dict[int, Ranges] = {}
         for member, pick in batch.members.items():
@@ -153,21 +209,37 @@ class PreviousBatch:
                 state = self._members.attached_state(member)
                 self._members.commit({member: state})
             claim = state.claims.get(batch.claim)
-            if claim:
-                present[member] = pick.picks & claim.picks
-            revoked = pick.picks - claim.picks if claim else pick.picks
-            if revoked:
-                lost[member] = revoked
+            here = pick.picks & claim.picks if claim else EMPTY
+            if acknowledged:
+                finished = pick.picks - known.left.get(member, EMPTY)
+                finished = finished - state.unfinished_of(finished)
+                self._check_readable(batch, member, finished)
+                here = self._finishes(state, batch.claim, member) | finished
+            if here:
+                present[member] = here
+            if left_out := pick.picks - here:
+                lost[member] = left_out
                 log.warning(
-                    "%s: %d message(s) of the replayed batch do not belong to this consumer any more, and are left out: they "
-                    "were revoked, or set aside",
+                    "%s: %d message(s) of the replayed batch are left out, because they do not belong to it any more: they were "
+                    "revoked, set aside, or withheld",
                     self._members.label(member),
-                    revoked.count,
+                    left_out.count,
                 )
         self._own.add(batch.claim)
         if lost:
             self._revoked.add(batch.claim)
-        return ProtectedPart(present, lost, own, self._isolation.known(batch.claim))
+        return ProtectedPart(present, lost, own, self._isolation.known(batch.claim), acknowledged)
+
+    def _check_readable(self, batch: Batch, member: int, finished: Ranges) -> None:
+        """Of an acknowledged batch: other messages are unfinished, and cannot be purged."""
+        if purged := self._table.refresh().member_files(member).missing(finished):
+            raise StaleCheckpointError(
+                f"the checkpoint of consumer {batch.consumer} of {self._members.destination} asks for the batch with claim "
+                f"{batch.claim} again, which is acknowledged: the newest file in its folder `commits` was lost. "
+                f"{purged.count:,} of its messages were purged since ({self._members.label(member)}, sequence {purged}), so the "
+                "batch cannot be delivered again. Put the file back from a copy, or start with a fresh checkpointLocation: it gets "
+                "all unfinished messages."
+            )
 
     def _check_speaks(self, state: RecordSet, member: int) -> None:
         """While we slept another instance may have started, which does not know a batch that we have not logged."""

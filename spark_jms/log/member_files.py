@@ -6,6 +6,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spark_jms.core.ranges import Ranges
 from spark_jms.log.data_file import DataFile
 
 _MAX_TAIL = 64
@@ -38,6 +39,11 @@ class MemberFiles:
         return overlapping(self.base_firsts, self.base, first, last) + overlapping(
             self.tail_firsts, self.tail, first, last
         )
+
+    def missing(self, wanted: Ranges) -> Ranges:
+        """Those of these sequences that no file holds."""
+        files = self.overlapping(wanted.first, wanted.last) if wanted else []
+        return wanted - Ranges.of(*((file.first, file.last) for file in files))
 
 
 def overlapping(firsts: Sequence[int], files: Sequence[DataFile], first: int, last: int) -> list[DataFile]:

@@ -93,9 +93,10 @@ def test_restarted_query_continues_without_an_away_server(root: str, instance: I
         assert not restarted.is_unacknowledged(batch)
         assert marks(root) == 1
     again = check_they_come_again_flagged(restarted, batch)
-    assert marks(root) == 0
+    assert marks(root) == 1  # Spark may ask for the batch once more
     assert restarted.resume(again) == {}
     wait_until(lambda: restarted.next_batch(again, Limits()) is None and not any(restarted.backlog().values()))
+    assert marks(root) == 0
 
 
 def test_left_out_messages_stay_left_out_when_the_server_is_back(root: str, instance: Instance) -> None:
