@@ -59,7 +59,9 @@ class MemberRemovalError(JmsqError):
 
 
 class TriggerError(JmsqError):
-    """With this trigger the last batch would never be acknowledged: use Trigger.AvailableNow instead of Trigger.Once."""
+    """Spark runs the query as a single batch, which would never be acknowledged. Use Trigger.AvailableNow instead of Trigger.Once.
+    If the trigger is AvailableNow, another source of the query does not support it, as Spark's rate source, and Spark falls back
+    to a single batch: read that source in a query of its own, or use a processingTime trigger."""
 
 
 class DuplicateTransactionError(JmsqError):
@@ -117,6 +119,11 @@ class DestinationInUseError(JmsqError):
 class DestinationReplacedError(JmsqError):
     """The destination was dropped and created again, and its messages are others: a consumer or checkpoint of the old one
     cannot continue. Create a new consumer, or start the query with a fresh checkpointLocation."""
+
+
+class ForeignCheckpointError(OffsetError):
+    """The checkpoint belongs to another destination or subscription than the query names. Name that one again, or use a fresh
+    checkpointLocation."""
 
 
 class StaleCheckpointError(OffsetError):

@@ -37,11 +37,7 @@ def ensure_subscription(
                 "its messages from the earliest on: leave the position out, or purge old messages"
             )
         return QUEUE_SUBSCRIPTION
-    if not subscription:
-        raise OptionError(
-            f"{destination.name} is a topic: a consumer needs `subscription`, the name of a durable subscription; a new name "
-            "creates one"
-        )
+    subscription = _named(destination, subscription)
     text = selector.text.strip() if selector else None
     known = destination.subscriptions.get(subscription)
     if known is None:
@@ -53,16 +49,24 @@ def ensure_subscription(
 
 
 def find_subscription(log: DeltaLog, subscription: str | None, selector: Selector | None) -> str | None:
-    """The name under which positions are kept; None when the topic's subscription was dropped."""
+    """The name under which positions are kept; None when the topic's subscription was dropped. Raises OptionError."""
     destination = log.refresh().destination
     destination.refuse_subscription(subscription)
     if not destination.is_topic:
         return QUEUE_SUBSCRIPTION
-    known = destination.subscriptions.get(subscription or "")
+    known = destination.subscriptions.get(_named(destination, subscription))
     if known is None:
         return None
     check_selector(known, destination.name, selector.text.strip() if selector else None)
     return known.name
+
+
+def _named(topic: Destination, subscription: str | None) -> str:
+    if not subscription:
+        raise OptionError(
+            f"{topic.name} is a topic: a consumer needs `subscription`, the name of a durable subscription; a new name creates one"
+        )
+    return subscription
 
 
 def check_selector(known: Subscription, topic: str, text: str | None) -> None:

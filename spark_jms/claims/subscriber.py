@@ -22,6 +22,7 @@ from spark_jms.claims.acknowledgement_table import AcknowledgementTable
 from spark_jms.claims.acknowledger import Acknowledger, Parts
 from spark_jms.claims.backlog import BacklogReader
 from spark_jms.claims.batches import BatchMaker, ConsumerSettings, Continuation, PreparedBatch
+from spark_jms.claims.checkpoint_origin import other_table
 from spark_jms.claims.life_cycle_table import LifeCycleTable, opened_table
 from spark_jms.claims.members import Members
 from spark_jms.claims.planner import Planner
@@ -37,7 +38,7 @@ from spark_jms.core.poison import Messages, Trial
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.subscription_place import recorded_on
 from spark_jms.core.transfer import Ticket
-from spark_jms.errors import ClosedError, DestinationReplacedError
+from spark_jms.errors import ClosedError
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
 from spark_jms.store import Store
@@ -337,6 +338,12 @@ class Subscriber:
         with self._lock:
             return self._backlog.backlog(self.table.snapshot)
 
+    def refused(self) -> dict[int, int]:
+        """member -> how many messages of the backlog this consumer's selector refuses, as far as it has looked; they wait for other
+        consumers of the queue."""
+        with self._lock:
+            return self._backlog.refused(self.table.snapshot, self.planner.refused)
+
     def left_to_others(self, targets: Mapping[int, int]) -> dict[int, int]:
         """member -> unfinished messages up to `targets` that another consumer holds, by its record or a claim."""
         with self._lock:
@@ -361,11 +368,7 @@ class Subscriber:
         known = self.members.open_progress()
         unbound = not batch.table and batch.claim and self.settings.replayable and not known.claimed
         if batch.table not in ("", self.table_id) or unbound:
-            raise DestinationReplacedError(
-                f"the checkpoint of consumer {self.consumer} belongs to another table than the one that {self.destination} is "
-                f"now ({batch.table or 'an offset of version 1'}, not {self.table_id}): the destination was dropped and created "
-                "again, and its messages are others. Start with a fresh checkpointLocation."
-            )
+            raise other_table(self._domain, self.destination, self.table_id, batch)
 
     def _check_open(self) -> None:
         if self.closed:

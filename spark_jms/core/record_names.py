@@ -15,7 +15,11 @@ def members_prefix(table_id: str, subscription: str) -> str:
 
 def consumer_record(table_id: str, subscription: str, consumer: str) -> str:
     """The record that a running query holds for life."""
-    return f"consumers/{table_id}/{subscription}/{consumer}"
+    return f"{consumers_prefix(table_id)}{subscription}/{consumer}"
+
+
+def consumers_prefix(table_id: str) -> str:
+    return f"consumers/{table_id}/"
 
 
 def uses_record(table_id: str) -> str:
@@ -35,4 +39,4 @@ def lease_record(table_id: str) -> str:
 
 def prefixes_of_table(table_id: str) -> list[str]:
     """Every record of a destination begins with one of these."""
-    return [f"members/{table_id}/", f"consumers/{table_id}/", lease_record(table_id), uses_record(table_id)]
+    return [f"members/{table_id}/", consumers_prefix(table_id), lease_record(table_id), uses_record(table_id)]

@@ -39,7 +39,8 @@ For: S = streaming read, B = batch read, W = write (batch and streaming).
 
 With Trigger.AvailableNow, `minMessagesPerTrigger` is ignored: the query takes all messages that were in the table when
 it started. Trigger.Once is refused (TriggerError), because its last batch would stay unacknowledged. Use
-Trigger.AvailableNow.
+Trigger.AvailableNow. Beside a source that does not support it, as Spark's `rate`, Spark runs a single batch too, with the same
+error: read that source in a query of its own.
 
 ## Durations and sizes
 

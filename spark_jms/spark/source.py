@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from spark_jms.core.ranges import Ranges
     from spark_jms.core.selector import Selector
     from spark_jms.log.data_file import FileHint
+    from spark_jms.log.delta_log import DeltaLog
     from spark_jms.log.domain import Domain
 
 log = logging.getLogger("spark_jms")
@@ -86,10 +87,25 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._address.destination
 
     # -- planning, on the driver ---------------------------------------------------------------------
-    def _open(self, consumer: str) -> AnySubscriber:
+    def _open(self, batch: Batch) -> AnySubscriber:
         """Create the subscriber when the first logged offset arrives: it names the query's consumer."""
+        if self._subscriber is not None and self._subscriber.consumer != batch.consumer:
+            self.stop()
+        if self._subscriber is None:
+            self._closing = ExitStack()
+            try:
+                self._subscriber = self._opened(batch)
+            except BaseException:
+                self._closing.close()
+                raise
+        self._background.check(batch.consumer)
+        return self._subscriber
+
+    def _opened(self, batch: Batch) -> AnySubscriber:
+        """`_closing` closes it, and whatever was opened before a failure."""
         from spark_jms.claims.background import BackgroundThread
         from spark_jms.claims.batches import ConsumerSettings
+        from spark_jms.claims.checkpoint_origin import check_origin
         from spark_jms.claims.client_claim import claim_client_id
         from spark_jms.claims.distributed import open_subscriber
         from spark_jms.claims.housekeeper import Housekeeper
@@ -98,61 +114,58 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from spark_jms.claims.stores import open_stores
         from spark_jms.claims.subscription_request import SubscriptionRequest
         from spark_jms.claims.usage import PUBLISH_EVERY_S, UsagePublisher
+        from spark_jms.core.destination import QUEUE_SUBSCRIPTION
 
-        if self._subscriber is not None and self._subscriber.consumer != consumer:
-            self.stop()
-        if self._subscriber is None:
-            o = self.options
-            domain, subscription, selector = self._resolved(new=False)
-            self._closing = ExitStack()  # `stop` closes whatever was opened before a failure
-            store = self._closing.enter_context(open_stores(domain))
-            isolates = o.on_poison == "isolate"
-            declared = domain.log(self._name).snapshot.destination
-            settings = ConsumerSettings(
-                selector,
-                True,
-                o.fail_on_data_loss,
-                o.in_doubt_timeout_ms,
-                server=self._address.server if declared.placement else None,
-                isolates_poison=isolates,
-            )
-            if isolates:
-                self._signal = self._closing.enter_context(StopSignal())
-            client = claim_client_id(store, identity_of(o), wait_s=OPEN_TIMEOUT_S)
-            if client is not None:
-                self._closing.callback(client.close)
-            request = None
-            if declared.is_topic:
-                request = SubscriptionRequest(subscription, exclusive=o.subscription_sharing == "exclusive")
-            subscriber = open_subscriber(domain, store, self._name, request, consumer, settings, wait_s=OPEN_TIMEOUT_S)
-            self._closing.callback(subscriber.close)
-            housekeeper = Housekeeper(domain, store, self._name)
-            self._closing.callback(housekeeper.close)
-            self._closing.callback(flush_at_close, subscriber.flush_life_cycle)
-            self._closing.callback(subscriber.flush_outbox)  # write the last acknowledgements to their table
-            self._background = BackgroundThread(self._name)
-            self._closing.callback(self._background.close)
-            self._background.add_consumer(
-                consumer,
-                subscriber.hand_over,
-                0.25,
-                subscriber.flush_outbox,
-                subscriber.make_room,
-                subscriber.flush_life_cycle,
-            )
-            usage = UsagePublisher(domain, store, self._name)
-            self._background.add(f"usage of {self._name}", usage.publish, PUBLISH_EVERY_S)
-            # A thread of its own: compaction must not delay a hand-over.
-            self._housekeeping_thread = BackgroundThread(f"{self._name} housekeeping")
-            self._closing.callback(self._housekeeping_thread.close)
-            self._housekeeping_thread.add(f"housekeeping of {self._name}", housekeeper.run, every_s=2.0)
-            self._subscriber = subscriber
-        self._background.check(consumer)
-        return self._subscriber
+        o, consumer = self.options, batch.consumer
+        domain, kept, selector = self._resolved()
+        table = domain.log(self._name)
+        store = self._closing.enter_context(open_stores(domain))
+        declared = table.snapshot.destination
+        check_origin(domain, store, table.snapshot, kept if declared.is_topic else QUEUE_SUBSCRIPTION, batch)
+        subscription = self._continued(table, kept, selector)
+        isolates = o.on_poison == "isolate"
+        settings = ConsumerSettings(
+            selector,
+            True,
+            o.fail_on_data_loss,
+            o.in_doubt_timeout_ms,
+            server=self._address.server if declared.placement else None,
+            isolates_poison=isolates,
+        )
+        if isolates:
+            self._signal = self._closing.enter_context(StopSignal())
+        client = claim_client_id(store, identity_of(o), wait_s=OPEN_TIMEOUT_S)
+        if client is not None:
+            self._closing.callback(client.close)
+        request = None
+        if declared.is_topic:
+            request = SubscriptionRequest(subscription, exclusive=o.subscription_sharing == "exclusive")
+        subscriber = open_subscriber(domain, store, self._name, request, consumer, settings, wait_s=OPEN_TIMEOUT_S)
+        self._closing.callback(subscriber.close)
+        housekeeper = Housekeeper(domain, store, self._name)
+        self._closing.callback(housekeeper.close)
+        self._closing.callback(flush_at_close, subscriber.flush_life_cycle)
+        self._closing.callback(subscriber.flush_outbox)  # write the last acknowledgements to their table
+        self._background = BackgroundThread(self._name)
+        self._closing.callback(self._background.close)
+        self._background.add_consumer(
+            consumer,
+            subscriber.hand_over,
+            0.25,
+            subscriber.flush_outbox,
+            subscriber.make_room,
+            subscriber.flush_life_cycle,
+        )
+        usage = UsagePublisher(domain, store, self._name)
+        self._background.add(f"usage of {self._name}", usage.publish, PUBLISH_EVERY_S)
+        # A thread of its own: compaction must not delay a hand-over.
+        self._housekeeping_thread = BackgroundThread(f"{self._name} housekeeping")
+        self._closing.callback(self._housekeeping_thread.close)
+        self._housekeeping_thread.add(f"housekeeping of {self._name}", housekeeper.run, every_s=2.0)
+        return subscriber
 
-    def _resolved(self, *, new: bool) -> tuple[Domain, str, Selector | None]:
-        """A new query creates its topic subscription. A subscription missing for a continuing query is a loss."""
-        from spark_jms.claims.positions import ensure_subscription, find_subscription
+    def _resolved(self) -> tuple[Domain, str | None, Selector | None]:
+        """The domain, what the subscription is kept as (None: a queue), and the selector."""
         from spark_jms.core.selector import Selector
         from spark_jms.core.subscription_place import kept_at
         from spark_jms.log.domain import Domain
@@ -169,22 +182,32 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise OptionError(
                 f"options subscriptionSharing and clientId are for a topic's subscription, and {self._name} is no topic"
             )
-        known = None if new else find_subscription(table, name, selector)
-        if known is None and not new:
+        return domain, name, selector
+
+    def _continued(self, table: DeltaLog, name: str | None, selector: Selector | None) -> str:
+        """The subscription of a query that continues. One that is missing is a loss."""
+        from spark_jms.claims.positions import ensure_subscription, find_subscription
+
+        known = find_subscription(table, name, selector)
+        if known is None:
             what = f"the subscription {name!r} of topic {self._name} was dropped, with its undelivered messages"
-            if o.fail_on_data_loss:
+            if self.options.fail_on_data_loss:
                 raise DataLossError(
                     f"{what}. Start with a new checkpointLocation, or set failOnDataLoss to false to continue with a new "
                     "subscription at startingPosition."
                 )
             log.warning("%s: the query continues with a new one", what)
-        return domain, known or ensure_subscription(table, name, o.starting_position, selector), selector
+        return known or ensure_subscription(table, name, self.options.starting_position, selector)
 
     def initialOffset(self) -> dict[str, Any]:
+        """A new query creates its topic subscription; a wrong option or destination fails before Spark logs anything."""
+        from spark_jms.claims.positions import ensure_subscription
         from spark_jms.core.batch import Batch
 
-        domain, _, _ = self._resolved(new=True)  # a wrong option or destination fails before Spark logs anything
-        table_id = domain.log(self._name).snapshot.table_id
+        domain, name, selector = self._resolved()
+        table = domain.log(self._name)
+        ensure_subscription(table, name, self.options.starting_position, selector)
+        table_id = table.snapshot.table_id
         if self._subscriber is not None:  # the first batch failed and Spark asks again: keep the consumer's identity
             return Batch(self._subscriber.consumer, table=table_id).to_json()
         self._unlogged = f"query-{secrets.token_hex(6)}"
@@ -210,7 +233,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # offset, it would restart under another name and its claim would have no owner.
             self._unlogged = ""
             return start
-        subscriber = self._open(before.consumer)
+        subscriber = self._open(before)
         batch = self._drain(subscriber, before) if self._targets is not None else self._wait(subscriber, before)
         return batch.to_json() if batch is not None else start
 
@@ -304,7 +327,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         batch = Batch.from_json(end)
         if not batch.claim or end == start:
             return []
-        subscriber = self._open(batch.consumer)
+        subscriber = self._open(batch)
         withheld = subscriber.resume(batch)
         out: list[MemberPartition] = []
         snapshot = subscriber.table.refresh()
