@@ -28,6 +28,15 @@ class BacklogReader:
             for member in recorded_on(snapshot.destination, self._server, self._members.subscription)
         }
 
+    def refused(self, snapshot: Snapshot, refused: Mapping[int, Ranges]) -> dict[int, int]:
+        """member -> how many of these messages, which the consumer's selector refuses, are unfinished."""
+        out = {}
+        for member, messages in refused.items():
+            unfinished = self._unfinished(self._state(member), snapshot, member, snapshot.last_sequence(member))
+            if left := messages & unfinished:
+                out[member] = left.count
+        return out
+
     def left_to_others(
         self, snapshot: Snapshot, targets: Mapping[int, int], refused: Mapping[int, Ranges]
     ) -> dict[int, int]:

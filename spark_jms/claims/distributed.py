@@ -453,6 +453,12 @@ class DistributedSubscriber:
             self._follow()
             return {m: n for found in self._branches.each(Subscriber.backlog) for m, n in found.items()}
 
+    def refused(self) -> dict[int, int]:
+        """As `Subscriber.refused`, without the members of servers that are away."""
+        with self._lock:
+            self._follow()
+            return {m: n for found in self._branches.each(Subscriber.refused) for m, n in found.items()}
+
     def left_to_others(self, targets: Mapping[int, int]) -> dict[int, int]:
         """As `Subscriber.left_to_others`, without the members of servers that are away."""
         with self._lock:

@@ -314,11 +314,14 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The backlog; Spark shows it as `latestOffset` in the query progress."""
+        """The backlog; Spark shows it as `latestOffset` in the query progress. What the selector refuses is counted apart: this
+        query never takes it."""
         if self._subscriber is None or self._subscriber.closed:
             return None
-        backlog = self._subscriber.backlog()
-        return {"backlog": sum(backlog.values()), "members": {str(m): n for m, n in backlog.items()}}
+        backlog, refused = self._subscriber.backlog(), self._subscriber.refused()
+        own = {member: max(count - refused.get(member, 0), 0) for member, count in backlog.items()}
+        apart = {"refused": sum(refused.values())} if self.options.selector else {}
+        return {"backlog": sum(own.values()), **apart, "members": {str(m): n for m, n in own.items()}}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         from spark_jms.core.batch import Batch

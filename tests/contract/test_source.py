@@ -31,7 +31,7 @@ from spark_jms.log.subscriptions import drop_subscription
 from spark_jms.spark.browser import JmsqReader
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader, MemberPartition, SmallBatchPartition, read_partition
-from spark_jms.testing import memory_domain
+from spark_jms.testing import memory_domain, wait_until
 
 LIMIT = ReadMaxRows(1000)
 ONE = {"maxMessagesPerTrigger": "1"}
@@ -382,3 +382,21 @@ def test_query_has_a_client_id(root: str, monkeypatch: pytest.MonkeyPatch) -> No
         reader(root, clientId="app").initialOffset()
     with pytest.raises(OptionError, match="subscription"):
         reader(root, destination="prices", subscription="app:s").initialOffset()
+
+
+# -- progress ------------------------------------------------------------------------------------------------------------
+def test_lag_of_a_selector_counts_what_is_for_it(root: str) -> None:
+    """C6, C7: a query with a selector that has taken all it wants is not behind; what it refuses stands apart."""
+    with connect(root, housekeeping=False) as context:
+        context.producer("orders").send_many({"text": str(n), "properties": {"n": n}} for n in range(10))
+    source = reader(root, selector="n < 3")
+    start = first_batch(source)
+    end = source.latestOffset(start, LIMIT)
+    assert len(rows(source, start, end)) == 3
+    assert source.reportLatestOffset() == {"backlog": 3, "refused": 7, "members": {"0": 3}}
+    assert source.latestOffset(end, LIMIT) == end
+    assert source.reportLatestOffset() == {"backlog": 0, "refused": 7, "members": {"0": 0}}
+    with connect(root, housekeeping=False) as context, context.consumer("orders") as consumer:
+        wait_until(lambda: (message := consumer.receive(0.1)) is not None and not message.acknowledge())
+    assert source.reportLatestOffset() == {"backlog": 0, "refused": 6, "members": {"0": 0}}
+    source.stop()
