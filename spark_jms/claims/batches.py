@@ -74,6 +74,7 @@ class ConsumerSettings:
     pinned: bool = False
     live: LiveSubscription | None = None  # None: the table has the subscription, or it is a queue
     isolates_poison: bool = False
+    driver: str = ""  # of a query: which Spark driver runs it, as other sessions read it
 
     @property
     def floors(self) -> Mapping[int, int] | None:
@@ -259,8 +260,9 @@ class BatchMaker:
             self._settings.floors,
             at_once=prepared.draining,
         )
-        for member in {*self._left_to_others(snapshot), *(self._members.borrowed() & set(changed))}:
-            self._members.leave(member, snapshot.last_sequence(member))
+        looked_at = self._left_to_others(snapshot)
+        for member in {*looked_at, *(self._members.borrowed() & set(changed))}:
+            self._members.leave(member, snapshot.last_sequence(member), looked_at=member in looked_at)
         self._members.hand_over({m: snapshot.last_sequence(m) for m in self._members.held})
         if batch is not None:
             self.previous.claimed(prepared.start, batch)

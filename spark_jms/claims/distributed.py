@@ -35,6 +35,7 @@ from spark_jms.claims.branches import Branches
 from spark_jms.claims.distributed_isolation import Attempt, DistributedIsolation
 from spark_jms.claims.isolation import pinned
 from spark_jms.claims.lane import AnswerLostError, Lane, Runs, ServerAwayError
+from spark_jms.claims.left_messages import LeftMessages
 from spark_jms.claims.left_out import LeftOut
 from spark_jms.claims.noted_progress import NotedProgress
 from spark_jms.claims.offer import Offer
@@ -459,15 +460,21 @@ class DistributedSubscriber:
             self._follow()
             return {m: n for found in self._branches.each(Subscriber.refused) for m, n in found.items()}
 
-    def left_to_others(self, targets: Mapping[int, int]) -> dict[int, int]:
-        """As `Subscriber.left_to_others`, without the members of servers that are away."""
+    def waits_for(self, targets: Mapping[int, int], within_ms: int) -> bool:
+        """As `Subscriber.waits_for`, without the members of servers that are away."""
+        return any(self._of_targets(targets, partial(Subscriber.waits_for, within_ms=within_ms)))
+
+    def left(self, targets: Mapping[int, int]) -> list[LeftMessages]:
+        """As `Subscriber.left`, without the members of servers that are away."""
+        return [one for found in self._of_targets(targets, Subscriber.left) for one in found]
+
+    def _of_targets(self, targets: Mapping[int, int], ask: Callable[..., T]) -> list[T]:
         with self._lock:
             self._follow()
-            found: dict[int, int] = {}
+            found: list[T] = []
             for server in self._branches:
                 own = {m: last for m, last in targets.items() if m in self._branches.members_on(server)}
-                for some in self._branches.answers(server, partial(Subscriber.left_to_others, targets=own)):
-                    found |= some
+                found += self._branches.answers(server, partial(ask, targets=own))
             return found
 
     def away(self) -> dict[str, str]:

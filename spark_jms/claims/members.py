@@ -35,6 +35,11 @@ _POLL_S = 0.01
 REVISIT_S = 1.0  # after so long a consumer with a selector returns to a member without new messages
 
 
+def session_label(destination: str, subscription: str, consumer: str, driver: str = "") -> str:
+    """What other processes read of a consumer's session."""
+    return f"{destination}/{subscription} {consumer}" + (f" ({driver})" if driver else "")
+
+
 @dataclass
 class Held:
     handle: Handle
@@ -59,10 +64,11 @@ class Members:
         monotonic_s: Callable[[], float] = time.monotonic,
         clock_ms: Callable[[], int] = now_ms,
         is_logged: Callable[[], bool] = lambda: False,
+        driver: str = "",
     ) -> None:
-        """`is_logged`: the destination has its life-cycle log switched on."""
+        """`driver` is in the label of the session. `is_logged`: the destination has its life-cycle log switched on."""
         self.store = store
-        self.session: Session = store.connect(f"{destination}/{subscription} {consumer}")
+        self.session: Session = store.connect(session_label(destination, subscription, consumer, driver))
         self.destination, self.subscription, self.consumer = destination, subscription, consumer
         self.table_id, self._open_timeout_s = table_id, open_timeout_s
         self.progress: ProgressRecord | None = None  # a plain client has none: no other process continues for it
@@ -72,6 +78,7 @@ class Members:
         self.held: dict[int, Held] = {}
         self.attached: set[int] = set()
         self._visited: dict[int, tuple[float, int]] = {}
+        self._looked_at: set[int] = set()  # given up after the last plan had looked at all their messages
         self._taken_up: set[int] = set()  # granted to us and opened at a boundary; no plan has used them yet
         self._borrowed: set[int] = set()  # asked back from another holder only to acknowledge a claim
         self._undelivered: dict[int, set[str]] = {}  # member -> claims that a write of unknown outcome may have made
@@ -172,6 +179,7 @@ class Members:
                 f"another instance of consumer {self.consumer} has taken over {self.label(member)}: this one is stale and "
                 "can acknowledge nothing. Stop it."
             )
+        self._looked_at.discard(member)
         self.held[member] = Held(handle, state, self._monotonic_s())
         return True
 
@@ -274,10 +282,17 @@ class Members:
             raise self._closed(error) from error
         return given
 
-    def leave(self, member: int, last_sequence: int) -> None:
-        """Close the record although no consumer waits for it; return when messages arrive, or after a while."""
+    def leave(self, member: int, last_sequence: int, *, looked_at: bool = False) -> None:
+        """Close the record although no consumer waits for it; return when messages arrive, or after a while. `looked_at`: this
+        consumer can have none of its messages now."""
         self._visited[member] = (self._monotonic_s(), last_sequence)
         self.forget(member)
+        if looked_at:
+            self._looked_at.add(member)
+
+    def has_looked_at(self, member: int) -> bool:
+        """This consumer holds the member's record, or has left it with nothing to have."""
+        return member in self.held or member in self._looked_at
 
     def forget(self, member: int) -> None:
         self._borrowed.discard(member)

@@ -99,6 +99,10 @@ class Planner:
         """member -> messages of a queue that the selector refuses."""
         return {member: refused.messages for member, refused in self._refused.items()}
 
+    def first_refused_of_units(self, member: int, state: RecordSet) -> dict[str, int]:
+        """unit of order -> its first unfinished message that the selector refuses."""
+        return self._refused[member].first_of_units(state) if member in self._refused else {}
+
     def has_more(self, member: int) -> bool:
         """The pass has not reached the end: plan again, there may be more."""
         return member in self._passes
@@ -188,8 +192,7 @@ class Planner:
             blocked.block_behind(late.first_of_units())
         for barrier in snapshot.destination.barriers_before(self._subscription, member, self._floors):
             blocked.block_slots(barrier.slots, barrier.new_first)
-        if member in self._refused:
-            blocked.block_behind(self._refused[member].first_of_units(state))
+        blocked.block_behind(self.first_refused_of_units(member, state))
 
     def _without_unwanted(self, snapshot: Snapshot, state: RecordSet, member: int, found: Scan) -> RecordSet:
         """Skips what the scan found missed, refused or lost."""

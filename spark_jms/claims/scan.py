@@ -349,6 +349,16 @@ def _units_in(storage: Storage, file: DataFile, part: Ranges) -> list[UnitMessag
     return [UnitMessages.of(sequences, batch.column("JMSXGroupID")) for batch, sequences in read]
 
 
+def first_delivery_time(table: DeltaLog, member: int, picks: Ranges, *, table_id: str | None = None) -> int:
+    """The earliest delivery time of these messages, in ms; 0 when none is on disk."""
+
+    def read(file: DataFile, part: Ranges) -> list[int]:
+        found = read_stored(table.storage, file.hint, part, ["JMSDeliveryTime"])
+        return [pc.min(batch.column("JMSDeliveryTime")).as_py() for batch, _ in found]
+
+    return min(read_files(table, member, picks, read, table_id=table_id)[0], default=0)
+
+
 def units_of(table: DeltaLog, member: int, picks: Ranges, *, table_id: str | None = None) -> UnitMessages:
     """Those of `picks` that belong to a unit of order. Messages that are not on disk do not: their consumer fails anyway.
     Raises DestinationReplacedError when the table is not `table_id` any more."""

@@ -10,6 +10,7 @@ The subscriber guards its parts with one lock, and ends with `close`:
     planner.py         which messages a batch may take
     acknowledger.py    acknowledging and releasing, as a plain client does
     backlog.py         how much is left
+    left_messages.py   why it is left
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from spark_jms.claims.acknowledger import Acknowledger, Parts
 from spark_jms.claims.backlog import BacklogReader
 from spark_jms.claims.batches import BatchMaker, ConsumerSettings, Continuation, PreparedBatch
 from spark_jms.claims.checkpoint_origin import other_table
+from spark_jms.claims.left_messages import LeftMessages, LeftReader, merged
 from spark_jms.claims.life_cycle_table import LifeCycleTable, opened_table
 from spark_jms.claims.members import Members
 from spark_jms.claims.planner import Planner
@@ -82,6 +84,7 @@ class Subscriber:
             open_timeout_s=open_timeout_s,
             clock_ms=clock_ms,
             is_logged=lambda: self.table.snapshot.destination.message_logging_enabled,
+            driver=settings.driver,
         )
         self.planner = Planner(
             self.table,
@@ -100,6 +103,7 @@ class Subscriber:
         )
         self._acknowledger = Acknowledger(self.members, self.planner, clock_ms)
         self._backlog = BacklogReader(store, self.members, settings.live, server)
+        self._left = LeftReader(self.table, self.members, self.planner, self._backlog, clock_ms)
         self._acknowledgements = AcknowledgementTable(domain.acknowledgements(destination), self.table_id, subscription)
         self._life_cycle: LifeCycleTable | None = None
         self._lock = threading.RLock()
@@ -344,10 +348,15 @@ class Subscriber:
         with self._lock:
             return self._backlog.refused(self.table.snapshot, self.planner.refused)
 
-    def left_to_others(self, targets: Mapping[int, int]) -> dict[int, int]:
-        """member -> unfinished messages up to `targets` that another consumer holds, by its record or a claim."""
+    def waits_for(self, targets: Mapping[int, int], within_ms: int) -> bool:
+        """Some message up to `targets`, which this consumer cannot have now, may become available within this time."""
         with self._lock:
-            return self._backlog.left_to_others(self.table.snapshot, targets, self.planner.refused)
+            return self._left.waits_for(self.table.snapshot, targets, within_ms)
+
+    def left(self, targets: Mapping[int, int]) -> list[LeftMessages]:
+        """The unfinished messages up to `targets`, which this consumer cannot have now, and why."""
+        with self._lock:
+            return merged(self._left.left(self.table.snapshot, targets))
 
     def away(self) -> dict[str, str]:
         """server -> why it is away: {}, because an error of the only server is raised."""

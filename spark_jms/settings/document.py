@@ -40,7 +40,26 @@ For: S = streaming read, B = batch read, W = write (batch and streaming).
 With Trigger.AvailableNow, `minMessagesPerTrigger` is ignored: the query takes all messages that were in the table when
 it started. Trigger.Once is refused (TriggerError), because its last batch would stay unacknowledged. Use
 Trigger.AvailableNow. Beside a source that does not support it, as Spark's `rate`, Spark runs a single batch too, with the same
-error: read that source in a query of its own.
+error: read that source in a query of its own. The query waits up to 10 s for members that other consumers hold, and not for messages
+that a live consumer has claimed. A warning says how many messages it leaves, and why: held by a consumer, behind an earlier message
+of their unit of order, delayed, or paused.
+
+### Two reads in one query
+
+Each message of a queue goes to one consumer, and each `readStream` is a consumer of its own, also two in one query. So a join or a
+union of a queue with itself does not see each message on both sides: some go to one side, the others to the other, and all are
+consumed. The source warns when another stream of the same Spark driver reads the queue. Two reads of one subscription are the same
+case. What was meant needs a topic, and a subscription for each read:
+
+```python
+def read(subscription):
+    stream = spark.readStream.format("jmsq").option("root", root).option("destination", "prices")
+    return stream.option("subscription", subscription).load()
+
+both = read("left").alias("l").join(read("right").alias("r"), F.expr("l.JMSCorrelationID = r.JMSMessageID"))
+```
+
+A batch that one query needs twice is read once, in `foreachBatch`, and used there as often as wanted.
 
 ## Durations and sizes
 

@@ -7,7 +7,9 @@ partition.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -40,10 +42,12 @@ if TYPE_CHECKING:
     from spark_jms.log.data_file import FileHint
     from spark_jms.log.delta_log import DeltaLog
     from spark_jms.log.domain import Domain
+    from spark_jms.store import Store
 
 log = logging.getLogger("spark_jms")
 IDLE_WAIT_S = 0.2  # latestOffset waits this long for messages: Spark would call it again at once
 _POLL_S = 0.005
+_QUERY = "query-"  # the names of the consumers begin with it
 AVAILABLE_NOW_WAIT_S = 10.0  # for members that other consumers hold
 
 
@@ -77,6 +81,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options, self._address = options, address_of(options)
         self._targets: dict[int, int] | None = None
         self._subscriber: AnySubscriber | None = None
+        self._told: set[tuple[int, str]] = set()  # of a member: why messages of it are left
         self._unlogged = ""  # the consumer of an initial offset that Spark has not logged yet
         self._signal: StopSignal | None = None  # with onPoison=isolate
         self._closing = ExitStack()
@@ -131,7 +136,9 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             o.in_doubt_timeout_ms,
             server=self._address.server if declared.placement else None,
             isolates_poison=isolates,
+            driver=f"Spark driver {os.getppid()} on {socket.gethostname()}",
         )
+        self._warn_of_other_reads(store, subscription, consumer, settings.driver)
         if isolates:
             self._signal = self._closing.enter_context(StopSignal())
         client = claim_client_id(store, identity_of(o), wait_s=OPEN_TIMEOUT_S)
@@ -163,6 +170,24 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._closing.callback(self._housekeeping_thread.close)
         self._housekeeping_thread.add(f"housekeeping of {self._name}", housekeeper.run, every_s=2.0)
         return subscriber
+
+    def _warn_of_other_reads(self, store: Store, subscription: str, consumer: str, driver: str) -> None:
+        """This source is the second one of a query, perhaps: Spark does not tell a source which query it belongs to."""
+        from spark_jms.claims.members import session_label
+        from spark_jms.claims.stores import timed_stores
+
+        begin, own = (session_label(self._name, subscription, name) for name in (_QUERY, consumer))
+        labels = sorted(
+            info.label for info in timed_stores(store).sessions().values() if info.label.endswith(f"({driver})")
+        )
+        if others := [label for label in labels if label.startswith(begin) and not label.startswith(own)]:
+            log.warning(
+                "%s is read by another stream of this Spark driver too (%s): each message goes to one of them. If both are "
+                "sources of one query, as in a join of the queue with itself, neither gets all messages: send to a topic, and read it "
+                "with a subscription for each (docs/OPTIONS.md, two reads in one query)",
+                self._name,
+                others[0],
+            )
 
     def _resolved(self) -> tuple[Domain, str | None, Selector | None]:
         """The domain, what the subscription is kept as (None: a queue), and the selector."""
@@ -210,7 +235,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         table_id = table.snapshot.table_id
         if self._subscriber is not None:  # the first batch failed and Spark asks again: keep the consumer's identity
             return Batch(self._subscriber.consumer, table=table_id).to_json()
-        self._unlogged = f"query-{secrets.token_hex(6)}"
+        self._unlogged = f"{_QUERY}{secrets.token_hex(6)}"
         return Batch(self._unlogged, table=table_id).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -259,8 +284,10 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return batch
 
     def _drain(self, subscriber: AnySubscriber, before: Batch) -> Batch | None:
-        """Trigger.AvailableNow: the messages present at the start, from every member handed over within a bounded wait."""
+        """Trigger.AvailableNow: the messages present at the start, from every member handed over within a bounded wait. What another
+        live consumer has claimed is not waited for: two sources of one query would wait for each other."""
         deadline = time.monotonic() + AVAILABLE_NOW_WAIT_S
+        targets, within_ms = self._targets or {}, int(AVAILABLE_NOW_WAIT_S * 1000)
         while True:
             batch = subscriber.next_batch(before, self._limits(subscriber), self._targets)
             if batch is not None:
@@ -268,8 +295,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if subscriber.has_more():
                 deadline = time.monotonic() + AVAILABLE_NOW_WAIT_S
                 continue
-            left = subscriber.left_to_others(self._targets or {})
-            if not left and not subscriber.is_unacknowledged(before):
+            if not subscriber.waits_for(targets, within_ms) and not subscriber.is_unacknowledged(before):
                 self._warn_of_what_is_left(subscriber)
                 return None
             if self._stops():
@@ -281,13 +307,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         f"member and did not hand it over within {AVAILABLE_NOW_WAIT_S:.0f} s: start the query again "
                         "within inDoubtTimeout, or its messages are delivered a second time; see `jmsq claims`"
                     )
-                for member, count in sorted(left.items()):
-                    log.warning(
-                        "%s: Trigger.AvailableNow leaves %d message(s) of member %d to the consumer that holds them",
-                        self._name,
-                        count,
-                        member,
-                    )
+                self._warn_of_what_is_left(subscriber)
                 return None
             time.sleep(_POLL_S * 4)
 
@@ -296,7 +316,18 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._signal is not None and self._signal.arrived
 
     def _warn_of_what_is_left(self, subscriber: AnySubscriber) -> None:
-        """Trigger.AvailableNow ends while consumption is paused or a server is away: to wait would hold the job for as long."""
+        """Trigger.AvailableNow ends without what another consumer holds, what is delayed or blocked, and while consumption is
+        paused or a server is away: to wait would hold the job for as long. Each reason once."""
+        for left in subscriber.left(self._targets or {}):
+            if (left.member, left.why) not in self._told:
+                self._told.add((left.member, left.why))
+                log.warning(
+                    "%s: Trigger.AvailableNow leaves %d message(s) of member %d for the next run: %s",
+                    self._name,
+                    left.count,
+                    left.member,
+                    left.why,
+                )
         for server, why in sorted(subscriber.away().items()):
             log.warning(
                 "%s: server %s is away (%s): Trigger.AvailableNow leaves its messages for the next run",
@@ -383,7 +414,13 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         freeze_loaded()
 
     def __getstate__(self) -> dict[str, Any]:
-        nothing = {"_targets": None, "_subscriber": None, "_unlogged": "", "_signal": None}
+        nothing: dict[str, Any] = {
+            "_targets": None,
+            "_told": set(),
+            "_subscriber": None,
+            "_unlogged": "",
+            "_signal": None,
+        }
         return {"options": self.options, "_address": self._address, **nothing}
 
 

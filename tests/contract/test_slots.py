@@ -208,7 +208,8 @@ def test_draining_takes_what_a_barrier_that_is_passed_meanwhile_held_back(contex
             subscriber.acknowledge({batch.claim: {m: pick.picks for m, pick in batch.members.items()}})
         elif not subscriber.has_more():
             break
-    assert not subscriber.left_to_others(targets)
+    assert not subscriber.waits_for(targets, 0)
+    assert [(left.count, left.why[:17]) for left in subscriber.left(targets)] == [(1, "the delivery time")]
     subscriber.close()
     assert count == 120, f"{time.monotonic() - started:.2f} s"
 
