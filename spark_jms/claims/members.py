@@ -7,8 +7,8 @@ Claims stay in the record; the next owner skips claimed messages.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Set
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from spark_jms.claims.progress import ProgressRecord
@@ -101,12 +101,8 @@ class Members:
         """The query's progress; from now on this instance alone commits for it. Raises QueryRunningError."""
         if self.progress is None:
             return QueryProgress()
-        if self._fenced is not None:
-            raise self._closed(self._fenced) from self._fenced
-        try:
+        with self._unfenced():
             self.progress.open(self._open_timeout_s)
-        except FencedError as error:
-            raise self._closed(error) from error
         return self.progress.value
 
     # -- getting --------------------------------------------------------------------------------------------------
@@ -158,19 +154,17 @@ class Members:
         """True when held now; else the store has queued us for the record."""
         if member in self.held:
             return True
-        if self._fenced is not None:
-            raise self._closed(self._fenced) from self._fenced
-        try:
-            handle = self.session.open(self.record(member), timeout_ms=0)
-        except RecordHeldError:
-            return False
-        except FencedError as error:
-            raise self._closed(error) from error
-        try:
-            state = opened_state(handle, self.label(member))
-        except BaseException:
-            handle.close()
-            raise
+        with self._unfenced():
+            try:
+                handle = self.session.open(self.record(member), timeout_ms=0)
+            except RecordHeldError:
+                return False
+            try:
+                state = opened_state(handle, self.label(member))
+            except BaseException:
+                with suppress(StoreError):
+                    handle.close()
+                raise
         if self.consumer not in state.consumers:
             self.attached.discard(member)  # another consumer swept us: we were slow and had no claim there
         if member in self.attached and not state.speaks_for(self.consumer, self.session_id):
@@ -219,9 +213,8 @@ class Members:
             assert own.handle is not None
             writes[own.handle] = own.operations(progress)
         try:
-            self.session.commit(writes)
-        except FencedError as error:
-            raise self._closed(error) from error
+            with self._unfenced():
+                self.session.commit(writes)
         except OutcomeUnknownError:
             self._forget_unknown(real)
             raise
@@ -238,33 +231,38 @@ class Members:
         for member, state in changed.items():
             made = state.claims.keys() - self.held[member].state.claims.keys()
             self._undelivered.setdefault(member, set()).update(made)
-            with suppress(StoreError):
+            with suppress(StoreError, SessionEndedException):
                 self.forget(member)
         if self.progress is not None:
             with suppress(StoreError):
                 self.progress.close()
 
-    def _closed(self, error: FencedError) -> SessionEndedException:
-        """The session was fenced. Another thread may have found out first, so every later call raises this too."""
-        self.held.clear()
-        self._fenced = error
-        return SessionEndedException(
-            f"the session of consumer {self.consumer} ended ({error}): its claims are or will be revoked. "
-            "Close this consumer and create a new one."
-        )
+    @contextmanager
+    def _unfenced(self) -> Iterator[None]:
+        """Around each call of the session and its handles: a process that slept may find in any of them that it was fenced. That
+        raises SessionEndedException. Another thread may have found out first, so every later call raises it too."""
+        try:
+            if self._fenced is not None:
+                raise self._fenced
+            yield
+        except FencedError as error:
+            self.held.clear()
+            self._fenced = error
+            raise SessionEndedException(
+                f"the session of consumer {self.consumer} ended ({error}): its claims are or will be revoked. "
+                "Close this consumer and create a new one."
+            ) from error
 
     # -- giving ---------------------------------------------------------------------------------------------------
     def contested(self) -> set[int]:
         """Held members that other consumers wait for and that were held long enough: this boundary hands them over."""
         now = self._monotonic_s()
-        try:
+        with self._unfenced():
             return {
                 m
                 for m, h in self.held.items()
                 if m not in self.pinned and now - h.since_s >= MIN_HOLD_S and h.handle.waiters()
             }
-        except FencedError as error:
-            raise self._closed(error) from error
 
     def hand_over(self, last_sequences: Mapping[int, int]) -> int:
         """Hand over the records that other consumers wait for; returns how many. Also opens records that were granted to
@@ -273,13 +271,10 @@ class Members:
         for member in self._granted():
             if self.open(member):
                 self._taken_up.add(member)
-        try:
-            for member in self.contested():
-                self._visited[member] = (now, last_sequences.get(member, 0))
-                self.forget(member)
-                given += 1
-        except FencedError as error:
-            raise self._closed(error) from error
+        for member in self.contested():
+            self._visited[member] = (now, last_sequences.get(member, 0))
+            self.forget(member)
+            given += 1
         return given
 
     def leave(self, member: int, last_sequence: int, *, looked_at: bool = False) -> None:
@@ -298,7 +293,8 @@ class Members:
         self._borrowed.discard(member)
         held = self.held.pop(member, None)
         if held is not None:
-            held.handle.close()
+            with self._unfenced():
+                held.handle.close()
 
     def has_session(self) -> bool:
         """False: the session has ended, and this consumer can only be closed."""
@@ -306,14 +302,12 @@ class Members:
 
     def leave_all(self) -> None:
         """Hold nothing and wait for nothing, until this consumer asks again."""
-        try:
-            for member in list(self.held):
-                self.forget(member)
+        for member in list(self.held):
+            self.forget(member)
+        with self._unfenced():
             for name, info in self.store.infos(members_prefix(self.table_id, self.subscription)).items():
                 if self.session_id in (info.holder, *info.waiters):
                     self.session.cancel(name)
-        except FencedError as error:
-            raise self._closed(error) from error
 
     def close(self) -> None:
         self.held.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.redelivery import delay_end_ms
@@ -23,7 +24,7 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
 from spark_jms.log.transfer import outcome_at
-from spark_jms.store import Put, RecordHeldError, Store, StoreError
+from spark_jms.store import FencedError, Put, RecordHeldError, Store, StoreError
 
 log = logging.getLogger("spark_jms")
 _PAUSE_MS = 200  # between two looks at a coordinator that has not decided
@@ -66,7 +67,7 @@ class Pledges:
         info = self._home.info(record)
         if outcome is not PledgeOutcome.WAIT or (info is not None and info.holder is not None):
             return outcome
-        with self._home.connect("transactions") as session:
+        with suppress(FencedError), self._home.connect("transactions") as session:
             try:
                 handle = session.open(record)
             except RecordHeldError:
@@ -78,6 +79,7 @@ class Pledges:
                     state = state.rolling_back()
                     handle.commit([Put(COORDINATOR_KEY, coordinator_to_bytes(state))])
                 return self._by(ticket, state)
+        return PledgeOutcome.WAIT  # this process slept, and another one may have the coordinator
 
     def _by(self, ticket: Ticket, coordinator: CoordinatorState | None) -> PledgeOutcome:
         found = open_of(ticket, coordinator)
