@@ -19,6 +19,7 @@ from spark_jms.settings.options import VIEWS
 from spark_jms.settings.table import Setting, settings_of
 from spark_jms.settings.tables import GROUPS
 from spark_jms.settings.types import Choice, NumberChoice
+from spark_jms.settings.use import ALL
 
 PAGE = """\
 # Settings
@@ -33,7 +34,10 @@ there are.
 Names are not case-sensitive. An unknown option, a wrong value or a missing one is an `OptionError` that lists what is
 accepted, before anything is read or written. They are declared in [options.py](../spark_jms/settings/options.py).
 
-For: S = streaming read, B = batch read, W = write (batch and streaming).
+For: the uses of `spark` and of a DataFrame in which an option applies; *all* are `read`, `readStream`, `write` and
+`writeStream`. Elsewhere it is an `OptionError` too, because a selector that a write ignores, or a `startingPosition` that a
+batch read ignores, is a mistake. A temporary view passes all its options to `SELECT`, which is a `read`, and to `INSERT`, which
+is a `write`: an option for one of them makes a view for that one only, so make two.
 
 {options}
 
@@ -218,7 +222,8 @@ def table(settings: Mapping[str, Setting]) -> Iterator[str]:
     yield f"| Name |{' For |' * used} Values | Default | Since | Meaning |"
     yield f"|---|{'---|' * used}---|---|---|---|"
     for row in settings.values():
-        cells = (*([row.used_in] * used), row.type.range, row.shown_default, row.since, meaning(row))
+        uses = "all" if row.used_in == ALL else ", ".join(f"`{use.value}`" for use in row.used_in)
+        cells = (*([uses] * used), row.type.range, row.shown_default, row.since, meaning(row))
         yield f"| `{row.name}` | {' | '.join(cells)} |"
 
 

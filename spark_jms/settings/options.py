@@ -8,6 +8,7 @@ from spark_jms.settings.connection_factory import LOAD_BALANCING, PRODUCER_POLIC
 from spark_jms.settings.environment import ROOT_VARIABLE
 from spark_jms.settings.table import REQUIRED, Table, setting, settings_of
 from spark_jms.settings.types import Choice, Duration, Flag, ListOf, Text, Whole
+from spark_jms.settings.use import ALL, READS, WRITES, Use
 
 VIEWS = {
     "messages": "messages that are not finished: in the queue, or for the topic's `subscription`",
@@ -41,14 +42,14 @@ CLIENT_ID_POLICIES = {
 
 @attrs.frozen
 class Options(Table):
-    """The options of one query or batch. `used_in`: S = streaming read, B = batch read, W = write."""
+    """The options of one query or batch. In a use that is not in its `used_in` an option is refused."""
 
     root: str = setting(
         "root",
         Text("a directory or an object store's URL"),
         REQUIRED,
         "The domain. The environment variable must be set before the Spark session starts.",
-        used_in="S B W",
+        used_in=ALL,
         variable=ROOT_VARIABLE,
     )
     destination: str = setting(
@@ -56,10 +57,10 @@ class Options(Table):
         Text("a name, or server@name"),
         REQUIRED,
         "The name of the queue or topic; `east@orders` is the member of `orders` on the server `east`.",
-        used_in="S B W",
+        used_in=ALL,
     )
     path: str | None = setting(
-        "path", Text(), None, 'Ignored: Spark adds it for `load("…")` and `save("…")`.', used_in="–"
+        "path", Text(), None, 'Ignored: Spark adds it for `load("…")` and `save("…")`.', used_in=ALL
     )
     subscription: str | None = setting(
         "subscription",
@@ -67,7 +68,7 @@ class Options(Table):
         None,
         "The durable subscription of a topic. Needed to stream from a topic, refused for a queue. A batch read of a topic "
         "without it shows all messages that are still in the table.",
-        used_in="S B",
+        used_in=READS,
     )
     subscription_sharing: str = setting(
         "subscriptionSharing",
@@ -75,21 +76,21 @@ class Options(Table):
         "sharable",
         "Who may use the topic's subscription. A restarted query waits up to 15 s for its older self to end. Refused for a "
         "queue.",
-        used_in="S",
+        used_in=(Use.READ_STREAM,),
     )
     client_id: str | None = setting(
         "clientId",
         Text("a name"),
         None,
         "The names of a topic's subscriptions belong to the client id, if there is one, and its policy.",
-        used_in="S B",
+        used_in=READS,
     )
     client_id_policy: str = setting(
         "clientIdPolicy",
         Choice(CLIENT_ID_POLICIES, fold=True),
         "restricted",
         "How many connections may have the `clientId`. A restarted query waits up to 15 s for its older self to end.",
-        used_in="S B",
+        used_in=READS,
     )
     starting_position: str | None = setting(
         "startingPosition",
@@ -98,7 +99,7 @@ class Options(Table):
         "Where a *new* subscription of a topic starts; a known one continues where it was. A queue accepts only "
         "`earliest`. See [startingPosition](#startingposition).",
         without="latest",
-        used_in="S",
+        used_in=(Use.READ_STREAM,),
     )
     selector: str | None = setting(
         "selector",
@@ -107,16 +108,16 @@ class Options(Table):
         "SQL-92 conditions on headers and properties. In a queue, messages that do not match stay for others. For a "
         "topic's subscription they are finished, so a subscription keeps its first selector; another one is an "
         "OptionError (drop the subscription and create it again, or use another).",
-        used_in="S B",
+        used_in=READS,
     )
     columns: tuple[str, ...] = setting(
         "columns",
         ListOf(Text(), "a list of different message columns"),
         (),
         "Which [message columns](MESSAGES.md), in which order, as `sequence,text`. Spark cannot prune the columns of a "
-        "Python source by itself, and every column costs.",
+        "Python source by itself, and every column costs. Through a temporary view, `INSERT` has the same columns.",
         without="all",
-        used_in="S B",
+        used_in=(*READS, Use.WRITE),
     )
     view: str = setting(
         "view",
@@ -124,7 +125,7 @@ class Options(Table):
         "messages",
         "What to show, see [view](#view). An option that the view "
         "does not use is refused: `subscription` with `all`, `selector` and `columns` with those behind `all`.",
-        used_in="B",
+        used_in=(Use.READ,),
     )
     fail_on_data_loss: bool = setting(
         "failOnDataLoss",
@@ -132,7 +133,7 @@ class Options(Table):
         True,
         "When messages were removed from the table before they were consumed: `true` = DataLossError, `false` = skip "
         "them with a warning. A batch read always skips.",
-        used_in="S",
+        used_in=(Use.READ_STREAM,),
     )
     max_messages: int | None = setting(
         "maxMessagesPerTrigger",
@@ -140,7 +141,7 @@ class Options(Table):
         None,
         "The most messages in a micro-batch, shared fairly among members.",
         without="no limit",
-        used_in="S",
+        used_in=(Use.READ_STREAM,),
     )
     max_bytes: int | None = setting(
         "maxBytesPerTrigger",
@@ -149,7 +150,7 @@ class Options(Table):
         "The most bytes in a micro-batch, estimated from average message sizes per file; it takes at least one message "
         "per member.",
         without="no limit",
-        used_in="S",
+        used_in=(Use.READ_STREAM,),
     )
     min_messages: int | None = setting(
         "minMessagesPerTrigger",
@@ -157,10 +158,14 @@ class Options(Table):
         None,
         "Wait until so many messages can be taken …",
         without="as `messagingPerformancePreference` of the destination says: 1",
-        used_in="S",
+        used_in=(Use.READ_STREAM,),
     )
     max_delay_ms: int = setting(
-        "maxTriggerDelay", Duration(), 900_000, "… but not longer than this after the previous batch.", used_in="S"
+        "maxTriggerDelay",
+        Duration(),
+        900_000,
+        "… but not longer than this after the previous batch.",
+        used_in=(Use.READ_STREAM,),
     )
     small_batch_messages: int = setting(
         "smallBatchMessages",
@@ -169,7 +174,7 @@ class Options(Table):
         "A micro-batch of at most so many messages is one partition, and so one task, which has the members one after the other: "
         "it takes less processor time. 0 = each member is a partition, so that tasks which take long for a message run beside "
         "each other.",
-        used_in="S",
+        used_in=(Use.READ_STREAM,),
     )
     in_doubt_timeout_ms: int | None = setting(
         "inDoubtTimeout",
@@ -177,7 +182,7 @@ class Options(Table):
         None,
         "How long other consumers leave the unfinished batch of this query alone when it dies.",
         without="that of the destination",
-        used_in="S",
+        used_in=(Use.READ_STREAM,),
     )
     on_poison: str = setting(
         "onPoison",
@@ -185,7 +190,7 @@ class Options(Table):
         "fail",
         "What becomes of a batch that the sink cannot take, see [poison messages](MESSAGES.md#poison-messages). `isolate` needs "
         "`idempotentSink`.",
-        used_in="S",
+        used_in=(Use.READ_STREAM,),
     )
     idempotent_sink: bool = setting(
         "idempotentSink",
@@ -194,14 +199,14 @@ class Options(Table):
         "Declares that the query's sink takes a batch once, however often it gets it, also when a repetition has fewer "
         "messages than before: Delta sinks and the sink `jmsq` do, `foreachBatch` does when it recognises the batch by its "
         "number (Delta: `txnAppId` and `txnVersion`) or writes rows by key (`MERGE` on JMSMessageID).",
-        used_in="S",
+        used_in=(Use.READ_STREAM,),
     )
     txn_app_id: str | None = setting(
         "txnAppId",
         Text(),
         None,
         "With `txnVersion`: a batch send that takes effect once, however often it is repeated.",
-        used_in="W, batch",
+        used_in=(Use.WRITE,),
     )
     txn_version: int | None = setting(
         "txnVersion",
@@ -209,7 +214,7 @@ class Options(Table):
         None,
         "A number that rises with each send of the same `txnAppId`; a send with a lower or equal one sends nothing. They "
         "belong together: one without the other is a DuplicateTransactionError.",
-        used_in="W, batch",
+        used_in=(Use.WRITE,),
     )
     checkpoint_location: str | None = setting(
         "checkpointLocation",
@@ -218,7 +223,7 @@ class Options(Table):
         "Spark's own: where a streaming query keeps its state. A path, or `webhdfs://…` into a "
         "[replicated store](REPLICATED-STORE.md#as-sparks-checkpoint). It also identifies a consumer or a sending "
         "stream.",
-        used_in="S W",
+        used_in=(Use.READ_STREAM, Use.WRITE_STREAM),
     )
     connection_factory: str | None = setting(
         "connectionFactory",
@@ -227,7 +232,7 @@ class Options(Table):
         "The [connection factory](#keys-of-a-connection-factory) whose load balancing the sink uses, where the next three are not "
         "given.",
         without="the defaults of one",
-        used_in="W",
+        used_in=WRITES,
     )
     load_balancing_enabled: bool | None = setting(
         "loadBalancingEnabled",
@@ -235,7 +240,7 @@ class Options(Table):
         None,
         f"{LOAD_BALANCING} A streaming query is one sender, and so is each batch write.",
         without="that of the connection factory",
-        used_in="W",
+        used_in=WRITES,
     )
     server_affinity_enabled: bool | None = setting(
         "serverAffinityEnabled",
@@ -243,7 +248,7 @@ class Options(Table):
         None,
         "Whether the sink prefers the member on its home server.",
         without="that of the connection factory",
-        used_in="W",
+        used_in=WRITES,
     )
     producer_load_balancing_policy: str | None = setting(
         "producerLoadBalancingPolicy",
@@ -251,7 +256,7 @@ class Options(Table):
         None,
         PRODUCER_POLICY,
         without="that of the connection factory",
-        used_in="W",
+        used_in=WRITES,
     )
     server: str | None = setting(
         "server",
@@ -259,7 +264,7 @@ class Options(Table):
         None,
         "The home server of the sink.",
         without="environment variable JMSQ_SERVER of the driver",
-        used_in="W",
+        used_in=WRITES,
     )
     send_timeout_ms: int = setting(
         "sendTimeout",
@@ -268,7 +273,7 @@ class Options(Table):
         "How long a batch waits at its commit while the destination's quota has no room or insertion is paused. Spark interrupts "
         "no commit, so `query.stop()` returns when the wait ends. A batch never waits longer than its files are safe from "
         "clean-up: nearly half of `fileGrace`.",
-        used_in="W",
+        used_in=WRITES,
     )
 
 

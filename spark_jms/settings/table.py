@@ -15,6 +15,7 @@ from typing import Any, cast
 import attrs
 
 from spark_jms.settings.types import NotAllowed, ValueType, near_to
+from spark_jms.settings.use import Use
 
 REQUIRED = attrs.NOTHING
 _METADATA = "setting"
@@ -23,7 +24,7 @@ _METADATA = "setting"
 @attrs.frozen
 class Setting:
     """One declaration. `name` is what people write, `field` the Python attribute, `default` REQUIRED if there is none.
-    `without` tells what happens when the default is None. `used_in` is for the options of Spark: S, B, W."""
+    `without` tells what happens when the default is None. `used_in` is for the options of Spark."""
 
     name: str
     type: ValueType
@@ -32,7 +33,7 @@ class Setting:
     default: Any = None
     field: str = ""
     without: str = ""
-    used_in: str = ""
+    used_in: tuple[Use, ...] = ()
     variable: str = ""
 
     @property
@@ -63,7 +64,7 @@ def setting(
     *,
     since: str = "0.1",
     without: str = "",
-    used_in: str = "",
+    used_in: tuple[Use, ...] = (),
     variable: str = "",
 ) -> Any:
     """A field of a Table. See Setting."""

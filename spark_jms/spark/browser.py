@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from spark_jms.core.message import spark_schema
+from spark_jms.errors import OptionError
 from spark_jms.settings.options import Options
 from spark_jms.spark.options import address_of, browsed_subscription, check_browsing
 from spark_jms.spark.source import MemberPartition, read_partition
@@ -25,6 +26,7 @@ from spark_jms.spark.worker import freeze_loaded
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
+    from pyspark.sql.types import StructType
 
     from spark_jms.core.destination import Destination
     from spark_jms.log.delta_log import DeltaLog
@@ -49,6 +51,19 @@ VIEW_SCHEMAS = {
 
 def view_schema(options: Options) -> str:
     return VIEW_SCHEMAS.get(options.view) or spark_schema(options.columns)
+
+
+def check_schema(options: Options, schema: StructType) -> None:
+    """Raises OptionError for a schema that is not `view_schema`, as only a given one can be. Spark does not look, and each task
+    would fail after the messages were claimed."""
+    given = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema)
+    if given != view_schema(options):
+        choice = (
+            ', or choose columns with option("columns", "sequence,text")' if options.view not in VIEW_SCHEMAS else ""
+        )
+        raise OptionError(
+            f"a schema is given, ({given}), but these options read ({view_schema(options)}): leave it out{choice}"
+        )
 
 
 @dataclass

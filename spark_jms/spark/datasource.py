@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from spark_jms.settings.use import Use
+
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
         DataSourceReader,
@@ -25,10 +27,17 @@ class JmsqDataSource(DataSource):
     def name(cls) -> str:
         return "jmsq"
 
-    def _parsed(self) -> Options:
+    def _parsed(self, use: Use | None = None) -> Options:
         from spark_jms.spark.options import parse_options
 
-        return parse_options(self.options)
+        return parse_options(self.options, use)
+
+    def _read(self, use: Use, schema: StructType) -> Options:
+        from spark_jms.spark.browser import check_schema
+
+        options = self._parsed(use)
+        check_schema(options, schema)
+        return options
 
     def schema(self) -> str:
         from spark_jms.spark.browser import view_schema
@@ -38,19 +47,19 @@ class JmsqDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         from spark_jms.spark.browser import JmsqReader
 
-        return JmsqReader(self._parsed())
+        return JmsqReader(self._read(Use.READ, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from spark_jms.spark.source import JmsqStreamReader
 
-        return JmsqStreamReader(self._parsed())
+        return JmsqStreamReader(self._read(Use.READ_STREAM, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from spark_jms.spark.sink import JmsqWriter
 
-        return JmsqWriter(self._parsed(), schema, overwrite)
+        return JmsqWriter(self._parsed(Use.WRITE), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         from spark_jms.spark.sink import JmsqStreamWriter
 
-        return JmsqStreamWriter(self._parsed(), schema, overwrite)
+        return JmsqStreamWriter(self._parsed(Use.WRITE_STREAM), schema, overwrite)

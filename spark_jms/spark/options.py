@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -14,6 +14,7 @@ from spark_jms.errors import OptionError, TriggerError
 from spark_jms.settings.options import FOREIGN_NAMES, FOREIGN_PREFIXES, OPTIONS, Options
 from spark_jms.settings.table import REQUIRED, Setting, hint, read_texts
 from spark_jms.settings.types import Text
+from spark_jms.settings.use import Use
 
 ACCEPTED = sorted(OPTIONS)
 # Spark adds these itself (SQL tables, query names); spark-jms ignores them.
@@ -31,9 +32,12 @@ _FROM_SPARK = {
 _PREFIXES = ("spark.", "fs.", "option.", "asyncprogresstracking")
 
 
-def parse_options(given: Mapping[str, str]) -> Options:
-    """Raises OptionError naming the option, its value and what is accepted. Names are not case-sensitive."""
+def parse_options(given: Mapping[str, str], use: Use | None = None) -> Options:
+    """Raises OptionError naming the option, its value and what is accepted. Names are not case-sensitive. `use` None: of any
+    use, because Spark asks for the schema before it says what for."""
     texts = _known(given)
+    if use is not None:
+        _check_use(texts, use)
     for name, row in OPTIONS.items():
         if row.variable and name not in texts and (text := os.environ.get(row.variable)):
             texts[name] = text
@@ -63,6 +67,23 @@ def _known(given: Mapping[str, str]) -> dict[str, str]:
     if unknown:
         raise OptionError(f'format("jmsq") has no option {", ".join(unknown)}: accepted are {", ".join(ACCEPTED)}')
     return texts
+
+
+def _check_use(given: Iterable[str], use: Use) -> None:
+    """Raises OptionError for options that would have no effect."""
+    idle = [name for name in sorted(given) if use not in OPTIONS[name].used_in]
+    if idle:
+        each = "; ".join(f"{name} is for {_listed(OPTIONS[name].used_in)}" for name in idle)
+        view = (
+            ""
+            if use in (Use.READ_STREAM, Use.WRITE_STREAM)
+            else ". A view has them for SELECT and INSERT: make two views"
+        )
+        raise OptionError(f"{use.value} does not use option {', '.join(idle)}: leave it out ({each}){view}")
+
+
+def _listed(uses: Iterable[Use]) -> str:
+    return " and ".join(use.value for use in uses)
 
 
 def _meant(key: str) -> str:
@@ -105,13 +126,17 @@ def check_browsing(options: Options) -> None:
             )
 
 
-def check_streaming(options: Options) -> None:
-    """Raises OptionError for a view: a stream would consume messages that were only to be looked at. And for a sink that is
-    not declared idempotent, when batches shall be narrowed (M4)."""
-    if options.view != "messages":
+def check_written(options: Options, columns: Sequence[str]) -> None:
+    """Raises OptionError unless a frame has the `columns` that are given, as it has when they are those of a view."""
+    if options.columns not in (tuple(COLUMNS), tuple(columns)):
         raise OptionError(
-            f"option view is {options.view!r}, but a stream consumes messages: leave it out, or use spark.read"
+            f"option columns is {','.join(options.columns)!r}, but the columns to write are {','.join(columns)!r}: a write "
+            "takes the columns of its DataFrame, so leave it out"
         )
+
+
+def check_streaming(options: Options) -> None:
+    """Raises OptionError for a sink that is not declared idempotent, when batches shall be narrowed (M4)."""
     if options.on_poison == "isolate" and not options.idempotent_sink:
         raise OptionError(
             "option onPoison is 'isolate', which repeats a batch with fewer messages: a sink that does not take each batch "

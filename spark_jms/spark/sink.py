@@ -38,7 +38,7 @@ from spark_jms.log.storage import now_ms
 from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.options import Options
 from spark_jms.spark.flow import SinkFlow
-from spark_jms.spark.options import address_of
+from spark_jms.spark.options import address_of, check_written
 from spark_jms.spark.worker import freeze_loaded
 
 if TYPE_CHECKING:
@@ -229,6 +229,7 @@ class JmsqWriter(_Writer, DataSourceArrowWriter):
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
         if (options.txn_app_id is None) != (options.txn_version is None):
             raise DuplicateTransactionError()
+        check_written(options, schema.names)
         super().__init__(options, schema, overwrite)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:

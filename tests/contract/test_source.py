@@ -28,6 +28,7 @@ from spark_jms.errors import (
 )
 from spark_jms.log.domain import Domain
 from spark_jms.log.subscriptions import drop_subscription
+from spark_jms.settings.use import Use
 from spark_jms.spark.browser import JmsqReader
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader, MemberPartition, SmallBatchPartition, read_partition
@@ -293,8 +294,8 @@ def test_views_refuse_options_they_do_not_use(root: str, view: str, option: str,
 
 def test_streams_refuse_views(root: str) -> None:
     """C1, C13: a stream consumes, a view only shows."""
-    with pytest.raises(OptionError, match="option view is 'all', but a stream consumes messages"):
-        reader(root, view="all")
+    with pytest.raises(OptionError, match=r"readStream does not use option view: leave it out \(view is for read\)"):
+        parse_options({"root": root, "destination": "prices", "view": "all"}, Use.READ_STREAM)
 
 
 # -- dropped subscriptions -----------------------------------------------------------------------------------------------

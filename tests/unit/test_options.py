@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import suppress
 
 import pytest
 
@@ -10,7 +11,8 @@ from spark_jms.core.message import COLUMNS
 from spark_jms.errors import OptionError
 from spark_jms.settings.options import FOREIGN_NAMES, FOREIGN_PREFIXES, OPTIONS, Options
 from spark_jms.settings.types import Text
-from spark_jms.spark.options import parse_options
+from spark_jms.settings.use import Use
+from spark_jms.spark.options import check_written, parse_options
 
 GIVEN = {"root": "/data", "destination": "orders"}
 
@@ -115,6 +117,42 @@ def test_unknown_option_is_named() -> None:
     with pytest.raises(OptionError, match="no option 'zzz': accepted are .*view$"):
         parse_options({**GIVEN, "zzz": "x"})
     assert parse_options({**GIVEN, "queryName": "q", "spark.x": "y"}) == parse_options(GIVEN)
+
+
+@pytest.mark.parametrize("use", Use)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_option_is_refused_where_it_does_not_apply(name: str, use: Use) -> None:
+    """C6, C7: by name, before its value is read, and with the uses that have it."""
+    row = OPTIONS[name]
+    given = {**GIVEN, name.upper(): "no, no"}
+    if use in row.used_in:
+        with suppress(OptionError):
+            parse_options(given, use)
+        return
+    with pytest.raises(
+        OptionError, match=f"^{use.value} does not use option {name}: leave it out \\({name} is for "
+    ) as caught:
+        parse_options(given, use)
+    assert all(other.value in str(caught.value) for other in row.used_in)
+    if isinstance(row.type, Text):
+        assert parse_options({**GIVEN, name: ""}, use) == parse_options(GIVEN)
+
+
+def test_options_of_spark_are_accepted_in_each_use() -> None:
+    """C1, C6: a path, and the place of a stream's checkpoint."""
+    for use in Use:
+        assert parse_options({**GIVEN, "path": "x", "queryName": "q", "provider": "jmsq"}, use).path == "x"
+    for use in (Use.READ_STREAM, Use.WRITE_STREAM):
+        assert parse_options({**GIVEN, "checkpointLocation": "/ck"}, use).checkpoint_location == "/ck"
+
+
+def test_columns_of_a_write_are_those_of_its_frame() -> None:
+    """C1, C6: INSERT through a view with the option has them; a DataFrame has its own."""
+    narrow = parse_options({**GIVEN, "columns": "text,JMSType"}, Use.WRITE)
+    check_written(narrow, ["text", "JMSType"])
+    check_written(parse_options(GIVEN, Use.WRITE), ["text"])
+    with pytest.raises(OptionError, match="columns is 'text,JMSType', but the columns to write are 'text'"):
+        check_written(narrow, ["text"])
 
 
 def test_options_of_kafka_get_the_names_they_have_here() -> None:

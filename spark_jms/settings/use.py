@@ -1,0 +1,17 @@
+"""The uses of format("jmsq"), by the names that Spark gives them (C6)."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Use(Enum):
+    READ = "read"
+    READ_STREAM = "readStream"
+    WRITE = "write"
+    WRITE_STREAM = "writeStream"
+
+
+READS = (Use.READ, Use.READ_STREAM)
+WRITES = (Use.WRITE, Use.WRITE_STREAM)
+ALL = READS + WRITES
