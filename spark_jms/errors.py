@@ -240,6 +240,11 @@ class PoisonMessageError(JmsqError):
     lost; repair that destination and start the query again."""
 
 
+class SparkStoppedError(JmsqError):
+    """The Spark session of this query was stopped without query.stop(), so the query ends and gives its claims back. Nothing is
+    lost: start it again in a new session."""
+
+
 class QueryRunningError(JmsqError):
     """Another instance of the same query is running: a checkpoint belongs to one running query. Stop the other instance; a
     copy of a checkpoint needs a fresh checkpointLocation."""

@@ -74,7 +74,6 @@ class ConsumerSettings:
     pinned: bool = False
     live: LiveSubscription | None = None  # None: the table has the subscription, or it is a queue
     isolates_poison: bool = False
-    driver: str = ""  # of a query: which Spark driver runs it, as other sessions read it
 
     @property
     def floors(self) -> Mapping[int, int] | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from spark_jms.claims.progress import ProgressRecord
 from spark_jms.claims.record_sets import label_of, opened_state, operations
+from spark_jms.claims.this_process import this_process
 from spark_jms.core.hand_over import consumers_of, wanted
 from spark_jms.core.query_progress import QueryProgress
 from spark_jms.core.record_names import consumer_record, member_record, members_prefix
@@ -35,9 +36,9 @@ _POLL_S = 0.01
 REVISIT_S = 1.0  # after so long a consumer with a selector returns to a member without new messages
 
 
-def session_label(destination: str, subscription: str, consumer: str, driver: str = "") -> str:
-    """What other processes read of a consumer's session."""
-    return f"{destination}/{subscription} {consumer}" + (f" ({driver})" if driver else "")
+def session_label(destination: str, subscription: str, consumer: str) -> str:
+    """How the label of a consumer's session begins, which other processes read."""
+    return f"{destination}/{subscription} {consumer}"
 
 
 @dataclass
@@ -64,11 +65,13 @@ class Members:
         monotonic_s: Callable[[], float] = time.monotonic,
         clock_ms: Callable[[], int] = now_ms,
         is_logged: Callable[[], bool] = lambda: False,
-        driver: str = "",
     ) -> None:
-        """`driver` is in the label of the session. `is_logged`: the destination has its life-cycle log switched on."""
+        """`is_logged`: the destination has its life-cycle log switched on."""
         self.store = store
-        self.session: Session = store.connect(session_label(destination, subscription, consumer, driver))
+        process = (
+            f", {this_process(clock_ms())}" if replayable else ""
+        )  # for the error that refuses another instance of a query
+        self.session: Session = store.connect(session_label(destination, subscription, consumer) + process)
         self.destination, self.subscription, self.consumer = destination, subscription, consumer
         self.table_id, self._open_timeout_s = table_id, open_timeout_s
         self.progress: ProgressRecord | None = None  # a plain client has none: no other process continues for it

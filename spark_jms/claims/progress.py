@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from spark_jms.claims.this_process import is_sibling
 from spark_jms.core.query_progress import PROGRESS, QueryProgress
 from spark_jms.errors import QueryRunningError
 from spark_jms.store import Handle, Operation, Put, RecordHeldError, Session, Store
@@ -36,16 +37,24 @@ class ProgressRecord:
                     continue
                 self._session.cancel(self._record)
                 owner = self._store.sessions().get(error.holder or "")
-                raise QueryRunningError(
-                    f"another instance of {self._label} is running (session {owner.label if owner else 'unknown'}): nothing "
-                    "was claimed. Stop the other instance first; if this checkpointLocation is a copy, start with a fresh one."
-                ) from error
+                raise QueryRunningError(self._running(owner.label if owner else "")) from error
         try:
             self.value = QueryProgress.from_bytes(handle.read(PROGRESS), self._label)
         except BaseException:
             handle.close()
             raise
         self.handle = handle
+
+    def _running(self, session: str) -> str:
+        advice = (
+            "It is a query of this very application, perhaps of a Spark session that was stopped without query.stop(): stop it"
+            if is_sibling(session)
+            else "Stop the other instance first, which may be a query of this very application"
+        )
+        return (
+            f"another instance of {self._label} is running (session {session or 'unknown'}): nothing was claimed. {advice}; if "
+            "this checkpointLocation is a copy, start with a fresh one."
+        )
 
     def close(self) -> None:
         """To be read again. Raises StoreError; it is closed all the same."""

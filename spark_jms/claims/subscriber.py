@@ -84,7 +84,6 @@ class Subscriber:
             open_timeout_s=open_timeout_s,
             clock_ms=clock_ms,
             is_logged=lambda: self.table.snapshot.destination.message_logging_enabled,
-            driver=settings.driver,
         )
         self.planner = Planner(
             self.table,

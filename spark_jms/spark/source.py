@@ -7,12 +7,11 @@ partition.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
-import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +24,12 @@ from spark_jms.errors import (
     DestinationReplacedError,
     MemberUnavailableError,
     OptionError,
+    SparkStoppedError,
     TriggerError,
 )
 from spark_jms.settings.options import Options
 from spark_jms.spark.options import address_of, check_streaming, identity_of
-from spark_jms.spark.worker import StopSignal, freeze_loaded
+from spark_jms.spark.worker import SparkContextWatch, StopSignal, freeze_loaded
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -84,6 +84,8 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._told: set[tuple[int, str]] = set()  # of a member: why messages of it are left
         self._unlogged = ""  # the consumer of an initial offset that Spark has not logged yet
         self._signal: StopSignal | None = None  # with onPoison=isolate
+        self._context = SparkContextWatch()
+        self._calls = threading.Lock()  # the watch closes the source between two calls of Spark
         self._closing = ExitStack()
 
     @property
@@ -95,7 +97,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _open(self, batch: Batch) -> AnySubscriber:
         """Create the subscriber when the first logged offset arrives: it names the query's consumer."""
         if self._subscriber is not None and self._subscriber.consumer != batch.consumer:
-            self.stop()
+            self._end(failed=True)
         if self._subscriber is None:
             self._closing = ExitStack()
             try:
@@ -103,6 +105,8 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except BaseException:
                 self._closing.close()
                 raise
+            self._context.start(self._stopped_without_us)
+            self._closing.callback(self._context.close)
         self._background.check(batch.consumer)
         return self._subscriber
 
@@ -136,9 +140,8 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             o.in_doubt_timeout_ms,
             server=self._address.server if declared.placement else None,
             isolates_poison=isolates,
-            driver=f"Spark driver {os.getppid()} on {socket.gethostname()}",
         )
-        self._warn_of_other_reads(store, subscription, consumer, settings.driver)
+        self._warn_of_other_reads(store, subscription, consumer)
         if isolates:
             self._signal = self._closing.enter_context(StopSignal())
         client = claim_client_id(store, identity_of(o), wait_s=OPEN_TIMEOUT_S)
@@ -171,15 +174,14 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._housekeeping_thread.add(f"housekeeping of {self._name}", housekeeper.run, every_s=2.0)
         return subscriber
 
-    def _warn_of_other_reads(self, store: Store, subscription: str, consumer: str, driver: str) -> None:
+    def _warn_of_other_reads(self, store: Store, subscription: str, consumer: str) -> None:
         """This source is the second one of a query, perhaps: Spark does not tell a source which query it belongs to."""
         from spark_jms.claims.members import session_label
         from spark_jms.claims.stores import timed_stores
+        from spark_jms.claims.this_process import is_sibling
 
         begin, own = (session_label(self._name, subscription, name) for name in (_QUERY, consumer))
-        labels = sorted(
-            info.label for info in timed_stores(store).sessions().values() if info.label.endswith(f"({driver})")
-        )
+        labels = sorted(info.label for info in timed_stores(store).sessions().values() if is_sibling(info.label))
         if others := [label for label in labels if label.startswith(begin) and not label.startswith(own)]:
             log.warning(
                 "%s is read by another stream of this Spark driver too (%s): each message goes to one of them. If both are "
@@ -248,6 +250,19 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._targets = {m: snapshot.last_sequence(m) for m in snapshot.destination.member_ids}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        with self._called():
+            return self._latest_offset(start, limit)
+
+    @contextmanager
+    def _called(self) -> Iterator[None]:
+        """A call of Spark. Raises SparkStoppedError when only the query is left of the Spark session."""
+        with self._calls:
+            if self._context.is_stopped():
+                self._end(failed=False)
+                raise SparkStoppedError
+            yield
+
+    def _latest_offset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         from spark_jms.core.batch import Batch
 
         if isinstance(limit, ReadAllAvailable):  # the default limit is a ReadMaxRows, so this is Trigger.Once
@@ -355,6 +370,10 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"backlog": sum(own.values()), **apart, "members": {str(m): n for m, n in own.items()}}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        with self._called():
+            return self._partitions(start, end)
+
+    def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         from spark_jms.core.batch import Batch
         from spark_jms.core.delivery_order import delivery_order
 
@@ -397,9 +416,19 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Spark calls this when the query ends, and when the driver has died. Only Spark sends the signal: then it has given
         up the batch that it was processing (M4)."""
+        with self._calls:
+            self._end(failed=True)
+
+    def _stopped_without_us(self) -> None:
+        with self._calls:
+            log.warning("%s: %s", self._name, SparkStoppedError())
+            self._end(failed=False)
+
+    def _end(self, *, failed: bool) -> None:
+        """`failed`: the sink may have failed the batch that is open."""
         subscriber, self._subscriber = self._subscriber, None
         try:
-            if subscriber is not None and subscriber.in_batch and self._signal and self._signal.wait():
+            if failed and subscriber is not None and subscriber.in_batch and self._signal and self._signal.wait():
                 subscriber.note_failure()
         finally:
             self._signal = None

@@ -7,6 +7,9 @@ Freezing those objects exempts them; the collector still handles whatever later 
 The process of a source on the driver ends in one of two ways. When the query ends, because it failed or was stopped, Spark
 closes the connection and sends SIGTERM, in any order, and Python would die before it has called `stop`. When the driver
 dies, the connection ends and no signal comes. `StopSignal` tells the two apart.
+
+A third way has no sign of its own: `spark.stop()` without `query.stop()`. Spark ends a query when a job of it fails, and an idle
+query has none, so it continues to ask its source in a JVM without a SparkContext. Only Spark's local directories are gone.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -46,7 +50,7 @@ class StopSignal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._before is not None:
+        if self._before is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._before)
         if self.arrived:
             signal.alarm(0)
@@ -62,3 +66,32 @@ class StopSignal:
         if not self.arrived:
             self.arrived = True
             signal.alarm(_STOP_S)
+
+
+class SparkContextWatch:
+    """Sees that the SparkContext of this process was stopped: Spark deletes its local directories then. Those that are missing
+    from the beginning tell nothing."""
+
+    def __init__(self, directories: str | None = None) -> None:
+        """`directories` None: of the environment, where Spark names them for its Python processes."""
+        given = os.environ.get("SPARK_LOCAL_DIRS", "") if directories is None else directories
+        self._directories = [one for one in given.split(",") if os.path.isdir(one)]
+        self._stop = threading.Event()
+
+    def is_stopped(self) -> bool:
+        return bool(self._directories) and not any(os.path.isdir(one) for one in self._directories)
+
+    def start(self, act: Callable[[], object], every_s: float = 1.0) -> None:
+        """Call `act` once, in a thread, when the SparkContext was stopped. `close` ends the watch, and it may start again."""
+        self._stop = stop = threading.Event()
+
+        def watch() -> None:
+            while not stop.wait(every_s):
+                if self.is_stopped():
+                    act()
+                    return
+
+        threading.Thread(target=watch, name="jmsq SparkContext", daemon=True).start()
+
+    def close(self) -> None:
+        self._stop.set()

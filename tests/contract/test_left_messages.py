@@ -206,7 +206,7 @@ def test_second_read_of_a_queue_is_warned_by_name(
     domain = Domain(where)
     said = "orders is read by another stream of this Spark driver too"
     with open_stores(domain) as store, connect(where, housekeeping=False) as context, context.consumer("orders"):
-        store.connect("orders/- query-abc (Spark driver 1 on elsewhere)")
+        store.connect("orders/- query-abc, process 2 of elsewhere, started by process 1, since 2026-01-01 00:00:00 UTC")
         with available_now(where) as (first, start):
             first.latestOffset(start, LIMIT)
             assert said not in caplog.text
