@@ -1,0 +1,48 @@
+"""A view or DataFrame over `format("jmsq")` that shows what is there now (C1).
+
+Spark 4.2 keeps the partitions that a Python reader has planned with the table of the plan (`PythonDataSourceV2.readInfo`), for
+all reads of every view and DataFrame made from it. They are planned once, on the driver: to plan in the tasks instead would make
+each executor open the store, and give each task a snapshot of its own. `REFRESH TABLE` does not reach them. So this clears
+what Spark keeps, and the next read plans again: one snapshot for all its tasks, as the first read had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from spark_jms.errors import IllegalStateException
+
+
+def fresh(frame: DataFrame) -> DataFrame:
+    """The same DataFrame, which reads the messages, claims or positions of now; the views and DataFrames that it was made from
+    do so too at their next read. For a view: `fresh(spark.table("backlog"))`. No other thread may begin to read them meanwhile.
+    Raises IllegalStateException where it cannot reach what Spark keeps, as with Spark Connect."""
+    from py4j.protocol import Py4JError
+
+    try:
+        for source in _sources(frame):
+            source.setReadInfo(None)
+    except (AttributeError, TypeError, Py4JError) as error:
+        raise IllegalStateException(
+            f"this Spark does not let go of what it has planned ({error}): make the view or DataFrame again, with "
+            'CREATE OR REPLACE TEMPORARY VIEW or spark.read.format("jmsq")'
+        ) from error
+    return frame.select("*")  # a DataFrame that was collected keeps its physical plan, with the old partitions
+
+
+def _sources(frame: DataFrame) -> Iterator[Any]:
+    """Of `format("jmsq")`, in the plan and its subqueries."""
+    plan = frame._jdf.queryExecution().analyzed()
+    plans = [plan, *_items(plan.subqueriesAll())]
+    for leaf in (leaf for one in plans for leaf in _items(one.collectLeaves())):
+        if leaf.getClass().getSimpleName() == "DataSourceV2Relation" and leaf.table().name() == "jmsq":
+            field = leaf.table().getClass().getDeclaredField("ds")
+            field.setAccessible(True)
+            yield field.get(leaf.table())
+
+
+def _items(sequence: Any) -> list[Any]:
+    return [sequence.apply(index) for index in range(sequence.size())]
