@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -147,3 +148,12 @@ def test_root_that_cannot_be_opened_is_one_line(root: str, said: str, monkeypatc
     error = json.loads(done.stderr)["error"]
     assert error["type"] == "DomainError"
     assert "\n" not in error["message"]
+
+
+@pytest.mark.parametrize("root", ["amqp://localhost", "kafka://broker", "jdbc:postgresql://db/jms"])
+def test_root_of_no_known_kind_recommends_no_package(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C14, C17: also where the object stores' package is not installed."""
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    with pytest.raises(DomainError, match="is of no known kind: give a directory, or the URL of an object store"):
+        open_storage(root)
