@@ -13,8 +13,8 @@ from spark_jms.store import Store
 
 @dataclass(frozen=True)
 class Round:
-    """The result of one round on a destination; `busy`: another process has its housekeeping lease. `failures`: steps
-    that fail, and data files that cannot be read."""
+    """The result of one round on a destination; `busy`: another process has its housekeeping lease, which `holder` names.
+    `failures`: steps that fail, and data files that cannot be read."""
 
     destination: str
     busy: bool
@@ -25,6 +25,7 @@ class Round:
     deleted_files: int = 0
     expired_messages: int = 0
     failures: tuple[BackgroundFailure, ...] = ()
+    holder: str = ""
 
     @property
     def did_something(self) -> bool:
@@ -42,7 +43,7 @@ class Round:
             self.compacted_files,
             self.checkpoints,
             self.deleted_files,
-            "another process does it"
+            f"another process does it{self.holder and f': {self.holder}'}"
             if self.busy
             else "; ".join(f"{failure.what} failed: {failure.error}" for failure in self.failures) or "done",
         )
@@ -67,7 +68,7 @@ class Rounds:
         housekeeper = self._housekeepers[name]
         before = replace(housekeeper.rounds.total)
         if not housekeeper.run():
-            return Round(name, busy=True)
+            return Round(name, busy=True, holder=housekeeper.holder())
         after = housekeeper.rounds.total
         return Round(
             name,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from functools import partial
 
@@ -41,12 +43,14 @@ from spark_jms.store import (
     Put,
     RecordCorruptError,
     RecordHeldError,
+    Session,
     Store,
     StoreBusyError,
     StoreError,
 )
 
 HEALTH_KEY = "health"
+_LABEL = "housekeeping of "
 
 
 def published_failures(domain: Domain, store: Store, destination: str) -> tuple[BackgroundFailure, ...]:
@@ -73,7 +77,7 @@ class Housekeeper:
 
     def __init__(self, domain: Domain, store: Store, destination: str) -> None:
         self._domain, self._store, self._destination = domain, timed_stores(store), destination
-        self._session = self._store.connect(f"housekeeping {destination}")
+        self._session = self._connected()
         self._lease: Handle | None = None
         self._table_id = ""  # of the lease
         self._states: dict[tuple[str, str, int], RecordSet] = {}  # of this round
@@ -102,6 +106,21 @@ class Housekeeper:
         self._pledges = Pledges(domain, home_of(self._store), self._messages)
         self._coordinators = Coordinators(domain, self._store)
         self._looked_for_transactions_s = -self.UNUSED_TRANSACTIONS_EVERY_S
+
+    def _connected(self) -> Session:
+        """Its label tells other processes which one keeps house."""
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        return self._store.connect(
+            f"{_LABEL}{self._destination}: process {os.getpid()} of {socket.gethostname()}, since {since}"
+        )
+
+    def holder(self) -> str:
+        """The process with the lease, for people; "" when no other process has it now, or a release before this one."""
+        home = store_of(self._store, HOME)
+        info = home.info(lease_record(self._table_id))
+        session = home.sessions().get(info.holder) if info is not None and info.holder else None
+        label = session.label if session is not None else ""
+        return label.rpartition(": ")[2] if label.startswith(_LABEL) else ""
 
     def live_names(self) -> list[str]:
         """A purge asks for them when its snapshot is fixed."""
@@ -309,7 +328,7 @@ class Housekeeper:
         """Our session ended while we slept: the next `run` tries with a new one."""
         self._lease = None
         self._session.close()
-        self._session = self._store.connect(f"housekeeping {self._destination}")
+        self._session = self._connected()
         return False
 
     def close(self) -> None:

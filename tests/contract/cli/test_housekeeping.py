@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +27,11 @@ def test_housekeeping_once(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> N
     with views.opened_store(opened) as store:
         other = Rounds(opened, store, clean_up=False)
         other.run(["invoices"])
-        assert js("housekeep", "invoices", "--once")[0]["busy"] is True
+        busy = js("housekeep", "invoices", "--once")[0]
+        assert busy["busy"] is True
+        assert busy["holder"].startswith(f"process {os.getpid()} of {socket.gethostname()}, since 2")
+        shown = " ".join(jmsq("housekeep", "invoices", "--once").stdout.split())
+        assert f"another process does it: process {os.getpid()} of" in shown
         other.close()
 
 
