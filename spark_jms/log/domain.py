@@ -168,15 +168,18 @@ class Domain:
     def _check_register(self) -> None:
         """A register without a name may have none, or be lost."""
         self.check_present()
-        if (
-            any("/_delta_log/" in file.path for file in self.storage.list(ACKNOWLEDGEMENTS))
-            and not self.register.names()
-        ):
+        if self.has_tables() and not self.register.names():
             raise DomainError(
                 f"{self.root}/{REGISTER} names no destination, but there are tables of destinations: the folder was lost, or the "
                 f"first `jmsq apply` was interrupted. Restore the folder from a copy, or run `jmsq apply --root {self.root} "
                 "MODULE.yaml`, which enters the tables that have the names of its destinations"
             )
+
+    def has_tables(self) -> bool:
+        """It has destinations, or had some when its register was lost."""
+        return bool(self.register.names()) or any(
+            "/_delta_log/" in file.path for file in self.storage.list(ACKNOWLEDGEMENTS)
+        )
 
     def log(self, destination: str) -> DeltaLog:
         """Raises InvalidDestinationError, which lists the existing destinations, DestinationDroppedError, or
@@ -269,7 +272,8 @@ def server_store_uri(root: str, server: str, store: str, domain_id: str) -> str:
 
 
 def create_domain(root: str, store: str | None = None) -> Domain:
-    """Open the domain at `root`, and create it if there is none. Raises DomainError when the store does not fit.
+    """Open the domain at `root`, and create it if there is none. Raises DomainError when the store does not fit. Until the domain has
+    a destination its store can be another one, and has to answer.
 
     The file store serves one host: a root on an object store needs a store that serves several hosts (jdbc, replicated).
     """
@@ -281,11 +285,32 @@ def create_domain(root: str, store: str | None = None) -> Domain:
         storage.create(DOMAIN_FILE, json.dumps(data, indent=1).encode())
         storage.sync([DOMAIN_FILE])
     domain = Domain(root)
+    if not domain.has_tables():
+        return _with_working_store(domain, store)
     if store and domain.store != store:
         raise DomainError(
             f"{domain.root} keeps its state in the store {shown_uri(domain.store)!r}; it cannot be changed to {shown_uri(store)!r} "
             "by apply"
         )
+    return domain
+
+
+def _with_working_store(domain: Domain, store: str | None) -> Domain:
+    """Of a domain without destinations, whose store nothing uses yet."""
+    from spark_jms.store import StoreError, open_store
+
+    if store and domain.store != store:
+        _check_hosts(domain.storage, store)
+        domain.storage.put(DOMAIN_FILE, json.dumps({**domain.declaration, "store": store}, indent=1).encode())
+        domain.storage.sync([DOMAIN_FILE])
+        domain = Domain(domain.root)
+    try:
+        open_store(domain.store_uri).close()
+    except StoreError as error:
+        raise DomainError(
+            f"{domain.root} has no destinations yet, and its store {shown_uri(domain.store)!r} cannot be used "
+            f"({type(error).__name__}: {error}): make it work, or name another one with `store:` in the module file, then apply again"
+        ) from error
     return domain
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import spark_jms
 from spark_jms.admin.domain_sample import DESTINATIONS, take
 from spark_jms.admin.drop import drop_destination
 from spark_jms.claims.views import opened_store
@@ -223,6 +224,20 @@ def test_root_that_goes_away_under_a_client_is_named_and_continues() -> None:
         producer.send(text="b")
         texts = [message.text for message in context.browser("orders")]
         assert texts == ["a", "b"]
+
+
+@pytest.mark.parametrize("store", ["replicated:///nowhere", "jdbc:sqlite:////proc/nowhere/store.db"])
+def test_domain_with_a_store_that_cannot_work_is_refused_and_mended(tmp_path: Path, store: str) -> None:
+    """C18: apply fails by name, makes no destination, and takes another store until there is one."""
+    root, module = str(tmp_path / "root"), {"destinations": {"orders": {"kind": "queue"}}}
+    for declared in ({"store": store, **module}, module):
+        with pytest.raises(DomainError, match="name another one with `store:` in the module file"):
+            spark_jms.apply(root, declared)
+        assert Domain(root).destinations() == []
+    spark_jms.apply(root, {"store": "file", **module})
+    send_and_receive(root, "a")
+    with pytest.raises(DomainError, match="cannot be changed"):
+        spark_jms.apply(root, {"store": store, **module})
 
 
 def test_domain_without_destinations_is_empty() -> None:
