@@ -337,8 +337,8 @@ class CommandUsageError(StoreError, ValueError):
 
 
 class StoreRightsError(StoreWriteError):
-    """The database user lacks a right, and nothing was changed. Let an administrator grant it, or create the tables
-    with the statements of `jmsq store ddl`."""
+    """The user lacks a right, and nothing was changed. Let an administrator grant it: on the directory of a file store, or in the
+    database, whose tables the statements of `jmsq store ddl` create."""
 
 
 class DatabaseUnreachableError(StoreError):

@@ -76,7 +76,8 @@ class FileBackend(Backend):
         self._journal = Journal(directory, self._lock, self._disk, compaction, fsync=fsync, reserve_limit=reserve_limit)
         abandon_in_child(self)
         try:
-            self.write(lambda transaction: self._session_locks.remove_orphans(transaction.ledger.sessions))
+            if not self._lock.read_only:  # else it can only look
+                self.write(lambda transaction: self._session_locks.remove_orphans(transaction.ledger.sessions))
         except BaseException:
             self.release()
             raise

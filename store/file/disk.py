@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+WITHOUT_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)  # to write: a process that may read can still look
 
 
 class Disk:

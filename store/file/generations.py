@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from spark_jms.store.errors import StoreCorruptError
-from spark_jms.store.file.disk import Disk
+from spark_jms.store.file.disk import WITHOUT_RIGHT, Disk
 from spark_jms.store.file.frame import HEADER_BYTES, Header, decode_header, encode_frame, encode_header
 from spark_jms.store.ledger.chunks import chunks
 from spark_jms.store.ledger.codec import encode_sections
@@ -46,7 +46,12 @@ class Generations:
     def open(self, generation: int) -> OpenJournal:
         """The caller closes the descriptor. FileNotFoundError, StoreCorruptError, StoreVersionError."""
         path = self.path(generation)
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno not in WITHOUT_RIGHT:
+                raise
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # of a process that may only look
         try:
             header = decode_header(self._disk.pread_all(fd, HEADER_BYTES, 0), path)
             if header.generation != generation:

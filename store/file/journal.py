@@ -19,10 +19,11 @@ from spark_jms.store.errors import (
     StoreError,
     StoreFullError,
     StoreNotFoundError,
+    StoreRightsError,
     StoreWriteError,
 )
 from spark_jms.store.file.compaction import CompactionPolicy
-from spark_jms.store.file.disk import Disk
+from spark_jms.store.file.disk import WITHOUT_RIGHT, Disk
 from spark_jms.store.file.frame import encode_frame
 from spark_jms.store.file.generations import Generations
 from spark_jms.store.file.lock import Hint, JournalLock, decode_hint
@@ -37,7 +38,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_error(error: OSError, what: str) -> StoreWriteError:
-    kind = StoreFullError if error.errno in _FULL else StoreWriteError
+    kind = (
+        StoreRightsError
+        if error.errno in WITHOUT_RIGHT
+        else StoreFullError
+        if error.errno in _FULL
+        else StoreWriteError
+    )
     return kind(f"{what}: {error.strerror or error}")
 
 

@@ -24,8 +24,8 @@ import struct
 import zlib
 from dataclasses import dataclass
 
-from spark_jms.store.errors import StoreBusyError, StoreWriteError
-from spark_jms.store.file.disk import Disk
+from spark_jms.store.errors import StoreBusyError, StoreRightsError, StoreWriteError
+from spark_jms.store.file.disk import WITHOUT_RIGHT, Disk
 
 _FILE = "journal.lock"
 _HINT = struct.Struct("<4sBQQI")
@@ -72,7 +72,8 @@ def read_hint(directory: str) -> Hint | None:
 
 
 class JournalLock:
-    """The backend lets only one thread of a process take it at a time."""
+    """The backend lets only one thread of a process take it at a time. `read_only`: the process may not write the file, so it can
+    look, and `acquire` raises StoreRightsError."""
 
     def __init__(self, directory: str, disk: Disk, break_after_ms: float) -> None:
         self.path = os.path.join(directory, _FILE)
@@ -82,6 +83,7 @@ class JournalLock:
         # What `acquire` found. `must_switch`: the lock of a stopped writer was broken. That writer may still write to its
         # journal, so the next one continues in a new generation.
         self.must_switch, self.raw_hint = False, b""
+        self.read_only = False
         # Two descriptors: readers follow a replaced lock file at once, the writer must keep the one that it locked.
         self._read_fd = self._open_file()
         try:
@@ -91,7 +93,14 @@ class JournalLock:
             raise
 
     def _open_file(self) -> int:
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            if error.errno not in WITHOUT_RIGHT:
+                raise
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            self.read_only = True
+            return fd
         if os.fstat(fd).st_size < _SLOTS_BYTES:
             try:
                 # Writes only the missing part: another process may be writing its slots at this moment.
@@ -119,6 +128,8 @@ class JournalLock:
     def acquire(self) -> bool:
         """Takes the lock. True when the writer before died or was stopped while it held the lock: then the journal must be read
         to its end. StoreBusyError after _BREAK_LIMIT broken locks."""
+        if self.read_only:
+            raise StoreRightsError(f"this process may read {self.path}, but not write it")
         try:
             return self._acquire()
         except BaseException:

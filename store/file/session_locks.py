@@ -91,7 +91,7 @@ class SessionLocks:
 
     def _is_alive(self, session_id: str) -> bool:
         try:
-            fd = os.open(os.path.join(self.directory, session_id), os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(os.path.join(self.directory, session_id), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:
