@@ -20,7 +20,7 @@ from spark_jms.core.error_message import MessageFailure, described
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.refusal import JUDGE, NO_RULE, MessageRefusal
-from spark_jms.core.target_rules import SEQUENCE
+from spark_jms.core.target_rules import SEQUENCE, Sieve
 from spark_jms.errors import DataLossError, JmsqError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.transfer import ROW_COLUMNS
@@ -112,10 +112,10 @@ class _ToErrors:
     target: str
     whole_units: bool
 
-    def movement(self, picks: Ranges) -> Movement:
+    def movement(self, picks: Ranges, sieve: Sieve) -> Movement:
         failed, why = replace(self.failed, picks=picks), f"{self.failure.label}: {self.failure.reason}"
         rows = self.error_destination.rows(failed, self.failure)
-        return Movement(failed.claim, picks, rows, self.target, None, failed.consumer, why)
+        return Movement(failed.claim, picks, rows, self.target, None, failed.consumer, why, sieve=sieve)
 
 
 def with_refusals(begun: Begun, claim: str, refusal: MessageRefusal, label: str, *, delivered: bool) -> RecordSet:

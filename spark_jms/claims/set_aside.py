@@ -28,7 +28,7 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.error_message import SET_ASIDE_FROM, SET_ASIDE_REASON, SET_ASIDE_TYPES
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.refusal import ASIDE, NO_RULE, MessageRefusal
-from spark_jms.core.target_rules import SEQUENCE
+from spark_jms.core.target_rules import SEQUENCE, Sieve
 from spark_jms.core.typed_properties import TYPES_PROPERTY
 from spark_jms.core.utf8 import is_valid, map_column, map_rows, readable_rows
 from spark_jms.log.declarations import apply_destinations
@@ -88,14 +88,14 @@ class _Aside:
     reasons: Mapping[int, str]
     whole_units: bool = True
 
-    def movement(self, picks: Ranges) -> Movement:
+    def movement(self, picks: Ranges, sieve: Sieve) -> Movement:
         columns, members = (*ROW_COLUMNS, SEQUENCE), self.members
         found = fetch(
             self.table, members.destination, self.member, picks, {}, columns=columns, table_id=members.table_id
         )
         rows = _described(found, members.label(self.member), self.reasons)
         why = self.reasons[min(self.reasons)]
-        return Movement(self.claim, picks, rows, SET_ASIDE, None, members.consumer, f"set aside: {why}")
+        return Movement(self.claim, picks, rows, SET_ASIDE, None, members.consumer, f"set aside: {why}", sieve=sieve)
 
 
 def _described(batches: Iterator[pa.RecordBatch], label: str, reasons: Mapping[int, str]) -> Iterator[pa.RecordBatch]:

@@ -75,7 +75,8 @@ class TransfersEnded:
 @dataclass(frozen=True)
 class Movement:
     """What a new transfer moves: `picks` of a claim, as `rows` of log/transfer.ROW_COLUMNS, to a destination or one of its
-    members. `table_id`: of that destination, when the caller has looked at it."""
+    members. `table_id`: of that destination, when the caller has looked at it. With a `sieve`, for which the rows have their
+    `sequence` too, what the target refuses for good is left out."""
 
     claim: str
     picks: Ranges
@@ -85,6 +86,7 @@ class Movement:
     consumer: str
     reason: str
     table_id: str | None = None
+    sieve: Sieve | None = None
 
 
 class Fitting(Protocol):
@@ -95,8 +97,8 @@ class Fitting(Protocol):
         """Units of work stay together."""
         ...
 
-    def movement(self, picks: Ranges) -> Movement:
-        """Of these, in rows that have their `sequence`."""
+    def movement(self, picks: Ranges, sieve: Sieve) -> Movement:
+        """Of these, through the sieve."""
         ...
 
 
@@ -125,12 +127,11 @@ class Transfers:
         write(ended.state)
         return ended
 
-    def begin(self, state: RecordSet, movement: Movement, sieve: Sieve | None = None) -> RecordSet:
+    def begin(self, state: RecordSet, movement: Movement) -> RecordSet:
         """Stage the messages, and enter the intent. Write the result to the store, then call `finish`. What the target refuses for
-        good raises an error; with a `sieve`, which the rows bring their `sequence` for, it stays claimed, and no intent is made when
-        that are all. Raises TransferError when too many transfers are open, DestinationReplacedError, and LargerThanQuotaError when
-        the target can never take so much at once."""
-        before, target_log = state, self._domain.log(movement.destination)
+        good raises an error; with a sieve it stays claimed, and when that are all, no intent is made. Raises TransferError when too
+        many transfers are open, DestinationReplacedError, and LargerThanQuotaError when the target can never take so much at once."""
+        before, sieve, target_log = state, movement.sieve, self._domain.log(movement.destination)
         ticket = state.ticket(secrets.token_hex(8))
         if ticket is not None and has_overtaken(target_log, ticket):
             state = state.renewed(secrets.token_hex(8))
@@ -169,7 +170,7 @@ class Transfers:
                 break
             sieve, part = Sieve(fitting.whole_units), rest.take(wanted)
             try:
-                moving = self.begin(state, fitting.movement(part), sieve)
+                moving = self.begin(state, fitting.movement(part, sieve))
             except LargerThanQuotaError as error:
                 if part.count > 1:
                     wanted = part.count // 2

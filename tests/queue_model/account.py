@@ -12,6 +12,7 @@ from spark_jms.core.pause import CONSUMPTION
 from spark_jms.core.ranges import Ranges, union
 from spark_jms.core.record_names import consumer_record
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.refusal import holding_back, messages_of
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.settings.destination import UNLIMITED
 from spark_jms.store import MemoryStore
@@ -68,6 +69,8 @@ class Account:
             assert not late, f"{name} got expired messages: {late}"
             paused = snapshot.destination.pauses.find(CONSUMPTION, member)
             assert not paused, f"{name} got messages of member {member}, whose consumption is paused"
+            refused = messages_of(states[member].refusals) & pick.picks
+            assert not refused, f"{name} got messages that are refused for good: {refused}"
             if self.rules.sorts and consumer.selector is None and not snapshot.destination.pauses:
                 assert self.planned is not None
                 seen = self.planned.last_sequence(member)  # the plan itself may finish a transfer between members
@@ -99,7 +102,7 @@ class Account:
     def _check_priority(self, name: str, batch: Batch, member: int, available: Ranges) -> None:
         """None that might have come has a higher priority; units of order have ranks of their own."""
         state, now, senders = self.tables.states(self.tables.orders)[member], self.clock.ms(), self.senders
-        free = available - state.waiting - state.beyond_limit(self.rules.redelivery_limit)
+        free = available - state.waiting - state.kept_back(self.rules.redelivery_limit)
         got = self.tables.texts_of(batch.table, member, batch.members[member].picks)
         lowest = min((senders.priorities[text] for text in got if senders.groups[text] is None), default=9)
         for sequence in free.numbers().tolist():
@@ -115,7 +118,8 @@ class Account:
         picks = batch.members[member].picks
         own = union(c.picks for c in state.claims.values() if c.consumer == batch.consumer)
         stuck: set[str] = set()
-        kept_back = state.beyond_limit(self.rules.redelivery_limit)  # it blocks none: it will never be delivered here
+        # They block none, since they will never be delivered here; but for those that are refused for good.
+        kept_back = state.beyond_limit(self.rules.redelivery_limit) - holding_back(state.refusals)
         for sequence in (state.unfinished(1, picks.last) - (own - picks) - kept_back).numbers().tolist():
             place = Place(batch.table, member, sequence)
             group = self.senders.groups[self.tables.texts[place]]
@@ -148,6 +152,9 @@ class Account:
                     counted = [ranges.all() for ranges in counts.values()]
                     assert sum(r.count for r in counted) == union(counted).count
                     assert not state.done & union(counted)
+                refused = messages_of(state.refusals)
+                assert sum(one.picks.count for one in state.refusals) == refused.count, "a message is refused twice"
+                assert state.unfinished_of(refused) == refused, "a message is refused, and done"
 
     def finished(self) -> bool:
         for destination in self.tables.living():

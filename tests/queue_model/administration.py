@@ -27,6 +27,7 @@ from spark_jms.errors import (
     InsertionPausedError,
     InvalidDestinationError,
     MemberUnavailableError,
+    MessageSizeError,
     TransferError,
 )
 from spark_jms.log.clean_up import checkpoint, clean_up
@@ -37,7 +38,7 @@ from spark_jms.log.purge import purge
 from spark_jms.store import MemoryStore, RecordHeldError
 from tests.queue_model.clock import Clock
 from tests.queue_model.crowd import Killable
-from tests.queue_model.rules import Rules, aside
+from tests.queue_model.rules import Rules
 from tests.queue_model.tables import ROOT, ModelDestination, Tables
 
 
@@ -52,11 +53,13 @@ class Administration:
     seen: Counter[str]
     drops: int = 0
     renames: int = 0
+    narrow: bool = False  # the error destination takes small messages alone, at present
     moved: bool = False
     _housekeepers: dict[str, Housekeeper] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.domain = Domain(ROOT)  # of one administrator; every consumer and sender has its own
+        self.narrow = self.rules.narrow
 
     # -- moving ---------------------------------------------------------------------------------------------------
     def move(self) -> None:
@@ -122,6 +125,9 @@ class Administration:
                     self._unless_dropped(act, *used)
                 except (InsertionPausedError, TransferError):
                     if not self.pauses():
+                        raise
+                except MessageSizeError:
+                    if not self.rules.narrow:
                         raise
 
         self.tables.note_arrivals()
@@ -267,8 +273,17 @@ class Administration:
         for destination in (self.tables.aside, self.tables.orders):
             if not destination.table_id:
                 self.killable(lambda d=destination: self._apply(d))  # type: ignore[misc]
+        if self.rules.narrow and self.tables.aside.table_id and not self.tables.aside.renaming_to:
+            self.narrow = not self.narrow
+            self.killable(lambda: self._declare_aside(narrow=self.narrow))
         if self.tables.orders.table_id:
             self._declare_again(self.tables.snapshot(self.tables.orders).destination)
+
+    def _declare_aside(self, *, narrow: bool) -> None:
+        """It takes small messages alone, or all again."""
+        aside = self.rules.aside(self.tables.aside.name, narrow=narrow)
+        if self._is_listed(self.tables.aside):
+            apply_destinations(self.domain, [aside], lambda d, m: False)
 
     def _declare_again(self, orders: Destination) -> None:
         self.killable(lambda: self._follow_aside(orders))
@@ -295,7 +310,7 @@ class Administration:
 
     def _declared(self, destination: ModelDestination) -> Destination:
         if destination is self.tables.aside:
-            return aside(destination.name)
+            return self.rules.aside(destination.name, narrow=self.narrow)
         living = self.tables.aside.table_id and self.tables.snapshot(self.tables.aside).destination.name
         return self.rules.orders(destination.name, self.random.randint(2, 3), living or self.tables.aside.name)
 
@@ -310,4 +325,7 @@ class Administration:
             if not destination.table_id:
                 self._apply(destination)
         self._follow_aside(self.tables.snapshot(self.tables.orders).destination)
+        self.narrow = False
+        if self.rules.narrow:
+            self._declare_aside(narrow=False)
         resume(self.domain, self.tables.orders.name)

@@ -10,6 +10,8 @@ from spark_jms.core.destination import Destination
 from spark_jms.settings.destination import UNLIMITED
 from spark_jms.settings.expiration import DISCARD, REDIRECT
 
+NARROW_BYTES, WIDE_BYTES = 1, 10_000  # a text has one to three, its unit of order one
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -21,6 +23,7 @@ class Rules:
     redirects: bool = False  # expired messages, to the error destination
     sorts: bool = False  # by priority
     forwards: bool = False  # from members without consumers
+    narrow: bool = False  # the error destination takes small messages alone, at times
 
     @staticmethod
     def of(seed: int) -> Rules:
@@ -37,6 +40,7 @@ class Rules:
             redirects=keeps_failed and chance.random() < 0.5,
             sorts=chance.random() < 0.25,
             forwards=chance.random() < 0.3,
+            narrow=keeps_failed and chance.random() < 0.5,
         )
 
     def orders(self, name: str, members: int, aside: str) -> Destination:
@@ -54,6 +58,7 @@ class Rules:
             error_destination=aside if self.keeps_failed else None,
         )
 
-
-def aside(name: str) -> Destination:
-    return Destination(name, "queue", 1, file_grace_ms=0)
+    def aside(self, name: str, *, narrow: bool | None = None) -> Destination:
+        """`narrow` None: as it is at first."""
+        most = NARROW_BYTES if (self.narrow if narrow is None else narrow) else WIDE_BYTES
+        return Destination(name, "queue", 1, file_grace_ms=0, max_message_bytes=most)

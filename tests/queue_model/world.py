@@ -18,6 +18,7 @@ from spark_jms.core.claim import Claim
 from spark_jms.core.message_state import MessageEvent
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.refusal import MessageRefusal
 from spark_jms.core.transfer import Intent
 from spark_jms.log import domain, storage
 from spark_jms.log.declarations import apply_destinations
@@ -31,7 +32,7 @@ from tests.queue_model.conservation import Conservation
 from tests.queue_model.consumers import ConsumerProcess
 from tests.queue_model.crowd import Crowd
 from tests.queue_model.parsing import parse_once
-from tests.queue_model.rules import Rules, aside
+from tests.queue_model.rules import Rules
 from tests.queue_model.senders import Senders
 from tests.queue_model.tables import ROOT, Tables
 
@@ -103,7 +104,7 @@ class QueueWorld:
             administration.pause: 0.8,
             administration.resume: 4,
             administration.rename: 0.4,
-            administration.drop: 0.4,
+            self.drop: 0.4,
             administration.apply: 4,
         }
         return {do.__name__: Action(weight, do) for do, weight in weights.items()}
@@ -115,6 +116,11 @@ class QueueWorld:
         self.actions[name].do()
         self.clock.now_ms += self.random.choice([1, 10, 60, 300])
         return name
+
+    def drop(self) -> None:
+        """What has left by now is looked at before: then its record set is gone."""
+        self.account.check_records()
+        self.administration.drop()
 
     def wait(self) -> None:
         self.clock.now_ms += 11_000
@@ -176,7 +182,7 @@ def _model(rules: Rules) -> MemoryStorage:
         patch.setattr(domain, "open_storage", lambda root: made)
         patch.setattr(storage, "time", Clock())
         first = domain.create_domain(ROOT, "memory://model")
-        apply_destinations(first, [aside("aside"), rules.orders("orders", 2, "aside")], lambda d, m: False)
+        apply_destinations(first, [rules.aside("aside"), rules.orders("orders", 2, "aside")], lambda d, m: False)
     return made
 
 
@@ -231,6 +237,14 @@ def _note_changes(patch: pytest.MonkeyPatch, world: QueueWorld) -> None:
         world.seen[f"{intent.consumer} moves"] += 1
         return original_begin(self, claim_id, intent)
 
+    def refused(self: RecordSet, claim_id: str, refusal: MessageRefusal, *, delivered: bool) -> RecordSet:
+        world.seen[f"{refusal.consumer} is refused"] += 1
+        return original_refuse(self, claim_id, refusal, delivered=delivered)
+
+    def reconsidered(self: RecordSet, picks: Ranges) -> RecordSet:
+        world.seen["reconsidered"] += bool(picks)
+        return original_reconsider(self, picks)
+
     def returned(self: RecordSet, slot: int) -> RecordSet:
         world.conservation.returns.update(self.intents[slot].picks.numbers().tolist())
         return original_return(self, slot)
@@ -241,10 +255,12 @@ def _note_changes(patch: pytest.MonkeyPatch, world: QueueWorld) -> None:
         return prepared
 
     original_move, original_begin, original_return = RecordSet._move, RecordSet.move, RecordSet.returned
-    original_prepare = BatchMaker.prepare
+    original_refuse, original_reconsider, original_prepare = RecordSet.refuse, RecordSet.reconsider, BatchMaker.prepare
     patch.setattr(RecordSet, "_move", moved)
     patch.setattr(RecordSet, "move", began)
     patch.setattr(RecordSet, "returned", returned)
+    patch.setattr(RecordSet, "refuse", refused)
+    patch.setattr(RecordSet, "reconsider", reconsidered)
     patch.setattr(BatchMaker, "prepare", prepare)
 
 

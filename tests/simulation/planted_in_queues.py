@@ -18,6 +18,7 @@ from spark_jms.claims.members import Members
 from spark_jms.claims.offer import Offer
 from spark_jms.claims.previous_batch import PreviousBatch
 from spark_jms.claims.progress import ProgressRecord
+from spark_jms.claims.reconsideration import Reconsideration
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.claims.transfer import Transfers
 from spark_jms.core import record_set
@@ -28,6 +29,7 @@ from spark_jms.core.pause import CONSUMPTION, Pauses
 from spark_jms.core.query_progress import QueryProgress
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
+from spark_jms.core.refusal import MessageRefusal
 from spark_jms.core.transfer import STEPS, NextStep, TargetOutcome, TransferStep
 from spark_jms.core.unit_order import NO_UNITS, BlockedUnits
 from spark_jms.log import compaction, purge, send
@@ -191,8 +193,8 @@ def intent_is_written_after_the_append(patch: Patch) -> None:
 
     def begin(self: Transfers, state: RecordSet, movement: Any) -> RecordSet:
         after = original(self, state, movement)
-        (intent,) = (i for slot, i in after.intents.items() if slot not in state.intents)
-        self._run(intent)
+        for slot in after.intents.keys() - state.intents.keys():
+            self._run(after.intents[slot])
         return after
 
     original = Transfers.begin
@@ -228,6 +230,28 @@ def error_destination_gets_nothing(patch: Patch) -> None:
 
     original = ErrorDestination.take
     patch.setattr(ErrorDestination, "take", take)
+
+
+def refused_messages_are_delivered(patch: Patch) -> None:
+    """Those that have expired, and those that a consumer would try again and again."""
+    patch.setattr(RecordSet, "kept_back", lambda self, limit: EMPTY)
+
+
+def refused_messages_block_no_unit(patch: Patch) -> None:
+    patch.setattr(planner, "holding_back", lambda refusals: EMPTY)
+
+
+def refused_messages_are_not_tried_again(patch: Patch) -> None:
+    patch.setattr(Reconsideration, "_has_changed", lambda self, refusal, destination: False)
+
+
+def refused_messages_are_lost(patch: Patch) -> None:
+    """They are finished, as if they had moved."""
+
+    def refuse(self: RecordSet, claim_id: str, refusal: MessageRefusal, *, delivered: bool) -> RecordSet:
+        return self.release(claim_id, refusal.picks, delivered=delivered).skip(refusal.picks)
+
+    patch.setattr(RecordSet, "refuse", refuse)
 
 
 def redelivery_delay_is_not_waited_for(patch: Patch) -> None:
@@ -397,6 +421,24 @@ PLANTED_IN_QUEUES = (
     PlantedPatch(
         "error destination gets nothing", "for no reason", error_destination_gets_nothing, ("crash", "start", "wait")
     ),
+    PlantedPatch(
+        "refused messages are delivered",
+        r"got a message for the \w+ time|refused for good",
+        refused_messages_are_delivered,
+        ("crash", "start", "wait"),
+        seed=62,
+    ),
+    PlantedPatch(
+        "refused messages block no unit",
+        "before an earlier one",
+        refused_messages_block_no_unit,
+        ("crash", "start", "wait"),
+        seed=62,
+    ),
+    PlantedPatch(
+        "refused messages are not tried again", "not drained", refused_messages_are_not_tried_again, ("wait",), seed=50
+    ),
+    PlantedPatch("refused messages are lost", LOST, refused_messages_are_lost, ("crash", "start", "wait"), seed=53),
     PlantedPatch(
         "redelivery delay is not waited for",
         "before its redelivery delay was over",
