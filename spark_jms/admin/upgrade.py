@@ -1,4 +1,6 @@
-"""Upgrade a domain of format version 1: record sets get their new names and form, queries a record of their own (C16).
+"""Upgrade a domain: one of format version 1, and tables of earlier releases (C16).
+
+In a domain of format version 1 record sets get their new names and form, queries a record of their own:
 
     1  refuse while sessions are alive
     2  mark the domain: earlier versions of spark-jms refuse it from now on, and so do we until the end
@@ -7,12 +9,16 @@
     5  for each record set: write the new one and delete the old one, in one write of the store
     6  remove the mark
 
+Tables of releases that did not name the statistics which other programs may use get that property (log/shown_statistics.py):
+one commit each, without a new format, so that jobs, clients and earlier releases continue meanwhile.
+
 After a crash at any point, `upgrade` again finishes the work: every step leaves alone what is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from spark_jms.claims.record_sets import label_of, operations
@@ -21,8 +27,12 @@ from spark_jms.core.query_progress import PROGRESS, QueryProgress
 from spark_jms.core.record_names import consumer_record, member_record
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.record_set_v1 import STATE_KEY, RecordSetV1, from_v1, record_name_v1
-from spark_jms.errors import JmsqError, RecordSetError
+from spark_jms.errors import InvalidDestinationError, JmsqError, RecordSetError
+from spark_jms.log.commit import Decision, commit
+from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
+from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.usage_history import USAGE_HISTORY
 from spark_jms.store import Delete, Put, Session, Store
 
 
@@ -30,8 +40,9 @@ from spark_jms.store import Delete, Put, Session, Store
 class UpgradePlan:
     """What an upgrade would do. Empty: the domain is up to date."""
 
-    records: tuple[str, ...]
-    queries: tuple[str, ...]
+    records: tuple[str, ...] = ()
+    queries: tuple[str, ...] = ()
+    tables: tuple[str, ...] = ()  # those that get a property
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,7 @@ def plan_upgrade(domain: Domain, store: Store) -> UpgradePlan:
     """Read-only. Raises RecordSetError for a record set that cannot be adopted."""
     found = list(_found(domain, store))
     queries = {f"{one.destination} {name}" for one in found for name in _progress([one])}
-    return UpgradePlan(tuple(one.label for one in found), tuple(sorted(queries)))
+    return UpgradePlan(tuple(one.label for one in found), tuple(sorted(queries)), plan_tables(domain).tables)
 
 
 def upgrade(domain: Domain, store: Store) -> UpgradePlan:
@@ -72,8 +83,38 @@ def upgrade(domain: Domain, store: Store) -> UpgradePlan:
                 _write_progress(session, consumer_record(table_id, subscription, consumer), progress)
         for one in found:
             _move(session, one)
+    upgrade_tables(domain)
     domain.mark(upgrading=False)
     return plan
+
+
+def plan_tables(domain: Domain) -> UpgradePlan:
+    """Of a domain of this format: what `upgrade_tables` would do. Read-only."""
+    return UpgradePlan(tables=tuple(log.name for log in _tables(domain) if log.snapshot.table.lacking_property))
+
+
+def upgrade_tables(domain: Domain) -> UpgradePlan:
+    """Repeatable, and beside whatever uses the tables."""
+    done = [log.name for log in _tables(domain) if commit(log, _decide_property) is not None]
+    return UpgradePlan(tables=tuple(done))
+
+
+def _decide_property(snapshot: Snapshot) -> Decision | None:
+    """Pure. Each commit to a table adds what it lacks."""
+    return Decision("SET TBLPROPERTIES", []) if snapshot.table.lacking_property else None
+
+
+def _tables(domain: Domain) -> Iterator[DeltaLog]:
+    """All that the domain has: of its destinations, and of the usage history. Their snapshots are new."""
+    for destination in domain.destinations():
+        beside = domain.life_cycle(destination)
+        for log in (domain.log(destination), domain.acknowledgements(destination), *([beside] if beside else [])):
+            log.refresh()
+            yield log
+    history = DeltaLog(domain.storage.child(USAGE_HISTORY), "usage history")
+    with suppress(InvalidDestinationError):  # no service has written any
+        history.refresh()
+        yield history
 
 
 def _refuse_live(store: Store) -> None:

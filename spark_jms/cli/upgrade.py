@@ -1,29 +1,34 @@
-"""`jmsq upgrade`: bring a domain of an earlier format to this version's (C16)."""
+"""`jmsq upgrade`: bring a domain of an earlier release to this version's form (C16)."""
 
 from __future__ import annotations
 
 from spark_jms.cli.settings import CommandSettings, command, dry_run_option
 
 
-@command("upgrade", short_help="Bring a domain of an earlier format to this version's.")
+@command("upgrade", short_help="Bring a domain of an earlier release to this version's form.")
 @dry_run_option
 def upgrade(settings: CommandSettings, dry_run: bool) -> None:
-    """Adopt the positions, claims and waiting acknowledgements of an earlier format version.
+    """Bring a domain of an earlier release to this version's form. Messages are not touched.
 
-    Stop all jobs and clients of the domain first. Messages are not touched. Queries continue with their checkpoints.
-    Earlier versions of spark-jms cannot open the domain afterwards: keep a backup until you are content.
+    Tables get the property that names the statistics which other programs may use: until then a filter of delta-rs,
+    DuckDB or Polars finds no row for some columns. Jobs, clients and earlier releases may run meanwhile.
+
+    In a domain of format version 1, positions, claims and waiting acknowledgements get their new form. Stop all jobs and
+    clients of the domain first. Queries continue with their checkpoints. Earlier versions of spark-jms cannot open the
+    domain afterwards: keep a backup until you are content.
     """
-    from spark_jms.admin.upgrade import UpgradePlan, plan_upgrade
+    from spark_jms.admin.upgrade import plan_tables, plan_upgrade, upgrade_tables
     from spark_jms.admin.upgrade import upgrade as run_upgrade
     from spark_jms.log.domain import Domain
     from spark_jms.store import open_store
 
     domain, out = Domain(settings.root, upgrading=True), settings.out
-    needed = domain.needs_upgrade
-    plan = UpgradePlan((), ())
-    if needed:
+    if new_format := domain.needs_upgrade:
         with open_store(domain.store_uri) as store:
             plan = plan_upgrade(domain, store) if dry_run else run_upgrade(domain, store)
+    else:
+        plan = plan_tables(domain) if dry_run else upgrade_tables(domain)
+    needed = new_format or bool(plan.tables)
     if settings.as_json:
         out.document(
             {
@@ -32,10 +37,12 @@ def upgrade(settings: CommandSettings, dry_run: bool) -> None:
                 "dry_run": dry_run,
                 "records": list(plan.records),
                 "queries": list(plan.queries),
+                "tables": list(plan.tables),
             }
         )
     elif needed:
-        what = f"{len(plan.records)} record set(s) and {len(plan.queries)} query position(s) of {domain.root}"
+        positions = f"{len(plan.records)} record set(s), {len(plan.queries)} query position(s) and "
+        what = f"{positions if new_format else ''}the properties of {len(plan.tables)} table(s) of {domain.root}"
         out.say(f"{'would upgrade' if dry_run else 'upgraded'} {what}")
     else:
         out.say(f"{domain.root} is up to date")

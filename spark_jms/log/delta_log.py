@@ -250,7 +250,8 @@ class DeltaLog:
         previous version must still be the commit that we know after the write, or we take ours back.
 
         Raises CommitOutcomeUnknownError when the storage fails while it writes the version and cannot tell whether it
-        did; after any other error nothing was written.
+        did; after any other error nothing was written. The first commit of this release to a table of an earlier one also names
+        the statistics that other programs may use (shown_statistics.py).
         """
         version = snapshot.version + 1
         if not self._has(snapshot):
@@ -272,7 +273,7 @@ class DeltaLog:
             }
         }
         own: Action = {"txn": {"appId": NEWEST_OWN_COMMIT, "version": version, "lastUpdated": now}}
-        actions = [*actions, own]
+        actions = [*_with_property(snapshot, actions), own]
         lines = "\n".join(_encode(action) for action in (info, *actions))
         data = (lines + "\n").encode()
         durable = snapshot.destination.durability == "power"
@@ -344,3 +345,12 @@ class DeltaLog:
             "be in the log or appear there later. To send messages once, repeat them by their number in a producer id: "
             "send(…, sequence=n); or with send_many(…, transaction=(application id, version))"
         )
+
+
+def _with_property(snapshot: Snapshot, actions: Iterable[Action]) -> list[Action]:
+    lacking, given = snapshot.table.lacking_property, list(actions)
+    if not lacking:
+        return given
+    metadata = next((action["metaData"] for action in given if "metaData" in action), snapshot.metadata)
+    changed = {**metadata, "configuration": {**(metadata.get("configuration") or {}), **lacking}}
+    return [{"metaData": changed}, *(action for action in given if "metaData" not in action)]

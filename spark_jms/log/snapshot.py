@@ -18,6 +18,7 @@ from spark_jms.errors import ForeignWriteError
 from spark_jms.log.data_file import DataFile
 from spark_jms.log.layered_map import LayeredMap
 from spark_jms.log.member_files import MemberFiles
+from spark_jms.log.shown_statistics import lacking_property
 
 DROPPED = "jmsq.dropped"  # key of the table's configuration
 SEQUENCE_PREFIX = "seq/"  # txn app id of a member's last sequence number
@@ -48,6 +49,11 @@ class TableMetadata:
     @cached_property
     def destination(self) -> Destination:
         return Destination.from_configuration(self.action.get("configuration") or {}, self.where)
+
+    @cached_property
+    def lacking_property(self) -> Mapping[str, str]:
+        """What `DeltaLog.append` adds to the table's configuration; {} when it is there."""
+        return lacking_property(self.action)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from spark_jms.errors import InvalidDestinationError
 from spark_jms.log.replay import ENGINE
+from spark_jms.log.shown_statistics import shown_statistics
 from spark_jms.settings.promoted_property import folded
 
 PROTOCOL = {"minReaderVersion": 1, "minWriterVersion": 2}
@@ -39,7 +40,7 @@ def first_commit(
         "schemaString": json.dumps(_struct(schema)),
         "partitionColumns": list(partitioned_by),
         "createdTime": now,
-        "configuration": dict(configuration),
+        "configuration": {**configuration, **shown_statistics(schema.names)},
     }
     info = {"timestamp": now, "operation": "CREATE TABLE", "operationParameters": {}, "engineInfo": f"{ENGINE}/1"}
     actions = ({"commitInfo": info}, {"protocol": PROTOCOL}, {"metaData": metadata})

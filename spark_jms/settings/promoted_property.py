@@ -9,7 +9,7 @@ import attrs
 from spark_jms.settings.destination_key import KEY_TYPES, PROPERTY_NAME
 from spark_jms.settings.types import FullForm, NotAllowed
 
-MAX_PROMOTED = 16  # with the 15 stored columns they are among the first 32, of which Delta readers use statistics
+MAX_PROMOTED = 16  # each adds its statistics to the log for each file
 # Columns of our tables that are named like a property. Those that later versions add begin with JMS.
 TABLE_COLUMNS = ("text", "body", "properties", "member", "sequence", "ordinal", "first_sequence", "acknowledged_ms")
 WHOLE_TYPES = ("byte", "short", "int", "long")

@@ -5,24 +5,31 @@ committed), prices has 4 messages and a subscription that acknowledged one."""
 from __future__ import annotations
 
 import json
+import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from deltalake import DeltaTable
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from spark_jms import connect
+from spark_jms import apply, connect
 from spark_jms.admin import upgrade as upgrading
 from spark_jms.admin.upgrade import plan_upgrade, upgrade
 from spark_jms.claims import views
+from spark_jms.claims.usage_history import UsageHistory
+from spark_jms.cli.main import cli
 from spark_jms.core.record_set_v1 import STATE_KEY
 from spark_jms.errors import DestinationReplacedError, FormatVersionError, JmsqError, RecordSetError
 from spark_jms.log.domain import Domain
+from spark_jms.log.shown_statistics import PROPERTY
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader, read_partition
 from spark_jms.store import Put, open_store
+from tests.other_readers import wrong_answers
 
 STORED = Path(__file__).parent / "stored" / "domain-v1.tar.gz"
 
@@ -155,3 +162,83 @@ def test_interrupted_upgrade_is_finished_by_the_next(root: str, step: int, monke
         assert sum(state.unfinished(1, 6).count for state in states.values()) == 6
         (claim,) = {claim.claim for claim in views.claims(domain, store, "orders")}
         assert claim.startswith("3-")
+
+
+def table_names(root: str, *command: str) -> list[str]:
+    done = CliRunner().invoke(cli, ["upgrade", "--root", root, "--json", *command])
+    assert done.exit_code == 0, done.output
+    names: list[str] = json.loads(done.stdout)["tables"]
+    return names
+
+
+def shown(root: str) -> set[str | None]:
+    """What the tables of the domain say of their statistics."""
+    logs = Path(root).rglob("_delta_log/00000000000000000000.json")
+    return {DeltaTable(str(path.parent.parent)).metadata().configuration.get(PROPERTY) for path in logs}
+
+
+def without_property(root: str) -> None:
+    """As releases before it have made the tables."""
+    for path in Path(root).rglob("_delta_log/*.json"):
+        path.write_text(re.sub(rf'"{re.escape(PROPERTY)}":"[^"]*",?', "", path.read_text()).replace(",}", "}"))
+
+
+def test_tables_of_an_earlier_release_get_their_property_beside_clients(tmp_path: Path) -> None:
+    """C16, C3: all tables of the domain, one commit each, while a client is connected; the second upgrade finds nothing."""
+    root = str(tmp_path)
+    kinds = {"orders": {"kind": "queue", "messageLoggingEnabled": True}, "prices": {"kind": "topic"}}
+    apply(root, {"destinations": kinds})
+    with connect(root, housekeeping=False) as context:
+        context.producer("orders").send(text="before")
+        assert UsageHistory(context._domain, context._store).record(["orders"])[1] == {}
+        without_property(root)
+        assert shown(root) == {None}
+    with connect(root, housekeeping=False) as context:
+        first = context._domain.log("orders").refresh()
+        expected = [
+            "orders",
+            "acknowledgements of orders",
+            "life cycle of orders",
+            "prices",
+            "acknowledgements of prices",
+        ]
+        expected.append("usage history")
+        assert table_names(root, "--dry-run") == expected
+        assert shown(root) == {None}
+        assert table_names(root) == expected
+        assert table_names(root) == table_names(root, "--dry-run") == []
+        messages = "ordinal,JMSTimestamp,JMSPriority,JMSExpiration,JMSDeliveryTime"
+        assert shown(root) == {messages, "ordinal,acknowledged_ms", "ordinal"}
+        after = context._domain.log("orders").refresh()
+        assert (after.version, after.destination) == (first.version + 1, first.destination)
+        with context.consumer("orders") as consumer:
+            message = consumer.receive(timeout=10)
+            assert message is not None
+            assert message.text == "before"
+
+
+def test_any_commit_adds_the_property_and_a_declaration_keeps_it(tmp_path: Path) -> None:
+    """C3: a send to a table of an earlier release, and a change of its declaration."""
+    root = str(tmp_path)
+    for priority in (1, 2):
+        apply(root, {"destinations": {"orders": {"kind": "queue"}}})
+        without_property(root)
+        with connect(root, housekeeping=False) as context:
+            if priority == 1:
+                context.producer("orders").send(text="first")
+            apply(root, {"destinations": {"orders": {"kind": "queue", "retention": f"{priority} h"}}})
+        table = DeltaTable(f"{root}/orders").metadata().configuration
+        assert table[PROPERTY].startswith("ordinal,JMSTimestamp")
+        assert table["jmsq.retentionMs"] == str(priority * 3_600_000)
+
+
+def test_stored_files_have_bounds_of_all_columns_that_their_table_names(root: str) -> None:
+    """C16, C3: other readers answer rightly for the tables of format version 1, once it is upgraded."""
+    upgraded(root)
+    domain = Domain(root)
+    for log in (domain.log("orders"), domain.log("prices"), domain.acknowledgements("orders")):
+        snapshot = log.refresh()
+        named = snapshot.metadata["configuration"][PROPERTY].split(",")
+        for file in snapshot.files.values():
+            assert set(named) <= file.statistics["minValues"].keys() & file.statistics["maxValues"].keys()
+    assert wrong_answers(f"{root}/orders", "to_pyarrow_dataset") == []

@@ -29,7 +29,7 @@ def promote(bench: Bench, *written: str) -> None:
 
 
 def test_every_type_of_property_becomes_a_column(bench: Bench) -> None:
-    """C7: of Spark's own type; Delta skips files by its statistics. Files from before have NULL. Spark's source has the columns
+    """C7: of Spark's own type. Files from before have NULL. Spark's source has the columns
     of every message, whatever is promoted, and its selectors find the messages by the columns."""
     sent = bench.spark.range(0, 6, 1, 1).selectExpr(
         "cast(id as string) text",
