@@ -19,6 +19,7 @@ from spark_jms.core.message import COLUMNS, normalise
 from spark_jms.core.ranges import EMPTY, Ranges, union
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.record_set_form import REFUSALS, changed_objects, from_objects, to_objects
+from spark_jms.core.redelivery import NOT_DELIVERED
 from spark_jms.core.refusal import (
     ASIDE,
     ISOLATION,
@@ -83,7 +84,7 @@ def test_record_set_keeps_a_refusal_until_its_messages_are_finished() -> None:
     """C8, C5: it is available, and taken out wherever it leaves; a claim of an administrator's that is released keeps it."""
     claim = Claim("c", "limiter", "s", some(1, 2, 3), 0, replayable=False)
     state = RecordSet().claim(claim).refuse("c", refusal(some(1, 3)), delivered=False)
-    assert (state.refused, state.claimed, state.deliveries) == (some(1, 3), some(2), {})
+    assert (state.refused, state.claimed, state.deliveries) == (some(1, 3), some(2), NOT_DELIVERED)
     assert state.available(1, 3) == some(1, 3)
     moving = state.claim(Claim("m", "move", "m", some(3), 0, replayable=False))
     assert moving.refused == some(1)
