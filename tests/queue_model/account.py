@@ -36,19 +36,24 @@ class Account:
     revoked: dict[tuple[str, int], int] = field(
         default_factory=dict
     )  # claim, sequence -> when it may come again at first
-    claims: dict[Place, list[str]] = field(default_factory=dict)  # of messages that wait before they come again
+    claims: dict[Place, list[str]] = field(default_factory=dict)  # where limit or delay are to be checked
+    shown: set[tuple[str, int]] = field(default_factory=set)  # claim, sequence: revoked, and certainly shown
     _checked: dict[tuple[str, int], RecordSet] = field(default_factory=dict)
     newest: dict[tuple[str, str], int] = field(
         default_factory=dict
     )  # table, consumer -> the number of its newest claim
     planned: Snapshot | None = None  # what the newest plan of a consumer has seen of the log
 
-    def note_revocation(self, claim: Claim, picks: Ranges, until_ms: int) -> None:
-        """A revocation that was planned and not written counts too, so the account misses some, and invents none."""
+    def note_revocation(self, claim: Claim, picks: Ranges, shown: Ranges, until_ms: int) -> None:
+        """A revocation that was planned and not written counts too, so the account misses some, and invents none. Limit and delay
+        concern what was `shown`."""
         for sequence in picks.numbers().tolist():
             if (claim.id, sequence) not in self.revoked:
-                self.revoked[claim.id, sequence] = until_ms
-                self.conservation.returns[sequence] += 1
+                certain = sequence in shown
+                self.revoked[claim.id, sequence] = until_ms if certain else 0
+                self.conservation.returns[sequence] += certain
+                if certain:
+                    self.shown.add((claim.id, sequence))
 
     def check_claim(self, consumer: ConsumerProcess, batch: Batch) -> None:
         """A consumer claims messages of the living table only. One consumer at a time has messages of a unit of order, and
@@ -88,13 +93,13 @@ class Account:
     def _check_redelivery(self, name: str, batch: Batch, member: int) -> None:
         """No message comes again too often, or too early."""
         pick, limit = batch.members[member], self.rules.redelivery_limit
-        most = max(pick.redelivered, default=1)
-        assert limit == UNLIMITED or most <= limit + 1, (
-            f"{name} got a message for the {most}th time, the limit is {limit}"
-        )
-        if self.rules.redelivery_delay_ms:
+        if self.rules.redelivery_delay_ms or limit != UNLIMITED:
             for sequence in pick.picks.numbers().tolist():
                 known = self.claims.setdefault(Place(batch.table, member, sequence), [])
+                times = sum((claim, sequence) in self.shown for claim in known)
+                assert limit == UNLIMITED or times <= limit, (
+                    f"{name} got message {sequence}, which was shown {times} times before, and the limit is {limit}"
+                )
                 wait_ms = max((self.revoked.get((claim, sequence), 0) for claim in known), default=0) - self.clock.ms()
                 assert wait_ms <= 0, f"{name} got message {sequence} {wait_ms} ms before its redelivery delay was over"
                 known.append(batch.claim)

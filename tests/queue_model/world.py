@@ -228,10 +228,12 @@ def _note_changes(patch: pytest.MonkeyPatch, world: QueueWorld) -> None:
         now_ms: int = 0,
         until_ms: int = 0,
         row: Any = None,
+        shown: Ranges | None = None,
     ) -> RecordSet:
         if event is MessageEvent.REDELIVER:
-            world.account.note_revocation(claim, picks, until_ms)
-        return original_move(self, claim, picks, event, now_ms, until_ms, row)
+            world.account.note_revocation(claim, picks, picks if shown is None else shown, until_ms)
+            world.seen["innocent"] += shown is not None and bool(picks - shown)
+        return original_move(self, claim, picks, event, now_ms, until_ms, row, shown)
 
     def began(self: RecordSet, claim_id: str, intent: Intent) -> RecordSet:
         world.seen[f"{intent.consumer} moves"] += 1
