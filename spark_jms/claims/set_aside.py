@@ -86,6 +86,7 @@ class _Aside:
     claim: str
     member: int
     reasons: Mapping[int, str]
+    target: str = SET_ASIDE
     whole_units: bool = True
 
     def movement(self, picks: Ranges, sieve: Sieve) -> Movement:

@@ -93,6 +93,11 @@ class Fitting(Protocol):
     """Messages of which a target may refuse some for good."""
 
     @property
+    def target(self) -> str:
+        """The destination."""
+        ...
+
+    @property
     def whole_units(self) -> bool:
         """Units of work stay together."""
         ...
@@ -171,12 +176,12 @@ class Transfers:
             sieve, part = Sieve(fitting.whole_units), rest.take(wanted)
             try:
                 moving = self.begin(state, fitting.movement(part, sieve))
-            except LargerThanQuotaError as error:
+            except LargerThanQuotaError:
                 if part.count > 1:
                     wanted = part.count // 2
                     continue
                 sieve, moving = Sieve(), state
-                sieve.refuse(BrokenRule(QUOTA, str(error)), part)
+                sieve.refuse(self._larger_than_quota(fitting.target), part)
             refused = {
                 rule: refused.get(rule, EMPTY) | sieve.refused.get(rule, EMPTY) for rule in {**refused, **sieve.refused}
             }
@@ -184,6 +189,10 @@ class Transfers:
             if moving is not state:
                 return Begun(moving, refused)
         return Begun(state, refused)
+
+    def _larger_than_quota(self, destination: str) -> BrokenRule:
+        quotas = ", ".join(sorted(self._domain.log(destination).snapshot.destination.quotas))
+        return BrokenRule(QUOTA, f"larger alone than the maximum of quota {quotas}")
 
     def declared(self, destination: str) -> str:
         """What decides which messages the destination refuses for good, to compare. Raises JmsqError or OSError."""

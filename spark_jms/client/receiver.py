@@ -209,7 +209,7 @@ class Receiver:
                 return
             if done:
                 log.warning(
-                    "%s, member %d: set aside, because it cannot be delivered: %s",
+                    "%s, member %d: it is not delivered, because it cannot be decoded: %s",
                     self.destination,
                     item.member,
                     item.told,

@@ -339,6 +339,8 @@ def test_message_larger_than_the_quota_is_refused(limited: Context) -> None:
     q.rounds()
     q.batch()
     assert refused(limited, "orders") == [("2", QUOTA)]
+    (row,) = views.refusals(limited._domain, limited._store, "orders")
+    assert row.reason == "larger alone than the maximum of quota small"
     assert [m.body for m in limited.browser("failed")] == [b"a", b"b"]
     limited.with_room(200_000)  # type: ignore[attr-defined]
     q.now_ms += 1_000
