@@ -13,7 +13,9 @@ import pytest
 import spark_jms
 from spark_jms.claims import branch, branches, views
 from spark_jms.claims.subscriber import Subscriber
+from spark_jms.core.destination import Destination
 from spark_jms.errors import MemberUnavailableError
+from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.domain import Domain
 from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.spark import worker
@@ -78,6 +80,37 @@ def test_poison_messages_of_several_servers_are_set_aside(root: str, bad: set[st
     send(root, "orders", "later")
     query.drain()
     assert sink.texts[-1] == "later"
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_poison_message_that_is_refused_for_good_stays_on_its_server(root: str, at: int) -> None:
+    """M4, M10, C8: the others are delivered, and no consumer gets it; it moves when the error destination takes it."""
+    declare_failed(root, 4)
+    with spark_jms.connect(root, housekeeping=False) as context:
+        for member in range(3):
+            for n in range(10):
+                large = member == at and n == 5
+                to = f"{SERVERS[member]}@orders"
+                context.producer(to).send(text="too large" if large else f"{member}{n}")
+    texts = [f"{member}{n}" for member in range(3) for n in range(10) if (member, n) != (at, 5)]
+    sink = Sink(bad={"too large"})
+    query = Query(root, "orders", sink)
+    query.drain()
+    assert set(sink.texts) == set(texts)
+    assert received(root, "orders") == received(root, "failed") == []
+    domain = Domain(root)
+    with views.opened_store(domain) as store:
+        (row,) = views.refusals(domain, store, "orders")
+    assert (row.messages, row.rule) == (1, "maxMessageSize")
+    declare_failed(root, 1_000)
+    query.drain()
+    assert [m.text for m in received(root, "failed")] == ["too large"]
+
+
+def declare_failed(root: str, most: int) -> None:
+    apply_destinations(
+        Domain(root), [Destination("failed", "queue", max_message_bytes=most)], lambda name, member: False
+    )
 
 
 def test_driver_that_dies_at_any_attempt_loses_nothing_on_servers(root: str) -> None:
