@@ -217,7 +217,10 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         known = find_subscription(table, name, selector)
         if known is None:
-            what = f"the subscription {name!r} of topic {self._name} was dropped, with its undelivered messages"
+            what = (
+                f"the subscription {name!r} of topic {self._name} was dropped, with its undelivered messages, or the checkpoint is "
+                "of another subscription"
+            )
             if self.options.fail_on_data_loss:
                 raise DataLossError(
                     f"{what}. Start with a new checkpointLocation, or set failOnDataLoss to false to continue with a new "
