@@ -29,7 +29,7 @@ from spark_jms.core.typed_properties import (
     declared_types,
     decode_property,
 )
-from spark_jms.core.utf8 import first_invalid
+from spark_jms.core.utf8 import first_invalid, is_valid
 from spark_jms.errors import MessageFormatError, MessageSizeError
 from spark_jms.settings.types import near_to
 
@@ -345,14 +345,18 @@ def _properties(array: pa.Array | None, rows: int) -> pa.Array:
     if typed:
         array = _struct_to_map(array)
     array = array if array.type == _MAP else array.cast(_MAP)
-    _check_property_text(array)
-    check_property_names(pc.unique(array.keys).to_pylist())
+    names = pc.unique(array.keys)
+    if not (is_valid(names) and is_valid(array.items)):
+        _refuse_text(array)
+        names = pc.unique(MapEntries(array).keys)  # a slice: the rows of others are not looked at
+    check_property_names(names.to_pylist())
     if not typed:
         check_typed_properties(array)
     return array
 
 
-def _check_property_text(array: pa.MapArray) -> None:
+def _refuse_text(array: pa.MapArray) -> None:
+    """Raises the error for the first text that is not UTF-8; there may be none among the entries of these rows."""
     entries = MapEntries(array)
     for what, texts in (("name", entries.keys), ("value", entries.items)):
         bad = first_invalid(texts)

@@ -60,6 +60,8 @@ def test_property_is_refused_by_row_and_name(kind: pa.DataType) -> None:
     assert refused(properties=value.slice(1)).startswith(f"row 0: {said}")
     name = map_of(text_of(b"a", b"b", BAD), pa.array(["x", "y", "z"])).cast(wide)
     assert refused(properties=name).startswith("row 2: column 'properties': the name is b'h\\xffi'")
+    rows = pa.RecordBatch.from_pydict({"text": pa.array(["a"] * 3), "properties": name})
+    assert normalise(rows.slice(0, 2), 1, 100).num_rows == 2
     struct = pa.StructArray.from_arrays([pa.array([1, 2]), text_of(b"x", BAD).cast(kind)], ["n", "b"])
     assert refused(properties=struct).startswith(f"row 1: {said}")
 
