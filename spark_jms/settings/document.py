@@ -60,6 +60,7 @@ def read(subscription):
     stream = spark.readStream.format("jmsq").option("root", root).option("destination", "prices")
     return stream.option("subscription", subscription).load()
 
+
 both = read("left").alias("l").join(read("right").alias("r"), F.expr("l.JMSCorrelationID = r.JMSMessageID"))
 ```
 
