@@ -212,7 +212,7 @@ class _Part:
 
         def work(number: int) -> None:
             try:
-                while time.perf_counter() < stop:
+                while not counts[number] or time.perf_counter() < stop:  # once at least, however late the thread starts
                     call()
                     counts[number] += 1
             except Exception as error:  # noqa: BLE001 - raised below, in the waiting thread
