@@ -207,7 +207,7 @@ class RecordSet:
         """Its consumer is dead, or taken for dead: its messages are available again, and all of them flagged. Of a client's claim only
         the first of them was certainly shown to the application (redelivery.py)."""
         claim = self.claims[claim_id]
-        shown = claim.picks if claim.replayable else claim.shown_first
+        shown = None if claim.replayable else claim.shown_first
         return self._move(claim, claim.picks, MessageEvent.REDELIVER, now_ms, until_ms, shown=shown)
 
     def refuse(self, claim_id: str, refusal: MessageRefusal, *, delivered: bool) -> RecordSet:
@@ -394,8 +394,8 @@ class RecordSet:
         shown: Ranges | None = None,
     ) -> RecordSet:
         """Take `picks` of a claim through one transition of the table. CLAIM, DOUBT and RECOVER move a whole claim. After
-        MOVE the caller enters the intent, after PLEDGE the pledge. `row` joins the outbox. `shown`: those that an application has
-        certainly got; None: all."""
+        MOVE the caller enters the intent, after PLEDGE the pledge. `row` joins the outbox. `shown`: those that a client
+        which died had certainly shown; None: all, and the consumer lives or is a query."""
         known = self.claims.get(claim.id)
         state = known.state if known else MessageState.AVAILABLE
         transition = step_of(TRANSITIONS, state, event, "a message")
@@ -412,10 +412,9 @@ class RecordSet:
         if row is not None:
             changes |= {"outbox": self.outbox.appended(row), "position": row.position}
         if transition.redelivers:
-            certain = picks if shown is None else shown
-            delivered = self.deliveries.delivered(certain)
-            changes["deliveries"] = delivered.perhaps_delivered(picks - certain, alone=True)
-            changes["delays"] = delayed(self.delays, certain, until_ms)
+            counts = self.deliveries
+            changes["deliveries"] = counts.delivered(picks) if shown is None else counts.died(shown, picks - shown)
+            changes["delays"] = delayed(self.delays, picks if shown is None else shown, until_ms)
         elif transition.to is MessageState.DONE:
             changes |= self._finished(picks)
         return replace(self, **changes)

@@ -6,7 +6,7 @@
     done/<chunk>            finished messages above the floor, in chunks (chunked_ranges.py)
     deliveries/<n>/<chunk>  unfinished messages that were shown to an application n times
     perhaps/<n>/<chunk>     unfinished messages that were perhaps shown n more times (redelivery.py)
-    alone/<chunk>           of them: those that are claimed alone
+    alone/<chunk>           of both: those that are claimed alone
     delays/<until>/<chunk>  available messages that no consumer gets before this time
     claim/<id>              JSON: consumer, session, messages, times
     order/<id>              JSON: the order in which a claim's consumer shows them (claim.py); earlier releases leave it behind
@@ -162,7 +162,7 @@ _in_head = attrgetter("floor", "position", "consumers", "nonce", "slots", "life.
 
 
 def _version(state: RecordSet) -> int:
-    if state.deliveries.perhaps:
+    if state.deliveries.perhaps or state.deliveries.alone:
         return FORMAT_VERSION
     return _WITHOUT_PERHAPS if state.pledges else _WITHOUT_PLEDGES
 

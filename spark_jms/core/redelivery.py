@@ -15,7 +15,7 @@ how many. So `DeliveryCounts` has, of each unfinished message, how often it was 
     a live consumer gives it back that has delivered it       + 1               no
     a live consumer gives it back that has not                                  as before
     a transaction with it is rolled back                      + 1               no
-    the claim's session died: the first message in the        + 1               no
+    the claim's session died: the first message in the        + 1               yes
     order of delivery that is not acknowledged
     the claim's session died: any other message                       + 1       yes
     a query's claim is revoked: each message, since tasks     + 1               no
@@ -25,7 +25,9 @@ how many. So `DeliveryCounts` has, of each unfinished message, how often it was 
 The flag and the delivery count of a message cover both numbers: an application may have seen it. The redelivery limit and the
 redelivery delay go by what was shown: a message that no application has seen is never discarded, moved or held back because others of
 its claim killed their consumers. A claim of a message that is claimed *alone* has no other message (a unit of work whole), so what it
-does to its consumer is counted for it and for no other. It stops being claimed alone once it is acknowledged or was shown.
+does to its consumer is counted for it and for no other. It is claimed alone until it is acknowledged, or a live consumer gives it back
+that has delivered it: claimed with others, a message that kills its consumers could stand behind them, and not be counted, each
+second time.
 
 A message that was shown more often than the destination's redelivery limit allows (limit 0: once) goes to the error
 destination, or is discarded where there is none.
@@ -97,10 +99,15 @@ class DeliveryCounts:
         return bool(self.shown or self.perhaps)
 
     def delivered(self, shown: Ranges) -> DeliveryCounts:
-        """`shown` were delivered once more, for certain."""
+        """`shown` were delivered once more, for certain, and harmed no consumer."""
         if not shown:
             return self
         return replace(self, shown=counted(self.shown, shown), alone=self.alone - shown if self.alone else NONE)
+
+    def died(self, shown: Ranges, rest: Ranges) -> DeliveryCounts:
+        """The consumer died: it had delivered `shown` for certain, and `rest` perhaps."""
+        after = self.perhaps_delivered(rest, alone=True)
+        return replace(after, shown=counted(after.shown, shown), alone=after.alone | shown) if shown else after
 
     def perhaps_delivered(self, picks: Ranges, *, alone: bool) -> DeliveryCounts:
         """`picks` were delivered once more, or not."""

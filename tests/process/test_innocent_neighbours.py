@@ -54,6 +54,7 @@ def check(root: str, journal: Path, sent: list[str]) -> set[str]:
         assert not list(context.browser("orders"))
     assert KILLER in failed
     assert set(shown) == set(sent)
+    assert shown[KILLER] <= LIMIT + 2, f"the killer was shown {shown[KILLER]} times"
     for text in failed:
         assert shown[text] > LIMIT, f"{text} was shown {shown[text]} time(s), and is in the error destination"
     return failed

@@ -154,9 +154,10 @@ class Model(RuleBasedStateMachine):
             self.deliveries[n] += delivered
             if delivered and (shown is None or n in shown):
                 self.shown[n] += 1
-                self.alone.discard(n)
                 if until:
                     self.not_before[n] = until
+            if delivered and shown is None:
+                self.alone.discard(n)
             elif delivered:
                 self.alone.add(n)
 
