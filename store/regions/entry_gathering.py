@@ -32,6 +32,7 @@ from spark_jms.store.regions.global_directory import (
     ENTRIES,
     GATHERED,
     GATHERING,
+    MAX_NAMED,
     TIGHT_FILE,
     DirectoryFiles,
     GatheredBy,
@@ -52,13 +53,23 @@ class EntryGathering:
         self._me = me
 
     def gather(self, now_s: float, age_s: float = GATHER_AGE_S) -> list[str]:
-        """The regions that were gathered up, all removed at least `age_s` ago. DirectoryUnavailableError."""
+        """The regions that were gathered up, all removed at least `age_s` ago. DirectoryUnavailableError, which names the
+        regions that could not be, once the others are."""
+        gathered: list[str] = []
+        failed: list[str] = []
+        for name in sorted(self._files.entries().removed):
+            try:
+                if self._gather_one(name, now_s - age_s):
+                    gathered.append(name)
+            except (OSError, DirectoryUnavailableError) as error:
+                failed.append(f"region {name}: {error}")
         try:
-            gathered = [name for name in sorted(self._files.entries().removed) if self._gather_one(name, now_s - age_s)]
             for left in os.listdir(self._path / GATHERING):
                 shutil.rmtree(self._path / GATHERING / left, ignore_errors=True)
         except OSError as error:
-            raise DirectoryUnavailableError(str(error)) from error
+            failed.append(str(error))
+        if failed:
+            raise DirectoryUnavailableError("; ".join(failed[:MAX_NAMED]))
         return gathered
 
     def _gather_one(self, name: str, before_s: float) -> bool:

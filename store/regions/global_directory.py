@@ -41,7 +41,7 @@ import secrets
 import socket
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,7 +57,14 @@ from spark_jms.store.errors import (
 )
 from spark_jms.store.regions import folder_files
 from spark_jms.store.regions.core.config import ClusterConfig, DaemonSpec, checksum_of, parse, pick_local
-from spark_jms.store.regions.core.directory import Absent, DirectoryListing, DirectoryPort, Holder, RegionEntry
+from spark_jms.store.regions.core.directory import (
+    Absent,
+    DirectoryListing,
+    DirectoryPort,
+    Holder,
+    RegionEntry,
+    unexpected,
+)
 from spark_jms.store.regions.folder_files import has, is_at, opened_folder
 
 CONFIG = "rs_daemons.cfg"
@@ -70,6 +77,7 @@ GROUP_FILE = 0o660
 FOLDERS = (*((name, TIGHT_FOLDER) for name in ("daemons", ENTRIES, GATHERED, GATHERING)), ("regions", 0o750))
 LOCK_TIMEOUT_S, LOCK_POLL_S = 1.0, 0.01
 STALE_AGE_S = 3600.0
+MAX_NAMED = 10  # failures in one error
 VERSION = 1  # of an entry
 MARK = "gathered by"  # a daemon's mark instead of an entry
 FIELDS = set(RegionEntry.__struct_fields__)
@@ -279,6 +287,8 @@ class DirectoryFiles(DirectoryPort):
                 found[name] = self.read(name)
             except DirectoryUnavailableError as error:
                 unreadable[name] = error
+            except Exception as error:  # noqa: BLE001 - it refuses this region only
+                unreadable[name] = unexpected(error)
         if Absent.UNSEEN in found.values():
             raise self._unseen()
         removed = {name for name, entry in found.items() if entry is Absent.REMOVED} | (names.gathered - found.keys())
@@ -290,10 +300,10 @@ class DirectoryFiles(DirectoryPort):
             if not self._directory.is_seen(root, self._identity):
                 raise self._unseen()
             with opened_folder(ENTRIES, root) as fd, os.scandir(fd) as folders:
-                entered = [urllib.parse.unquote(folder.name) for folder in folders if folder.is_dir()]
+                entered = _regions_of(folder.name for folder in folders if _is_folder(folder))
             try:  # after the others: what is gathered up meanwhile is in one of the two
                 with opened_folder(GATHERED, root) as fd:
-                    return RegionNames(entered, {urllib.parse.unquote(name) for name in os.listdir(fd)})
+                    return RegionNames(entered, set(_regions_of(os.listdir(fd))))
             except FileNotFoundError:
                 return RegionNames(entered, set())  # a directory of an earlier version
 
@@ -330,7 +340,8 @@ class DirectoryFiles(DirectoryPort):
             raise DirectoryUnavailableError(f"region {name}: changed again in the same moment")
         for stale in versions:
             if stale < version:
-                folder_files.remove(folder, str(stale))
+                with contextlib.suppress(OSError):  # the change is made; housekeeping removes it, or names it
+                    folder_files.remove(folder, str(stale))
         return True
 
     def _open_entry(self, name: str, make: bool) -> int | None:
@@ -365,19 +376,30 @@ class DirectoryFiles(DirectoryPort):
             return done
 
     def remove_stale_files(self, now_s: float, age_s: float = STALE_AGE_S) -> list[Path]:
-        """The removed files. Any process may call it at any time."""
+        """The removed files. Any process may call it at any time. DirectoryUnavailableError, which names what could not be
+        removed, once everything else is."""
         with _named():
             folders = [folder for folder in self._entries.iterdir() if folder.is_dir()]
-            stale: list[Path] = []
-            for path in (*folders, self._entries.parent, self._regions, self._directory.path):
+        stale: list[Path] = []
+        failed: list[str] = []
+        for path in (*folders, self._entries.parent, self._regions, self._directory.path):
+            try:
                 with contextlib.suppress(FileNotFoundError), opened_folder(path) as folder:  # gathered up meanwhile
                     old = [name for name in os.listdir(folder) if _is_old(folder, name, now_s - age_s)]
                     if path.parent == self._entries:
                         old += map(str, sorted(folder_files.numbers(folder))[:-2])
                     for name in old:
-                        folder_files.remove(folder, name)
-                        stale.append(path / name)
-            return stale
+                        try:
+                            folder_files.remove(folder, name)
+                        except OSError as error:
+                            failed.append(f"{path / name}: {error.strerror}")
+                        else:
+                            stale.append(path / name)
+            except OSError as error:
+                failed.append(f"{path}: {error.strerror}")
+        if failed:
+            raise DirectoryUnavailableError("; ".join(failed[:MAX_NAMED]))
+        return stale
 
     def running(self, holder: Holder) -> bool:
         return self._directory.is_running(holder.daemon, holder.incarnation, self._identity)
@@ -396,11 +418,13 @@ class DirectoryFiles(DirectoryPort):
         """Version 0: there is none. None: the removal of the region."""
         while version := max(folder_files.numbers(folder), default=0):
             try:
-                return version, _decode(
-                    str(self.folder_of(name) / str(version)), folder_files.read(folder, str(version))
-                )
+                found = _decode(str(self.folder_of(name) / str(version)), folder_files.read(folder, str(version)))
             except FileNotFoundError:
                 continue  # two newer versions exist by now, or the folder was gathered up
+            if isinstance(found, RegionEntry) and found.name != name:
+                file = str(self.folder_of(name) / str(version))
+                raise RegionEntryDamagedError(file, f"it is the entry of region {found.name}")
+            return version, found
         return 0, None
 
     def _nothing(self, name: str) -> Absent | None:
@@ -458,6 +482,25 @@ def quoted(name: str) -> str:
     return urllib.parse.quote(name, safe="-_.@ ")
 
 
+def _regions_of(names: Iterable[str]) -> list[str]:
+    """The regions with these names of files. No region has any other file, so a stray one is not a region."""
+    return [urllib.parse.unquote(name) for name in names if _is_quoted(name)]
+
+
+def _is_quoted(name: str) -> bool:
+    try:
+        return quoted(urllib.parse.unquote(name)) == name
+    except UnicodeEncodeError:  # its bytes are not UTF-8
+        return False
+
+
+def _is_folder(found: os.DirEntry[str]) -> bool:
+    try:
+        return found.is_dir()
+    except OSError:  # as of a link to itself
+        return False
+
+
 @contextlib.contextmanager
 def _named() -> Iterator[None]:
     try:
@@ -504,7 +547,7 @@ def _decode(file: str, data: bytes) -> RegionEntry | GatheredBy | None:
         if unknown or fields["version"] > VERSION:
             raise RegionEntryVersionError(file, fields["version"], VERSION, ", ".join(unknown))
         return msgspec.convert(fields, RegionEntry)
-    except (ValueError, KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, msgspec.ValidationError) as error:
         raise RegionEntryDamagedError(file, f"it is no region's entry: {error}") from error
 
 

@@ -298,6 +298,13 @@ DirectoryRequest = ReadEntry | ChangeEntry | DiscardEntry | ListEntries | AskRun
 DirectoryAnswer = RegionEntry | Absent | bool | DirectoryListing | DirectoryUnavailableError
 
 
+def unexpected(error: Exception) -> DirectoryUnavailableError:
+    """What an error without a name means to the one who asked: the directory did not answer."""
+    failure = DirectoryUnavailableError(f"unexpected {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
+
+
 def perform(port: DirectoryPort, request: DirectoryRequest) -> DirectoryAnswer:
     """The answer of the directory; a failure is an answer. Waits for the directory, so a daemon calls it off its loop."""
     try:

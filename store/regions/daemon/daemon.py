@@ -42,7 +42,7 @@ from spark_jms.store.regions.core.daemon import (
     ToPeer,
     Unlink,
 )
-from spark_jms.store.regions.core.directory import DirectoryRequest, Holder, perform
+from spark_jms.store.regions.core.directory import DirectoryRequest, Holder
 from spark_jms.store.regions.core.protocol import DaemonHeartbeat, RegionHello, RegionMessage
 from spark_jms.store.regions.daemon.clock import now_ms, now_us
 from spark_jms.store.regions.daemon.directory_workers import DirectoryWorkers
@@ -126,7 +126,7 @@ class Daemon:
         self._files = DirectoryFiles(self.directory, self._directory_id)
         me = Holder(self.spec.index, self.incarnation)
         self._gathering = EntryGathering(self.directory, self._files, me)
-        self._workers = DirectoryWorkers()
+        self._workers = DirectoryWorkers(self.log.logger)
         self._secrets = PeerSecrets(self.directory, self._directory_id, self._workers.run)
         self._memory = SharedMemoryPort(
             self.spec.shmkey, self._memory_prefix(), provided, lock=self.settings.lock_memory
@@ -237,7 +237,11 @@ class Daemon:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            self.log.logger.error("a fault of the daemon itself", exc_info=task.exception())
+            self.log.logger.error(
+                "this daemon ends after a fault of the daemon itself: what it knows of its regions cannot be trusted any "
+                "more; the copies on the other daemons take over. Start it again, and report this",
+                exc_info=task.exception(),
+            )
             self.faulty = True
             self._stopping.set()
 
@@ -268,7 +272,7 @@ class Daemon:
                 gathered = await self._workers.run(lambda: self._gathering.gather(time.time()))
                 self.log.logger.debug("gathered up the entries of %d removed regions", len(gathered))
             except DirectoryUnavailableError as error:
-                self.log.logger.debug("stale files of the Global Directory were not removed: %s", error)
+                self.log.logger.info("stale files of the Global Directory were not removed: %s", error)
             await asyncio.sleep(HOUSEKEEPING_S)
 
     def _continue_leaving(self, leaving_s: float) -> None:
@@ -317,7 +321,7 @@ class Daemon:
                     self._stopping.set()
 
     async def _ask_directory(self, number: int, request: DirectoryRequest) -> None:
-        answer = await self._workers.run(lambda: perform(self._files, request))
+        answer = await self._workers.ask(self._files, request)
         if self._serving:
             self._perform(self._core.directory_answered(now_ms(), number, answer))
 
