@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+VERSION_NAME = re.compile("[1-9][0-9]{0,17}")
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -40,8 +42,8 @@ def has(folder: int, name: str) -> bool:
 
 
 def numbers(folder: int) -> list[int]:
-    """The files whose names are numbers."""
-    return [int(name) for name in os.listdir(folder) if name.isdecimal()]
+    """The files whose names are the numbers of versions, from 1, as `str` writes them."""
+    return [int(name) for name in os.listdir(folder) if VERSION_NAME.fullmatch(name)]
 
 
 def read(folder: int, name: str) -> bytes:

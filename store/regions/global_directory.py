@@ -77,6 +77,7 @@ GROUP_FILE = 0o660
 FOLDERS = (*((name, TIGHT_FOLDER) for name in ("daemons", ENTRIES, GATHERED, GATHERING)), ("regions", 0o750))
 LOCK_TIMEOUT_S, LOCK_POLL_S = 1.0, 0.01
 STALE_AGE_S = 3600.0
+MAX_LOOKS = 100  # at an entry that others change
 MAX_NAMED = 10  # failures in one error
 VERSION = 1  # of an entry
 MARK = "gathered by"  # a daemon's mark instead of an entry
@@ -346,7 +347,7 @@ class DirectoryFiles(DirectoryPort):
 
     def _open_entry(self, name: str, make: bool) -> int | None:
         """The folder of the region's versions. Without one: a new one with `make`, else None."""
-        while True:
+        for _ in range(MAX_LOOKS):
             try:
                 return os.open(self.folder_of(name), folder_files.FOLDER_FLAGS)
             except FileNotFoundError:
@@ -358,6 +359,7 @@ class DirectoryFiles(DirectoryPort):
             self.folder_of(name).mkdir(mode=TIGHT_FOLDER, exist_ok=True)
             with opened_folder(self._entries) as entries:
                 os.fsync(entries)
+        raise _restless(name)
 
     def discard(self, name: str) -> bool:
         with _named():
@@ -405,7 +407,7 @@ class DirectoryFiles(DirectoryPort):
         return self._directory.is_running(holder.daemon, holder.incarnation, self._identity)
 
     def _newest(self, name: str) -> tuple[int, RegionEntry | Absent]:
-        while True:
+        for _ in range(MAX_LOOKS):
             version = 0
             with contextlib.suppress(FileNotFoundError), opened_folder(self.folder_of(name)) as folder:
                 version, found = self.newest_in(folder, name)
@@ -413,10 +415,14 @@ class DirectoryFiles(DirectoryPort):
                 return version, found if isinstance(found, RegionEntry) else Absent.REMOVED
             if (absent := self._nothing(name)) is not None:
                 return 0, absent
+        raise _restless(name)
 
     def newest_in(self, folder: int, name: str) -> tuple[int, RegionEntry | GatheredBy | None]:
         """Version 0: there is none. None: the removal of the region."""
-        while version := max(folder_files.numbers(folder), default=0):
+        for _ in range(MAX_LOOKS):
+            version = max(folder_files.numbers(folder), default=0)
+            if not version:
+                return 0, None
             try:
                 found = _decode(str(self.folder_of(name) / str(version)), folder_files.read(folder, str(version)))
             except FileNotFoundError:
@@ -425,7 +431,7 @@ class DirectoryFiles(DirectoryPort):
                 file = str(self.folder_of(name) / str(version))
                 raise RegionEntryDamagedError(file, f"it is the entry of region {found.name}")
             return version, found
-        return 0, None
+        raise _restless(name)
 
     def _nothing(self, name: str) -> Absent | None:
         """What it means that there is no version; None when there is one after all."""
@@ -444,11 +450,14 @@ class DirectoryFiles(DirectoryPort):
         return self._entries / quoted(name)
 
     def _lock_files(self, name: str) -> None:
-        """R8: the files by which people know regions. Looks again when the entry changed meanwhile."""
+        """R8: the files by which people know regions. Looks again when the entry changed meanwhile; who changed it last does
+        so too, so a writer that is always late may stop."""
         client = self._regions / f"{quoted(name)}_client_meta.f"
         version = -1
-        while version != (newest := self._newest(name))[0]:
-            version, entry = newest
+        for _ in range(MAX_LOOKS):
+            last, (version, entry) = version, self._newest(name)
+            if version == last:
+                return
             if isinstance(entry, RegionEntry) and entry.epoch == 1:
                 (self._regions / f"{quoted(name)}.RGN").touch(mode=0o640)
             if isinstance(entry, RegionEntry) and entry.opener is not None:
@@ -480,6 +489,10 @@ def _object_in(path: Path) -> dict[str, Any]:
 
 def quoted(name: str) -> str:
     return urllib.parse.quote(name, safe="-_.@ ")
+
+
+def _restless(name: str) -> DirectoryUnavailableError:
+    return DirectoryUnavailableError(f"region {name}: its entry was listed {MAX_LOOKS} times and absent each time")
 
 
 def _regions_of(names: Iterable[str]) -> list[str]:

@@ -138,6 +138,63 @@ def test_folder_in_place_of_an_old_version_fails_no_change(directory: GlobalDire
     assert not any(path.exists() for path in left)
 
 
+@pytest.mark.parametrize("name", ["0002", "0", "٣", "³", "3.bak", "9" * 19], ids=ascii)
+def test_name_that_no_writer_gives_is_not_a_version(directory: GlobalDirectory, name: str) -> None:
+    """R8, R10: a copy of an entry beside it is ignored; the region is read, changed and cleaned."""
+    files = DirectoryFiles(directory)
+    folder = files.folder_of("s.000")
+    (folder / name).write_bytes((folder / "1").read_bytes())
+    assert files.read("s.000") == FIRST
+    assert set(files.entries().entries) == {"s.000", "t ü.000"}
+    for epoch in range(1, 4):
+        assert files.swap("s.000", replace(FIRST, epoch=epoch), replace(FIRST, epoch=epoch + 1))
+    files.remove_stale_files(FAR_AHEAD_S)
+    assert files.read("s.000") == replace(FIRST, epoch=4)
+    assert (folder / name).exists()
+
+
+def test_version_that_never_can_be_read_ends_every_look(directory: GlobalDirectory) -> None:
+    """R8, R10: a link to nothing is listed and absent, for ever; only its region is refused."""
+    files = DirectoryFiles(directory)
+    (files.folder_of("s.000") / "2").symlink_to("nothing")
+    listing = files.entries()
+    assert set(listing.entries) == {"t ü.000"}
+    assert "s.000" in str(listing.unreadable["s.000"])
+    acts = (
+        lambda: files.read("s.000"),
+        lambda: files.swap("s.000", FIRST, replace(FIRST, epoch=2)),
+        lambda: files.swap("s.000", None, FIRST),
+        lambda: files.discard("s.000"),
+    )
+    for act in acts:
+        with pytest.raises(DirectoryUnavailableError, match="100 times"):
+            act()
+
+
+def test_folder_that_comes_and_goes_ends_every_look(
+    directory: GlobalDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R8, R10: as when a file system answers one question with the folder and the next one without."""
+    files = DirectoryFiles(directory)
+    monkeypatch.setattr(files, "_nothing", lambda name: None)
+    monkeypatch.setattr(files, "folder_of", lambda name: directory.path / "none" / name)
+    monkeypatch.setattr(Path, "mkdir", lambda *arguments, **options: None)
+    for act in (lambda: files.read("s.000"), lambda: files.swap("s.000", None, FIRST)):
+        with pytest.raises(DirectoryUnavailableError, match="100 times"):
+            act()
+
+
+def test_entry_that_changes_at_each_look_ends_the_lock_files(
+    directory: GlobalDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R8: the change was made, and another writer keeps the lock files in order."""
+    files = DirectoryFiles(directory)
+    versions = iter(range(1, 10_000))
+    monkeypatch.setattr(files, "_newest", lambda name: (next(versions), FIRST))
+    assert files.swap("s.000", FIRST, replace(FIRST, epoch=2))
+    assert 50 < next(versions) < 200
+
+
 # ---- unexpected errors
 
 faults: dict[str, int] = {}
