@@ -227,7 +227,8 @@ class RegionOpenError(StoreError):
 
 
 class RegionUnavailableError(StoreError):
-    """No running daemon holds a copy of the region. The region returns with a daemon that holds one; try again."""
+    """The region cannot be used at the moment; the text before this sentence names the reason. Try again when that has
+    changed."""
 
 
 class RegionLostError(StoreError):

@@ -75,6 +75,7 @@ def _kind_of(uri: str) -> _Kind:
 def _open_memory(uri: str, session_timeout_ms: int, create: bool) -> Store:
     from spark_jms.store.memory import MemoryStore
 
+    _refuse_options(uri, "a store in memory")
     name = uri.removeprefix("memory:").removeprefix("//")
     if not name:
         raise NameInvalidError("memory:// needs a name (memory://NAME)")
@@ -87,10 +88,18 @@ def _file_path(uri: str) -> str:
     """The directory of a file store."""
     if scheme_of(uri) == "":
         return uri
+    _refuse_options(uri, "a file store (a ? in its path is written %3F)")
     path = unquote(uri.removeprefix("file:").removeprefix("//").removeprefix("localhost"))
     if not path.startswith("/"):
         raise StoreUriError(f"a file URI needs an absolute path (file:///path): {uri!r}")
     return path
+
+
+def _refuse_options(uri: str, what: str) -> None:
+    """Taken for a part of the name, they would make another store, an empty one."""
+    _, mark, options = uri.partition("?")
+    if mark:
+        raise StoreUriError(f"{what} has no options: remove ?{options} from {uri!r}")
 
 
 def _file_places(uri: str) -> Sequence[Place]:

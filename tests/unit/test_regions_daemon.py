@@ -416,6 +416,59 @@ def test_other_regions_are_served_while_memory_is_provided() -> None:
     assert [cluster.core(index).copies.used_bytes for index in (0, 1)] == [3 * SIZE, 3 * SIZE]
 
 
+WAITED = "region t.000: waited 5 s (RS_OPEN_TIMEOUT_MS) "
+
+
+def failed_open(cluster: StepCluster, daemon: int, size: int = 2 * SIZE) -> Failure:
+    client = cluster.client(daemon)
+    client.send(lambda n: Open(n, "t.000", size))
+    assert cluster.until(lambda: 1 in client.answers, 10_000)
+    failure = client.answers[1]
+    assert isinstance(failure, Failure)
+    return failure
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["first copy", "second copy"])
+def test_open_names_the_memory_that_it_waited_for(here: bool) -> None:
+    """R9, R12: the system takes longer than the open's time for a large region; that is not a region without copies."""
+    cluster = StepCluster(3, open_timeout_ms=5_000)
+    slow = set[str]()
+
+    def memory_asks(region_id: str) -> int:
+        asked_before = region_id in slow
+        slow.add(region_id)
+        return 10_000 if here or asked_before else 0
+
+    cluster.sim.timing.memory_asks = memory_asks  # type: ignore[method-assign]
+    failure = failed_open(cluster, 0)
+    assert failure.error == "RegionUnavailableError"
+    size = 2 * SIZE
+    assert failure.arguments == [
+        f"{WAITED}for the operating system to provide {size} bytes of shared memory on daemon 0"
+        if here
+        else f"{WAITED}for its second copy of {size} bytes, and then its entry in the Global Directory"
+    ]
+
+
+def test_open_names_the_error_of_the_directory() -> None:
+    """R8, R10: a name that the file system refuses is not a region without copies."""
+    cluster = StepCluster(3, open_timeout_ms=5_000)
+    cluster.blind(0)
+    assert failed_open(cluster, 0).arguments == [f"{WAITED}for the Global Directory: the directory is away"]
+
+
+def test_open_names_the_daemon_that_it_waited_for() -> None:
+    """R9: the primary of a closed region, or those that may have a copy while it is dead."""
+    cluster = StepCluster(3, open_timeout_ms=5_000)
+    closed_region(cluster, daemon=1, name="t.000")
+    assert cluster.where("t.000") == (1, 2)
+    cluster.blind(1)
+    assert failed_open(cluster, 0, 0).arguments == [f"{WAITED}for daemon 1 to move it here"]
+    cluster.blind(2)
+    cluster.kill(1)
+    assert failed_open(cluster, 0, 0).arguments == [f"{WAITED}for daemon 1 or 2, which may hold its copy"]
+
+
 def test_memory_that_no_request_waits_for_is_given_back() -> None:
     """R12: the client left, or the daemon that wanted a second copy died."""
     cluster = StepCluster(3, limit=2 * SIZE)

@@ -33,7 +33,7 @@ from spark_jms.store.regions.client.write_batches import WriteBatches
 from spark_jms.store.regions.core.config import ClusterConfig
 from spark_jms.store.regions.core.instance import CATALOG, InstanceCore
 from spark_jms.store.regions.core.protocol import ConnectionRow, StoreRow
-from spark_jms.store.regions.global_directory import GlobalDirectory
+from spark_jms.store.regions.global_directory import GlobalDirectory, quoted
 from spark_jms.store.regions.published_overload import PublishedOverload
 
 log = logging.getLogger("store.replicated")
@@ -42,6 +42,7 @@ DEFAULT_REGION_BYTES = 64 * 1024 * 1024
 OBJECT_LIMIT_BYTES = 24 * 1024 * 1024  # a frame holds one object, one that is moved for it, and FRAME_BYTES
 PROOF_TRIES, PROOF_PAUSE_S = 20, 0.05
 Attach = Callable[[Callable[[str], None]], Awaitable[Attachment]]  # of what to call when the attachment is lost
+MAX_QUOTED_BYTES = 219  # 255 of a file's name, less .000_client_meta.f and what makes it temporary
 WATCH_S = 5.0  # between two looks at the daemon's memory for the log; a write that may be refused looks for itself
 NEAR_S = 1.0  # the same while the store's own regions are above yellow: senders are refused by it
 
@@ -108,7 +109,7 @@ class StoreInstance:
         """RegionOpenError when another client has the store open; NoLocalDaemonError, MemoryLimitError, RegionLostError,
         StoreVersionError, StoreCorruptError. After an error nothing was changed. `daemon` is the only one to attach to;
         `role` begins the name under which administrators see the client."""
-        _check_name(name)
+        check_store_name(name)
         cluster = config or directory.config()
         client = role + client_name(name)
 
@@ -310,6 +311,11 @@ def _connection_row(connection: ObjectConnection) -> ConnectionRow:
     )
 
 
-def _check_name(name: str) -> None:
+def check_store_name(name: str) -> None:
+    """NameInvalidError. The longest file of a region is its `_client_meta.f` under a temporary name."""
     if not name or len(name) > 100 or not all(c.isalnum() or c in "-_" for c in name):
         raise NameInvalidError(f"a store's name is 1 to 100 letters, digits, - and _: {name[:80]!r}")
+    size = len(quoted(name))
+    if size > MAX_QUOTED_BYTES:
+        text = f"a store's name is 1 to 100 letters, digits, - and _, and as part of a file's name at most {MAX_QUOTED_BYTES}"
+        raise NameInvalidError(f"{text} bytes, where a letter beyond ASCII takes 6 or more: {name[:80]!r} takes {size}")

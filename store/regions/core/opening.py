@@ -66,6 +66,7 @@ class Waiting:
     size: int  # of a new region; 0 opens an existing one
     until_ms: float
     asked_ms: float = -1e9
+    waits_for: str = "the Global Directory to answer"
     region_id: str = ""  # of the new region, while it waits for its memory
     made: NewRegion | None = None  # created for this request
     opened: Primary | None = None  # for this request, while the other regions of its client are confirmed
@@ -105,14 +106,16 @@ class Opening:
             if waiting not in self._waiting:
                 continue
             if self._shared.clock.now_ms >= waiting.until_ms:
-                self._fail(waiting, "RegionUnavailableError", f"region {waiting.name}{self._why_it_waited()}")
+                self._fail(waiting, "RegionUnavailableError", f"region {waiting.name}: {self._why_it_waited(waiting)}")
             elif waiting.opened is None:
                 self._try(waiting)
 
-    def _why_it_waited(self) -> str:
+    def _why_it_waited(self, waiting: Waiting) -> str:
         leaving = [index for index in range(self._shared.peers.count) if self._shared.peers.is_draining(index)]
-        which = ", ".join(map(str, leaving))
-        return f": opens wait while daemon {which} is being shut down safely" if leaving else ""
+        if leaving:
+            return f"opens wait while daemon {', '.join(map(str, leaving))} is being shut down safely"
+        limit_s = self._shared.settings.open_timeout_ms / 1000
+        return f"waited {limit_s:g} s (RS_OPEN_TIMEOUT_MS) for {waiting.waits_for}"
 
     def move(self, sender: int, name: str) -> None:
         """The daemon that sent this wants a closed region."""
@@ -136,6 +139,8 @@ class Opening:
             self._act[self._situation(waiting, seen.entry)](waiting, seen.entry)
         elif isinstance(seen.error, UNREADABLE):
             self._fail(waiting, type(seen.error).__name__, *seen.error.args)
+        elif seen.error is not None:
+            waiting.waits_for = f"the Global Directory: {seen.error.detail()}"
 
     def _situation(self, waiting: Waiting, entry: RegionEntry | None) -> Situation:
         peers = self._shared.peers
@@ -152,12 +157,15 @@ class Opening:
         return Situation.CLOSED_ELSEWHERE if entry.opener is None else Situation.OPEN_ELSEWHERE
 
     def _wait(self, waiting: Waiting, entry: RegionEntry | None) -> None:
-        pass
+        assert entry is not None
+        holders = " or ".join(str(holder.daemon) for holder in entry.holders())
+        waiting.waits_for = f"daemon {holders}, which may hold its copy"
 
     def _create(self, waiting: Waiting, entry: RegionEntry | None) -> None:
         name, copies, out = waiting.name, self._shared.copies, self._shared.out
-        if self._primaries.in_work(name):
-            return  # being created
+        if self._primaries.in_work(name):  # being created
+            waiting.waits_for = f"its second copy of {waiting.size} bytes, and then its entry in the Global Directory"
+            return
         if not waiting.size:
             self._fail(waiting, "RegionUnavailableError", f"there is no region {name}")
             return
@@ -170,6 +178,10 @@ class Opening:
             self._fail_memory(waiting, waiting.size)
             return
         if copy is None:
+            here = self._shared.me.daemon
+            waiting.waits_for = (
+                f"the operating system to provide {waiting.size} bytes of shared memory on daemon {here}"
+            )
             return
         waiting.region_id = ""  # used up
         now_us = self._shared.clock.now_us
@@ -178,6 +190,7 @@ class Opening:
 
     def _open_here(self, waiting: Waiting, entry: RegionEntry | None) -> None:
         assert entry is not None
+        waiting.waits_for = "its copies to hold all writes, and then its entry in the Global Directory"
         primary = self._primaries.take_up(entry)
         if primary is None:
             return
@@ -192,6 +205,7 @@ class Opening:
     def _opened(self, waiting: Waiting, primary: Primary) -> None:
         if waiting in self._waiting:
             waiting.opened = primary
+            waiting.waits_for = "the Global Directory to confirm the other regions of this client"
             others = [p for p in self._primaries.values() if p.client == waiting.client and p is not primary]
             self._confirm(waiting, primary, deque(others))
         else:
@@ -250,6 +264,7 @@ class Opening:
 
     def _bring(self, waiting: Waiting, entry: RegionEntry | None) -> None:
         assert entry is not None
+        waiting.waits_for = f"daemon {entry.primary.daemon} to move it here"
         if waiting.name not in self._shared.copies and self._shared.copies.free_bytes < entry.size:
             self._fail_memory(waiting, entry.size)
         elif self._shared.clock.now_ms - waiting.asked_ms >= ASK_AGAIN_MS:

@@ -1,0 +1,52 @@
+"""What a store URI may say, and what a store may be called (C9, R15)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_jms.store import open_store
+from spark_jms.store.errors import NameInvalidError, StoreUriError
+from spark_jms.store.regions.client.instance import check_store_name
+from spark_jms.store.regions.global_directory import quoted
+from spark_jms.store.uri import administration_of, places_of
+
+
+@pytest.mark.parametrize("query", ["session_timeout_ms=500", "", "store=a&localindex=1"])
+@pytest.mark.parametrize("prefix", ["file://{}", "file:{}", "file://localhost{}"])
+def test_file_uri_with_options_is_refused(tmp_path: Path, prefix: str, query: str) -> None:
+    """C9: as for every other kind; it would make an empty store in a folder of that name."""
+    uri = f"{prefix.format(tmp_path / 'store')}?{query}"
+    for act in (open_store, places_of):
+        with pytest.raises(StoreUriError, match=r"a file store .* has no options"):
+            act(uri)
+    assert administration_of(uri).check().problems
+    assert not list(tmp_path.iterdir())
+
+
+def test_question_mark_in_a_path_is_quoted(tmp_path: Path) -> None:
+    """C9: a folder of such a name is reached by %3F, or by its plain path."""
+    path = tmp_path / "what?"
+    open_store(str(path)).close()
+    open_store(f"file://{tmp_path}/what%3F", create=False).close()
+
+
+def test_memory_uri_with_options_is_refused() -> None:
+    """C9: it would be another store."""
+    with pytest.raises(StoreUriError, match="a store in memory has no options"):
+        open_store("memory://name?session_timeout_ms=500")
+
+
+@pytest.mark.parametrize("name", ["ü" * 36, "a" * 100, "ü" * 20 + "b" * 80, "東" * 24])
+def test_longest_names_of_stores_fit_every_file(tmp_path: Path, name: str) -> None:
+    """R8, R15: the folder of entries, the lock files, and their temporary names."""
+    check_store_name(name)
+    (tmp_path / f".{quoted(f'{name}.000')}_client_meta.f.4194304.01234567").touch()
+
+
+@pytest.mark.parametrize("name", ["", "a" * 101, "ü" * 40, "東" * 25, "a/b", "a.b", "\udcff"])
+def test_name_that_no_file_can_have_is_refused(name: str) -> None:
+    """R8, R15: at once, and not after the time-out of the open."""
+    with pytest.raises(NameInvalidError, match="1 to 100 letters"):
+        check_store_name(name)
