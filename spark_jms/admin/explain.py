@@ -7,13 +7,17 @@ from dataclasses import dataclass
 
 from spark_jms.claims import views
 from spark_jms.claims.scan import Condition, Question, Scan, refuted, scan
+from spark_jms.core.held_back import HeldBack, held_back
 from spark_jms.core.message import STATISTICS_COLUMNS
 from spark_jms.core.promoted_columns import PromotedColumns
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.selector import Selector
 from spark_jms.core.subscription_place import missed
+from spark_jms.core.unit_order import BlockedUnits
+from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.storage import now_ms
 from spark_jms.store import Store
 
 
@@ -43,7 +47,8 @@ class PromotedReading:
 @dataclass(frozen=True)
 class SelectorPlan:
     """`columns` are read of the files that are not skipped. `prunes`: the conditions that statistics can refute, with the
-    messages that each has skipped; `parses`: the names that no statistics cover; `promoted`: those that are columns."""
+    messages that each has skipped; `parses`: the names that no statistics cover; `promoted`: those that are columns; `held_back`:
+    of the matching messages, those that a consumer gets only after others have finished earlier ones of their units."""
 
     destination: str
     selector: str
@@ -52,14 +57,16 @@ class SelectorPlan:
     parses: tuple[str, ...]
     promoted: dict[str, PromotedReading]
     members: tuple[MemberReading, ...]
+    held_back: tuple[HeldBack, ...] = ()
 
 
 def explain(
     domain: Domain, store: Store, destination: str, selector: Selector, subscription: str | None
 ) -> SelectorPlan:
-    """Reads the columns that a consumer would read, once. Of a topic without `subscription`, the messages that are still in
-    the table. Delay, expiration and units of order, which a consumer judges beside the selector, are left out; what a subscription of
-    a replicated topic has missed does not match. Raises InvalidDestinationError."""
+    """Reads the columns that a consumer would read, once; of a queue with units of order twice. Of a topic without `subscription`, the
+    messages that are still in the table. Delay and expiration, which a consumer judges beside the selector, are left out, and units of
+    order are told apart (`held_back`); what a subscription of a replicated topic has missed does not match. Raises
+    InvalidDestinationError."""
     snapshot = domain.log(destination).refresh()
     states = views.states(domain, store, destination, subscription)
     declared = PromotedColumns.of(snapshot.destination.promoted_properties).names
@@ -69,7 +76,7 @@ def explain(
     conditions = [str(Condition(*each)) for each in selector.prunable() if each[0] in covered]
     read = dict.fromkeys(selector.columns_with(promoted))
     skipped_by, by_column, by_properties = Counter[str](), Counter[str](), Counter[str]()
-    members = []
+    members, behind = [], list[HeldBack]()
     for member, held in sorted(snapshot.members.items()):
         backlog = Ranges.of(*((file.first, file.last) for file in held.files))
         if member in states:
@@ -89,6 +96,8 @@ def explain(
         found = (
             scan(domain.log(destination), member, backlog, question, table_id=snapshot.table_id) if backlog else Scan()
         )
+        if found.picks and found.refused and not snapshot.destination.is_topic:
+            behind += _held_back(domain.log(destination), snapshot, member, backlog, selector)
         members.append(
             MemberReading(member, len(files), backlog.count, skipped_files, skipped, found.read, found.picks.count)
         )
@@ -100,7 +109,16 @@ def explain(
         tuple(sorted(selector.identifiers - covered)),
         {name: PromotedReading(by_column[name], by_properties[name]) for name in sorted(promoted)},
         tuple(members),
+        tuple(behind),
     )
+
+
+def _held_back(log: DeltaLog, snapshot: Snapshot, member: int, backlog: Ranges, selector: Selector) -> list[HeldBack]:
+    if not any(file.has_groups for file in snapshot.member_files(member).files):
+        return []
+    question = Question(selector, BlockedUnits(), now_ms())  # what has expired blocks nothing
+    found = scan(log, member, backlog, question, table_id=snapshot.table_id)
+    return held_back(member, found.refused_units.first_of_units(), found.held_back)
 
 
 def _missed(snapshot: Snapshot, subscription: str | None, member: int) -> Ranges:

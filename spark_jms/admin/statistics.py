@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from spark_jms.admin.explain import explain
 from spark_jms.claims import views
 from spark_jms.claims.housekeeper import published_failures
 from spark_jms.claims.views import SubscriptionRow
 from spark_jms.core.address import DestinationAddress
 from spark_jms.core.destination import Destination
 from spark_jms.core.health import BackgroundFailure
+from spark_jms.core.held_back import HeldBack
 from spark_jms.core.message_buffer import header_estimate_bytes
+from spark_jms.core.selector import Selector
 from spark_jms.core.thresholds import UNARMED
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
@@ -80,11 +84,12 @@ class DestinationStatistics:
     oldest: datetime | None = None  # when the oldest unfinished message was sent, or earlier: its file's first message
     exceeds_threshold: bool | None = None  # its senders slow down by its own thresholds (T5); None: it has none
     refusals: tuple[views.RefusalRow, ...] = ()  # messages that an error destination refuses for good
+    held_back: tuple[HeldBack, ...] = ()  # of a consumer with the selector that was asked for
 
 
-def collect(domain: Domain, store: Store, destination: str) -> DestinationStatistics:
+def collect(domain: Domain, store: Store, destination: str, selector: Selector | None = None) -> DestinationStatistics:
     """Of a destination, or of its member on a server (`server@destination`). Read-only. The backlog of a topic is the sum over
-    its subscriptions."""
+    its subscriptions. With a `selector` it reads headers, to tell what units of order keep from a consumer that has it."""
     address = DestinationAddress.parse(destination)
     destination = address.destination
     log = domain.log(destination)
@@ -137,7 +142,17 @@ def collect(domain: Domain, store: Store, destination: str) -> DestinationStatis
         oldest=_oldest(snapshot, rows),
         exceeds_threshold=_exceeds_threshold(domain, declared, destination),
         refusals=_refusals(domain, store, destination, rows),
+        held_back=_held_back(domain, store, destination, selector, chosen),
     )
+
+
+def _held_back(
+    domain: Domain, store: Store, destination: str, selector: Selector | None, members: Collection[int]
+) -> tuple[HeldBack, ...]:
+    if selector is None:
+        return ()
+    found = explain(domain, store, destination, selector, None).held_back
+    return tuple(one for one in found if one.member in members)
 
 
 def _refusals(

@@ -49,6 +49,7 @@ from spark_jms.claims.unfinished import UnfinishedMessages
 from spark_jms.core.batch import Batch, Limits, MemberPick, claim_id, claim_number
 from spark_jms.core.batching import Admission
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION
+from spark_jms.core.held_back import HeldBack
 from spark_jms.core.poison import Messages, joined, without
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.subscription_name import server_of_subscription
@@ -459,6 +460,12 @@ class DistributedSubscriber:
         with self._lock:
             self._follow()
             return {m: n for found in self._branches.each(Subscriber.refused) for m, n in found.items()}
+
+    def held_back(self) -> list[HeldBack]:
+        """As `Subscriber.held_back`, without the members of servers that are away."""
+        with self._lock:
+            self._follow()
+            return [one for found in self._branches.each(Subscriber.held_back) for one in found]
 
     def waits_for(self, targets: Mapping[int, int], within_ms: int) -> bool:
         """As `Subscriber.waits_for`, without the members of servers that are away."""

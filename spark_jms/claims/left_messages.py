@@ -20,6 +20,7 @@ from spark_jms.claims.members import Members
 from spark_jms.claims.planner import Planner
 from spark_jms.claims.scan import Question, first_delivery_time, scan, units_of
 from spark_jms.core.claim import Claim
+from spark_jms.core.held_back import WHAT_TO_DO, HeldBack, behind
 from spark_jms.core.pause import CONSUMPTION
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_names import members_prefix
@@ -130,22 +131,32 @@ class LeftReader:
             due_ms = first_delivery_time(self._table, member, delayed, table_id=snapshot.table_id)
             yield f"the delivery time of the first one is {_moment(due_ms)}", delayed
         blockers = self._blockers(snapshot, member, state, delayed)
-        waiting, first = EMPTY, ""
+        refused = self._planner.first_refused_of_units(member, state)
+        waiting, first, kept, held = EMPTY, "", EMPTY, list[HeldBack]()
         for unit, sequence, picks in self._units(snapshot, member, found.picks):
             blocker = blockers.get(unit)
-            if blocker is not None:
+            if unit in refused:
+                kept = kept | picks
+                held.append(HeldBack(member, unit, refused[unit], picks.count))
+            elif blocker is not None:
                 waiting = waiting | picks
                 first = (
                     first or f"message {sequence} waits for message {blocker.sequence} of unit {unit!r}, {blocker.why}"
                 )
         if waiting:
             yield f"they wait behind others of their units of order: {first}", waiting
-        if ready := found.picks - waiting:
+        if held:
+            refused_first = behind(sorted(held, key=lambda one: -one.messages))
+            yield (
+                f"the selector takes them, and refuses earlier ones of their units of order: {refused_first}. {WHAT_TO_DO}",
+                kept,
+            )
+        if ready := found.picks - waiting - kept:
             units = snapshot.destination.handles_units_of_work
             yield "their units of work are not complete" if units else "they were not available at the last look", ready
 
     def _blockers(self, snapshot: Snapshot, member: int, state: RecordSet, delayed: Ranges) -> dict[str, _Blocker]:
-        """unit -> a message that holds others of the unit back."""
+        """unit -> a message that holds others of the unit back, though the selector takes it."""
         kept: list[tuple[str, Ranges]] = [
             ("which is delayed", delayed | state.waiting),
             ("which is moving, or in an open transaction", state.moving),
@@ -155,8 +166,7 @@ class LeftReader:
         for why, picks in kept:
             firsts = units_of(self._table, member, picks, table_id=snapshot.table_id).first_of_units() if picks else {}
             found |= {unit: _Blocker(sequence, why) for unit, sequence in firsts.items()}
-        refused = self._planner.first_refused_of_units(member, state)
-        return found | {unit: _Blocker(sequence, "which the selector refuses") for unit, sequence in refused.items()}
+        return found
 
     def _units(self, snapshot: Snapshot, member: int, picks: Ranges) -> list[tuple[str, int, Ranges]]:
         """The units of these messages: name, first message, all messages."""

@@ -26,6 +26,7 @@ from spark_jms.claims.refused import RefusedMessages
 from spark_jms.claims.scan import Question, Scan, ScanBounds, scan, units_of
 from spark_jms.core.batch import Limits, fair_shares
 from spark_jms.core.destination import QUEUE_SUBSCRIPTION
+from spark_jms.core.held_back import HeldBack, held_back
 from spark_jms.core.life_cycle import SERVER_WAS_DOWN
 from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.ranges import EMPTY, Ranges, union
@@ -34,7 +35,7 @@ from spark_jms.core.refusal import holding_back
 from spark_jms.core.selector import Selector
 from spark_jms.core.sort_order import SortOrder
 from spark_jms.core.subscription_place import missed
-from spark_jms.core.unit_order import NO_UNITS, BlockedUnits
+from spark_jms.core.unit_order import NO_UNITS, BlockedUnits, UnitMessages
 from spark_jms.errors import DataLossError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
@@ -89,6 +90,7 @@ class Planner:
         self._fail_on_data_loss, self._name, self._clock_ms = fail_on_data_loss, name, clock_ms
         self._subscription, self._floors = subscription, floors
         self._passes: dict[int, _Pass] = {}
+        self._waiting: dict[int, UnitMessages] = {}  # of the pass: what the selector takes, behind others of its unit
         self._over: dict[
             int, Ranges
         ] = {}  # expired messages that the holder has perhaps not finished: never looked at again
@@ -102,6 +104,18 @@ class Planner:
     def first_refused_of_units(self, member: int, state: RecordSet) -> dict[str, int]:
         """unit of order -> its first unfinished message that the selector refuses."""
         return self._refused[member].first_of_units(state) if member in self._refused else {}
+
+    @property
+    def holding_back(self) -> list[int]:
+        """Members on which messages wait behind others of their units of order."""
+        return sorted(member for member, waiting in self._waiting.items() if waiting)
+
+    def held_back(self, member: int, state: RecordSet) -> list[HeldBack]:
+        """What waits behind messages that the selector refuses and that no other consumer has yet, as far as the last look at the
+        member went."""
+        taken = state.claimed | state.moving
+        firsts = {unit: n for unit, n in self.first_refused_of_units(member, state).items() if n not in taken}
+        return held_back(member, firsts, self._waiting[member])
 
     def has_more(self, member: int) -> bool:
         """The pass has not reached the end: plan again, there may be more."""
@@ -154,6 +168,7 @@ class Planner:
         bounded = limits.max_messages is not None and not order
         bounds = ScanBounds(max(limits.max_messages or 0, limits.min_messages) if bounded else None, max_rows)
         picks, expired, read = EMPTY, EMPTY, 0
+        held = [self._waiting.get(member, NO_UNITS)] if current else []
         wanted = bounds.enough  # at first look at as many messages as are wanted; if they do not do, at all the others
         while windows.next and not bounds.reached(picks.count, read):
             window, wanted = windows.take(wanted), None
@@ -163,11 +178,13 @@ class Planner:
                 found = scan(self.table, member, present, question, rest, table_id=snapshot.table_id)
                 state = self._without_unwanted(snapshot, state, member, found)
                 picks, expired, read = picks | found.picks, expired | found.expired, read + found.read
+                held.append(found.held_back)
                 windows.give_back(found.left)
         if windows.next and (current or (max_rows is not None and read >= max_rows)):
             self._passes[member] = _Pass(windows.next.first - 1, blocked, epoch)
         else:
             self._passes.pop(member, None)
+        self._waiting[member] = UnitMessages.together(held)
         offer = self._sorted.offer(snapshot, member, state, picks, order) if order and picks else Offer(picks)
         self._over[member] = over | expired
         return state, offer.beside(self._over[member])

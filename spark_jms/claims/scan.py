@@ -43,7 +43,8 @@ class Scan:
     """`picks` may be delivered now; the selector refuses `refused`; `expired` are over; `missed` were sent while the server of the
     subscription was down, and do not wait for it; `gone` are in the log but not on disk; `left` were not looked at, because a
     bound was reached. All others are delayed or blocked.
-    `refused_units`: the refused ones that block others of their units."""
+    `refused_units`: the refused ones that block others of their units; `held_back`: those that the selector takes, and that wait
+    behind others of their units, where what it refuses blocks."""
 
     picks: Ranges = EMPTY
     refused: Ranges = EMPTY
@@ -53,6 +54,7 @@ class Scan:
     left: Ranges = EMPTY
     read: int = 0  # rows whose headers were read
     refused_units: UnitMessages = NO_UNITS
+    held_back: UnitMessages = NO_UNITS
 
     def __or__(self, other: Scan) -> Scan:
         """What both have found together; `gone` is that of the later one."""
@@ -65,6 +67,7 @@ class Scan:
             self.left | other.left,
             self.read + other.read,
             UnitMessages.together([self.refused_units, other.refused_units]),
+            UnitMessages.together([self.held_back, other.held_back]),
         )
 
 
@@ -175,6 +178,7 @@ def _scan_files(
         union(p.left for p in parts),
         read,
         UnitMessages.together(p.refused_units for p in parts),
+        UnitMessages.together(p.held_back for p in parts),
     )
 
 
@@ -280,6 +284,7 @@ def _scan_rows(
 ) -> Scan:
     picks, refused, expired, missed = [], [], [], []
     refused_units: list[UnitMessages] = []
+    held_back: list[UnitMessages] = []
     picked = read = 0
     left = EMPTY
     for batch, sequences in read_stored(storage, file.hint, part, columns):
@@ -317,6 +322,9 @@ def _scan_rows(
             ready = ready if waiting is None else pc.and_not(ready, waiting)
             if question.refused_block:
                 refused_units.append(UnitMessages.of(sequences, units, ends, among=unwanted))
+                if waiting is not None:
+                    wanted = pc.and_(pc.and_not(matches, over), waiting)
+                    held_back.append(UnitMessages.of(sequences, units, among=wanted))
         picks.append(Ranges.from_numbers(sequences.filter(ready)))
         refused.append(Ranges.from_numbers(sequences.filter(unwanted)))
         picked, read = picked + picks[-1].count, read + len(sequences)
@@ -328,6 +336,7 @@ def _scan_rows(
         left=left,
         read=read,
         refused_units=UnitMessages.together(refused_units),
+        held_back=UnitMessages.together(held_back),
     )
 
 

@@ -35,6 +35,7 @@ from spark_jms.claims.stores import home_of, store_of
 from spark_jms.claims.subscription_use import SubscriptionUse
 from spark_jms.claims.transfer import Transfers
 from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.held_back import HeldBack
 from spark_jms.core.placement import HOME
 from spark_jms.core.poison import Messages, Trial
 from spark_jms.core.ranges import Ranges
@@ -346,6 +347,13 @@ class Subscriber:
         consumers of the queue."""
         with self._lock:
             return self._backlog.refused(self.table.snapshot, self.planner.refused)
+
+    def held_back(self) -> list[HeldBack]:
+        """What this consumer's selector takes and units of order keep from it, behind messages that the selector refuses; as far as
+        it has looked at the members that it holds or held."""
+        with self._lock:
+            members = self.planner.holding_back
+            return [one for member in members for one in self.planner.held_back(member, self._backlog.state(member))]
 
     def waits_for(self, targets: Mapping[int, int], within_ms: int) -> bool:
         """Some message up to `targets`, which this consumer cannot have now, may become available within this time."""

@@ -17,6 +17,9 @@ def explain(settings: CommandSettings, destination: str, selector: str, subscrip
     A file is skipped unopened when its statistics prove that the selector takes none of its messages: by conditions that
     are joined with AND on JMSPriority, JMSTimestamp, JMSXGroupID and promoted properties. Of every other file the columns
     of the selector are read, which is what this command does too; it claims nothing.
+
+    In a queue, a message that the selector refuses holds back the later ones of its unit of order: the last line has how many of the
+    matching messages wait so, and what to do.
     """
     from spark_jms.admin.explain import explain as explained
     from spark_jms.core.selector import Selector
@@ -29,6 +32,8 @@ def explain(settings: CommandSettings, destination: str, selector: str, subscrip
     if settings.as_json:
         settings.out.document(plan)
         return
+    from spark_jms.core.held_back import told as told_of
+
     rows = [(r.member, r.files, r.messages, r.skipped_files, r.skipped, r.parsed, r.matching) for r in plan.members]
     columns = ("member", "files", "messages", "files skipped", "skipped", "read", "matching")
     settings.out.table(destination, columns, rows, "no message was ever sent")
@@ -47,6 +52,8 @@ def explain(settings: CommandSettings, destination: str, selector: str, subscrip
         settings.out.say(told)
     if plan.parses:
         settings.out.say(f"without statistics: {', '.join(plan.parses)}")
+    if plan.held_back:
+        settings.out.say(told_of(plan.held_back))
 
 
 COMMANDS = (explain,)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from spark_jms.admin.statistics import DestinationStatistics
     from spark_jms.claims.views import SubscriptionRow
     from spark_jms.core.clock_skew import ClockReading
+    from spark_jms.core.selector import Selector
     from spark_jms.log.domain import Domain
     from spark_jms.store import Store
     from spark_jms.store.reports import ConnectionInfo, StoreInfo
@@ -45,15 +46,25 @@ _PAUSED = "Paused by an administrator"
     help=f"Repeat this often (default {_DEFAULT_WATCH}), with rates.",
 )
 @click.option("--times", type=click.IntRange(1), help="With --watch: stop after this many rounds.")
+@click.option(
+    "--selector",
+    help="Show also which messages that it takes wait behind others of their units of order that it refuses.",
+)
 @click.option("--reset", is_flag=True, help="Begin the high marks, and the bytes received, again.")
 def stat(
-    settings: CommandSettings, destinations: tuple[str, ...], watch_s: float | None, times: int | None, reset: bool
+    settings: CommandSettings,
+    destinations: tuple[str, ...],
+    watch_s: float | None,
+    times: int | None,
+    selector: str | None,
+    reset: bool,
 ) -> None:
     """Show backlog, claims, holders, files and rates of all destinations, or of those named; `server@destination` is the
     member of a destination on that server. High marks and bytes received are those that `jmsq services` has seen."""
     from spark_jms.admin.high_marks import high_marks
     from spark_jms.admin.servers import LOOK_S
     from spark_jms.admin.statistics import collect
+    from spark_jms.core.selector import Selector
     from spark_jms.store.admin import counts
 
     if times is not None and watch_s is None:
@@ -63,18 +74,19 @@ def stat(
             raise click.UsageError("--reset does not go with --watch")
         _reset(settings, destinations)
         return
+    wanted = Selector.parse(selector)
     with settings.opened(LOOK_S) as (domain, store):
         if watch_s is None:
             names = names_or_all(domain, destinations, addresses=True)
-            found = [collect(domain, store, name) for name in names]
+            found = [collect(domain, store, name, wanted) for name in names]
             marks = high_marks(domain, _plain_names(destinations) if destinations else None)
             _show(settings, domain.root, found, _clock(domain), counts(domain.store_uri), marks)
             name_silent_servers(domain, store, names)
         elif settings.as_json:
-            for looked in _looks(domain, store, destinations, watch_s, times):
+            for looked in _looks(domain, store, destinations, watch_s, times, wanted):
                 settings.out.record(_document(domain.root, looked))
         else:
-            _watch(settings, domain, _looks(domain, store, destinations, watch_s, times))
+            _watch(settings, domain, _looks(domain, store, destinations, watch_s, times, wanted))
 
 
 def _plain_names(given: Sequence[str]) -> list[str]:
@@ -97,7 +109,12 @@ def _reset(settings: CommandSettings, destinations: tuple[str, ...]) -> None:
 
 
 def _looks(
-    domain: Domain, store: Store, given: tuple[str, ...], every_s: float, times: int | None
+    domain: Domain,
+    store: Store,
+    given: tuple[str, ...],
+    every_s: float,
+    times: int | None,
+    selector: Selector | None,
 ) -> Iterator[list[DestinationStatistics]]:
     from spark_jms.admin.statistics import collect, with_rates
 
@@ -107,7 +124,7 @@ def _looks(
     while True:
         now_s = time.monotonic()
         now = [
-            with_rates(collect(domain, store, name), before.get(name), now_s - before_s)
+            with_rates(collect(domain, store, name, selector), before.get(name), now_s - before_s)
             for name in names_or_all(domain, given, addresses=True)
         ]
         yield now
@@ -361,6 +378,10 @@ def _of_troubles(found: Sequence[DestinationStatistics]) -> list[_Columns]:
         "refused",
         "since",
     )
+    held_back: list[tuple[object, ...]] = [
+        (s.destination, held.member, held.unit, held.refused, held.messages) for s in found for held in s.held_back
+    ]
+    of_held_back = ("destination", "member", "unit of order", "refused message", "held back")
     of_transfers = ("destination", "subscription", "member", "to", "messages", "reason", "made", "next step")
     tables = (
         _Columns(
@@ -378,6 +399,7 @@ def _of_troubles(found: Sequence[DestinationStatistics]) -> list[_Columns]:
         ),
         _Columns("Open transfers", of_transfers, transfers, ("made",)),
         _Columns("Refused for good", of_refusals, refusals, ("since",)),
+        _Columns("Held back by messages of their unit that the selector refuses", of_held_back, held_back, ()),
         _Columns("Expired messages", ("destination", "subscription", "member", "expired"), expired, ()),
     )
     return [table for table in tables if table.rows]

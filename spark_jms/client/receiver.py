@@ -17,6 +17,7 @@ from spark_jms.claims.distributed import AnySubscriber
 from spark_jms.claims.life_cycle_table import flush_at_close
 from spark_jms.client.acknowledgement import AcknowledgementWriter
 from spark_jms.client.delivery import Aside, ConsumerStatistics, Delivery, Return, keys_of
+from spark_jms.client.held_back_warning import HeldBackWarning
 from spark_jms.client.message import Message
 from spark_jms.client.pipeline import BatchReader, Pipeline
 from spark_jms.client.tracing import traced_acknowledge
@@ -44,6 +45,7 @@ _REPLAN_S = 0.1  # for changes without a new file: a delay ends, a consumer dies
 _POLL_S = 0.01  # between two polls of the store
 _BOUNDARY_S = 0.02  # between two hand-overs while prefetched messages are delivered
 _LAZY_S = 1.0
+_HELD_BACK_AFTER_S = 5.0  # of waiting, until units of order that a refused message blocks are named
 _ASIDE_RETRY_S = 5.0  # between two attempts to set a message aside
 
 
@@ -102,6 +104,7 @@ class Receiver:
         self._writer = AcknowledgementWriter(subscriber, self._delivery, self._lock)
         self._reader = BatchReader(subscriber, pipeline)  # guarded by `_claiming`
         self.transacted = TransactedDelivery(subscriber, self._delivery, self._lock, self._boundary)
+        self._held_back = HeldBackWarning(subscriber)
         self._failure: JmsqError | None = None
         self._untold = False  # no call of the application has raised the failure
         self._seen_version = -1
@@ -120,10 +123,14 @@ class Receiver:
             while not self._closing.is_set():
                 message = self._take(holds=interrupted is not None)
                 if message is None and self._wait(started, deadline, interrupted):
+                    if time.monotonic() - started > _HELD_BACK_AFTER_S:
+                        self._held_back.look()
                     continue
                 if message is None and self._subscriber.lingers and not (interrupted and interrupted.is_set()):
                     # the time is up before a full batch is there
                     message = self._take(hurries=True, holds=interrupted is not None)
+                if message is None:
+                    self._held_back.look()
                 return message
         except ClosedError:
             if not self._closing.is_set():

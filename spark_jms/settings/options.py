@@ -105,7 +105,9 @@ class Options(Table):
         "selector",
         Text("a JMS selector, at most 128 KiB"),
         None,
-        "SQL-92 conditions on headers and properties. In a queue, messages that do not match stay for others. For a "
+        "SQL-92 conditions on headers and properties. In a queue, messages that do not match stay for others; one that "
+        "belongs to a unit of order (`JMSXGroupID`) holds back the later ones of its unit, also those that match, until another "
+        "consumer has finished it, or it expires: `jmsq explain` counts them. For a "
         "topic's subscription they are finished, so a subscription keeps its first selector; another one is an "
         "OptionError (drop the subscription and create it again, or use another).",
         used_in=READS,

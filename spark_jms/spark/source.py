@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -364,12 +364,19 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The backlog; Spark shows it as `latestOffset` in the query progress. What the selector refuses is counted apart: this
-        query never takes it."""
+        query never takes it. What the selector takes and a unit of order holds back, behind a refused message, is told too."""
+        from spark_jms.core.held_back import SHOWN
+
         if self._subscriber is None or self._subscriber.closed:
             return None
         backlog, refused = self._subscriber.backlog(), self._subscriber.refused()
         own = {member: max(count - refused.get(member, 0), 0) for member, count in backlog.items()}
-        apart = {"refused": sum(refused.values())} if self.options.selector else {}
+        apart: dict[str, Any] = {}
+        if self.options.selector:
+            apart["refused"] = sum(refused.values())
+        if apart and (held := self._subscriber.held_back()):
+            behind = [asdict(one) for one in held[:SHOWN]]
+            apart["heldBack"] = {"messages": sum(one.messages for one in held), "behind": behind}
         return {"backlog": sum(own.values()), **apart, "members": {str(m): n for m, n in own.items()}}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:

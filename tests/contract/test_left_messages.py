@@ -19,6 +19,7 @@ from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.stores import open_stores
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.held_back import WHAT_TO_DO
 from spark_jms.log.domain import Domain
 from spark_jms.spark import source as sources
 from spark_jms.spark.options import parse_options
@@ -92,8 +93,10 @@ def test_messages_behind_a_refused_one_are_named(root: str, told: Told) -> None:
     with available_now(root, selector="color = 'red'") as (source, start):
         assert drained(source, start) == ["0", "free"]
     (said,) = told()
-    assert said.startswith("2 message(s) of member 0 for the next run: they wait behind others of their units of order")
-    assert said.endswith("message 3 waits for message 2 of unit 'u', which the selector refuses")
+    assert said == (
+        "2 message(s) of member 0 for the next run: the selector takes them, and refuses earlier ones of their units of order: "
+        f"2 behind message 2 of unit 'u' on member 0. {WHAT_TO_DO}"
+    )
 
 
 @pytest.mark.usefixtures("waits_never")

@@ -142,8 +142,10 @@ def test_module_file(root: str) -> None:
 
 
 def test_examples(fresh: Fresh) -> None:
-    """C1: as a script and by spark-submit."""
-    assert fresh.shell(EXAMPLES).count("received: ") == 2
+    """C1, C7: as a script and by spark-submit. Of 1,000 messages the selector takes every third with an amount above 100."""
+    printed = fresh.shell(EXAMPLES)
+    assert re.findall(r"^received: (\d+)$", printed, re.MULTILINE) == ["311", "311"]
+    assert re.findall(r"^\| *(blue|red)\| *(\d+)\|$", printed, re.MULTILINE) == [("blue", "666"), ("red", "23")] * 2
 
 
 def test_replicated_store(fresh: Fresh) -> None:

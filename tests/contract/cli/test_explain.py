@@ -89,3 +89,37 @@ def test_explain_agrees_with_a_consumer(filled: str, js: Callable[..., Any]) -> 
         matching = sum(member["matching"] for member in js("explain", "invoices", selector)["members"])
         with connect(filled, housekeeping=False) as context:
             assert len(list(context.browser("invoices", selector=selector))) == matching, selector
+
+
+@pytest.fixture
+def in_units(root: str) -> str:
+    """Invoices of two units of order, with priorities 9, 1, 9, 9 and 1, 9; the first message of the second has expired."""
+    apply(root, MODULE)
+    with connect(root, housekeeping=False) as context:
+        producer = context.producer("invoices")
+        for unit, priority, expires in (
+            ("u", 9, 0),
+            ("u", 1, 0),
+            ("u", 9, 0),
+            ("u", 9, 0),
+            ("v", 1, "1 ms"),
+            ("v", 9, 0),
+        ):
+            producer.send(text="x", priority=priority, group_id=unit, time_to_live=expires)
+    return root
+
+
+def test_explain_and_stat_tell_what_units_of_order_hold_back(in_units: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:
+    """C7, T10, C14: so many of the matching messages a consumer does not get, behind which message, and what to do. An expired one
+    holds back nothing."""
+    behind = [{"member": 0, "unit": "u", "refused": 2, "messages": 2}]
+    plan = js("explain", "invoices", "JMSPriority > 7")
+    assert (plan["members"][0]["matching"], plan["held_back"]) == (4, behind)
+    told = jmsq("explain", "invoices", "JMSPriority > 7").stdout
+    assert "2 behind message 2 of unit 'u' on member 0. They wait until another consumer has finished those" in told
+    (found,) = js("stat", "invoices", "--selector", "JMSPriority > 7")["destinations"]
+    assert found["held_back"] == behind
+    assert "Held back by messages of their unit" in jmsq("stat", "--selector", "JMSPriority > 7").stdout
+    (usual,) = js("stat", "invoices")["destinations"]
+    assert usual["held_back"] == []
+    assert js("explain", "invoices", "JMSPriority > 0")["held_back"] == []
