@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 
 import msgspec
@@ -28,7 +29,17 @@ from spark_jms.store.errors import (
     StoreFullError,
 )
 from spark_jms.store.ledger.codec import DecodeError, decode, encode
-from spark_jms.store.ledger.entries import Cancelled, Closed, Ended, Entry, Opened, Prepared, Resolved, Written
+from spark_jms.store.ledger.entries import (
+    Cancelled,
+    Closed,
+    Ended,
+    Entry,
+    Opened,
+    Prepared,
+    Resolved,
+    Restored,
+    Written,
+)
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.regions.client.object_journal import JournaledState, ObjectJournal, SnapshotPolicy
 from spark_jms.store.regions.client.objects import Objects
@@ -41,6 +52,7 @@ SNAPSHOTS = SnapshotPolicy(batches=4_096, batch_bytes=8 * 1024 * 1024)
 OBJECT_BYTES = 6  # of an object in a snapshot, beside its key and value
 ENTRY_BYTES = 32  # by which an entry may be longer in a snapshot than in its batch
 TOKEN_BYTES = 16
+PAYLOAD_BYTES = 32  # of a snapshot, beside its entries and tokens
 SHORTER = (Written, Resolved, Closed, Ended, Cancelled)  # a snapshot has no more of them than the objects they change
 LOST = (FencedError, DaemonUnavailableError, StoreClosedError, RegionUnavailableError, SingleCopyError)  # ownership
 
@@ -79,7 +91,6 @@ class _Replay(JournaledState):
     def __init__(self, outcomes: _Outcomes) -> None:
         self.entries: list[Entry] = []
         self._outcomes = outcomes
-        self._size = 0
 
     def restore(self, snapshot: bytes) -> None:
         self.replay(snapshot, 0, 0)
@@ -91,7 +102,6 @@ class _Replay(JournaledState):
         except DecodeError as error:
             raise ValueError(str(error)) from error
         self.entries += entries
-        self._size += len(payload) + ENTRY_BYTES * len(entries)
         self._outcomes.known_since = max(self._outcomes.known_since, kept.known_since)
         self._outcomes.add(kept.tokens)
 
@@ -99,8 +109,13 @@ class _Replay(JournaledState):
         return set()
 
     def size(self) -> int:
-        """The entries since the snapshot replace older values, so this is too large until the next snapshot."""
-        return self._size
+        """Of what is alive after all entries: a full store admits values by it. What was replaced or deleted since the
+        snapshot does not count, or a store that was emptied would stay full after each opening."""
+        ledger = Ledger()
+        for entry in self.entries:
+            ledger.apply(entry)
+        bare = [replace(entry, objects=()) if isinstance(entry, Restored) else entry for entry in ledger.snapshot()]
+        return _objects_size(ledger) + len(encode(bare)) + _tokens_size(self._outcomes.tokens) + PAYLOAD_BYTES
 
 
 class RecordLog:
@@ -115,6 +130,11 @@ class RecordLog:
     @property
     def snapshot_count(self) -> int:
         return 0 if self._journal is None else self._journal.snapshot_count
+
+    @property
+    def size_bytes(self) -> int:
+        """Of a snapshot taken now, at most."""
+        return 0 if self._journal is None else self._journal.size
 
     @property
     def reclaimable_bytes(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import os
 import random
 
 import pytest
@@ -14,6 +16,7 @@ from spark_jms.store import Delete, Put
 from spark_jms.store.engine import LedgerBatch
 from spark_jms.store.engine.scratch_ledger import ScratchLedger
 from spark_jms.store.errors import DaemonUnavailableError, StoreFullError
+from spark_jms.store.ledger.codec import encode
 from spark_jms.store.ledger.entries import Change, Closed, Connected, Ended, Entry, Opened, Prepared, Resolved, Written
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.records import log as records
@@ -34,8 +37,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 class Engine:
     """What an engine does with the log: one entry a batch, and its ledger changes once the batch is durable."""
 
-    def __init__(self, objects: FiniteObjects) -> None:
-        self.log = RecordLog(objects)
+    def __init__(self, objects: FiniteObjects, policy: SnapshotPolicy | None = None) -> None:
+        self.log = RecordLog(objects, policy)
         self.ledger = Ledger()
         self.attempted = Ledger()
         self.position = 0
@@ -153,6 +156,50 @@ def test_full_log_can_be_emptied(seed: int, regions: int, crashes: list[tuple[in
         engine = await Engine(objects).open()
         await live(engine, rng, 20)
         await engine.empty()
+
+    asyncio.run(run())
+
+
+@settings(max_examples=int(os.environ.get("JMSQ_EXAMPLES", "40")))
+@given(
+    region_bytes=st.integers(10_000, 60_000),
+    share=st.floats(0.3, 1.0),
+    snapshot_batches=st.integers(5, 400),
+    kill=st.booleans(),
+    openings=st.integers(1, 4),
+    value_bytes=st.integers(100, 900),
+)
+def test_full_log_takes_values_again_after_each_opening(
+    region_bytes: int, share: float, snapshot_batches: int, kill: bool, openings: int, value_bytes: int
+) -> None:
+    """R13, R15: once a share of the values is deleted, wherever the last snapshot fell, however the engine ended, and though
+    no opening but the last writes. The size that decides is that of the living values, and never less than a snapshot."""
+
+    async def run() -> None:
+        policy = SnapshotPolicy(batches=snapshot_batches, batch_bytes=10**9)
+        objects = FiniteObjects(region_bytes, 1, OBJECT_BYTES)
+        engine = await Engine(objects, policy).open()
+        epoch = (await engine.take()).epoch
+        with contextlib.suppress(StoreFullError):
+            for n in range(10_000):
+                await engine.write(Written((Change("r", epoch, (Put(f"k{n}", bytes(value_bytes)),)),)))
+        keys = list(engine.ledger.records["r"].objects)
+        for key in keys[: math.ceil(share * len(keys))]:
+            await engine.write(Written((Change("r", epoch, (Delete(key),)),)))
+        if kill:
+            objects.crash_at = objects.changes + 1
+            with contextlib.suppress(DaemonUnavailableError):
+                await engine.write(Written((Change("r", epoch, (Delete("none"),)),)))
+        else:
+            await engine.write(Ended(tuple(engine.ledger.sessions)))
+        for _ in range(openings):
+            objects = objects.restart()
+            engine = await Engine(objects, policy).open()
+            assert engine.log.size_bytes >= len(encode(engine.ledger.snapshot()))
+            assert engine.log.size_bytes <= len(encode(engine.ledger.snapshot())) + 40 * records.OUTCOMES
+        epoch = (await engine.take()).epoch
+        await engine.write(Written((Change("r", epoch, (Put("new", b"1"),)),)))
+        await engine.write(Written((Change("r", epoch, (Put("new", bytes(value_bytes // 2)),)),)))
 
     asyncio.run(run())
 
