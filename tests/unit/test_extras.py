@@ -23,7 +23,7 @@ DISTRIBUTIONS = {
     "prometheus_client": "prometheus-client",
     "opentelemetry": "opentelemetry-api",
 }  # where its name is not the module's
-FOR_DEVELOPERS = {"test", "dev", "demo", "bench"}
+FOR_DEVELOPERS = {"test", "dev", "demo", "notebooks", "bench"}
 
 
 @pytest.fixture
@@ -47,6 +47,15 @@ def test_extras_of_setup_py_are_those_of_the_table(metadata: dict[str, Any]) -> 
     assert declared["all"] == set().union(*table.values())
     assert set(declared) == {*EXTRAS, "all", *FOR_DEVELOPERS}
     assert not names(metadata["install_requires"]) & {*declared["all"], "deltalake"}
+
+
+def test_spark_is_a_range_and_notebooks_have_an_extra(metadata: dict[str, Any]) -> None:
+    """C11: a library pins nothing, constraints.txt does."""
+    extras = metadata["extras_require"]
+    assert {"pyspark>=4.2,<5", "delta-spark>=4.4,<5"} <= set(extras["spark"])
+    assert not [each for each in extras["spark"] if "==" in each]
+    assert {"notebook", "ipykernel", "matplotlib", "duckdb"} <= names(extras["notebooks"])
+    assert "pip install spark-jms`" not in (PROJECT / "README.md").read_text(encoding="utf-8")
 
 
 def test_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
