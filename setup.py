@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 README = Path(__file__).with_name("README.md")
 
 # Extra by extra; spark_jms/settings/extras.py has the modules that each brings, for the error that names the extra.
-# What was tried is in constraints.txt. Spark 4.2 is the first release with the source's interfaces.
+# Older releases of Spark are not tried; constraints.txt has what is.
 SPARK = ["pyspark>=4.2,<5", "delta-spark>=4.4,<5", "pandas>=2.2,<3"]
 REPLICATED = [
     "msgspec>=0.19",
