@@ -221,7 +221,7 @@ class PreviousBatch:
                 lost[member] = left_out
                 log.warning(
                     "%s: %d message(s) of the replayed batch are left out, because they do not belong to it any more: they were "
-                    "revoked, set aside, or withheld",
+                    "revoked, set aside, or withheld, or the subscription was dropped since",
                     self._members.label(member),
                     left_out.count,
                 )

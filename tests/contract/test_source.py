@@ -323,6 +323,24 @@ def test_dropped_subscription_is_a_data_loss(root: str) -> None:
     again.stop()
 
 
+def test_replayed_batch_of_a_dropped_subscription_says_why_it_is_empty(
+    root: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C9, C10: with failOnDataLoss=false the query continues, and the warning names the cause."""
+    options = {"subscription": "s", "startingPosition": "earliest", "failOnDataLoss": "false"}
+    source = reader(root, "prices", **options)
+    start = first_batch(source)
+    send(root, "a", to="prices")
+    end = source.latestOffset(start, LIMIT)
+    source.stop()
+    with connect(root, housekeeping=False) as context:
+        context.unsubscribe("prices", "s")
+    again = reader(root, "prices", **options)
+    assert again.partitions(start, end) == []
+    assert any("left out" in line and "the subscription was dropped" in line for line in caplog.messages)
+    again.stop()
+
+
 # -- Trigger.AvailableNow ------------------------------------------------------------------------------------------------
 def test_available_now_searches_the_whole_backlog(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C6, C7: Trigger.AvailableNow continues when a plan stops at its bound."""
