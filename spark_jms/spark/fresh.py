@@ -19,23 +19,33 @@ from spark_jms.errors import IllegalStateException
 def fresh(frame: DataFrame) -> DataFrame:
     """The same DataFrame, which reads the messages, claims or positions of now; the views and DataFrames that it was made from
     do so too at their next read. For a view: `fresh(spark.table("backlog"))`. No other thread may begin to read them meanwhile.
-    Raises IllegalStateException where it cannot reach what Spark keeps, as with Spark Connect."""
+    Raises IllegalStateException where it cannot reach what Spark keeps, as with Spark Connect, and where Spark has cached the
+    messages: it would read those of the cache."""
     from py4j.protocol import Py4JError
 
     try:
-        for source in _sources(frame):
+        sources = list(_sources(frame._jdf.queryExecution().analyzed()))
+        for source in sources:
             source.setReadInfo(None)
+        again = frame.select("*")  # a DataFrame that was collected keeps its physical plan, with the old partitions
+        cached = not frame.isStreaming and len(sources) > len(
+            list(_sources(again._jdf.queryExecution().withCachedData()))
+        )
     except (AttributeError, TypeError, Py4JError) as error:
         raise IllegalStateException(
             f"this Spark does not let go of what it has planned ({error}): make the view or DataFrame again, with "
             'CREATE OR REPLACE TEMPORARY VIEW or spark.read.format("jmsq")'
         ) from error
-    return frame.select("*")  # a DataFrame that was collected keeps its physical plan, with the old partitions
+    if cached:
+        raise IllegalStateException(
+            "what this DataFrame or view reads is cached, and the cache keeps the messages of its time: call unpersist() on what was "
+            "cached, or UNCACHE TABLE, and then fresh() again"
+        )
+    return again
 
 
-def _sources(frame: DataFrame) -> Iterator[Any]:
+def _sources(plan: Any) -> Iterator[Any]:
     """Of `format("jmsq")`, in the plan and its subqueries."""
-    plan = frame._jdf.queryExecution().analyzed()
     plans = [plan, *_items(plan.subqueriesAll())]
     for leaf in (leaf for one in plans for leaf in _items(one.collectLeaves())):
         if leaf.getClass().getSimpleName() == "DataSourceV2Relation" and leaf.table().name() == "jmsq":

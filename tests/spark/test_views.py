@@ -53,6 +53,24 @@ def test_fresh_view_and_dataframe_show_what_was_sent_since(bench: Bench) -> None
         fresh(object())  # type: ignore[arg-type]  # as Spark Connect's, it has no plan in this JVM
 
 
+def test_fresh_refuses_what_spark_has_cached(bench: Bench) -> None:
+    """C1: a cached DataFrame or table would show the old messages, silently. Where something else of the query is cached, it is
+    current."""
+    view(bench, "cached", columns="sequence,text")
+    bench.spark.sql("CACHE TABLE cached")
+    other = bench.numbers(1, 1).select("text").cache()
+    joined = bench.browse("jobs").join(other, "text")
+    assert [bench.spark.table("cached").count(), joined.count()] == [0, 0]
+    bench.send(bench.numbers(1, 3), "jobs")
+    for frame in (bench.spark.table("cached"), bench.spark.sql("SELECT (SELECT count(*) FROM cached) n")):
+        with pytest.raises(IllegalStateException, match="is cached.*unpersist"):
+            fresh(frame)
+    assert fresh(joined).count() == 1
+    bench.spark.sql("UNCACHE TABLE cached")
+    other.unpersist()
+    assert fresh(bench.spark.table("cached")).count() == 3
+
+
 def test_options_that_do_not_apply_are_refused(bench: Bench) -> None:
     """C1, C6: by each use, with nothing sent; a view takes those of SELECT and those of INSERT, and `columns` for both."""
     one = bench.numbers(1, 1)
