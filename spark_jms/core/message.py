@@ -289,13 +289,15 @@ def _check_one_body(text: pa.Array, body: pa.Array) -> None:
             )
 
 
-def check_message_sizes(rows: pa.RecordBatch, max_message_bytes: int, beside: pa.Int64Array | None = None) -> None:
+def check_message_sizes(
+    rows: pa.RecordBatch, max_message_bytes: int, beside: Mapping[str, pa.Int64Array] | None = None
+) -> None:
     """Raises MessageSizeError for stored rows that a destination of this limit does not take. Everything a message carries
     counts: body, names and values of properties, headers of text. The headers that are numbers (40 bytes) and what spark-jms
-    adds do not. `beside`: what counts of each row beside its columns, or does not count of them (target_rules.py); None: nothing."""
-    if beside is None and rows.get_total_buffer_size() * rows.num_columns <= max_message_bytes:
+    adds do not. `beside`: what counts of each row beside its columns, or does not count of them (target_rules.py), by its name."""
+    if not beside and rows.get_total_buffer_size() * rows.num_columns <= max_message_bytes:
         return  # no column has more than all buffers together, which columns may share
-    carried = _carried(rows) | ({} if beside is None else {"compressed or added": beside})
+    carried = _carried(rows) | dict(beside or {})
     if not carried:
         return
     total = reduce(pc.add, carried.values())

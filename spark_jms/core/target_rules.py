@@ -10,6 +10,7 @@ ever be complete.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -71,18 +72,16 @@ class Sieve:
 
 def counted_sizes(rows: pa.RecordBatch) -> pa.Int64Array:
     """What the maxMessageSize of a target counts of stored rows."""
-    sizes, correction = message_sizes(rows), _correction(rows)
-    return sizes if correction is None else pc.add(sizes, correction)
+    return reduce(pc.add, _beside(rows).values(), message_sizes(rows))
 
 
 def check_counted_sizes(rows: pa.RecordBatch, max_message_bytes: int) -> None:
     """Raises MessageSizeError, which names the row."""
-    check_message_sizes(rows, max_message_bytes, _correction(rows))
+    check_message_sizes(rows, max_message_bytes, _beside(rows))
 
 
-def _correction(rows: pa.RecordBatch) -> pa.Int64Array | None:
-    """Bytes of each row that count beside the stored ones, or do not count (below 0). None: the stored ones count."""
+def _beside(rows: pa.RecordBatch) -> dict[str, pa.Int64Array]:
+    """Bytes of each row that count beside the stored ones, or do not count (below 0)."""
     saved, added = saved_bytes(rows), added_bytes(rows)
-    if added is None:
-        return saved
-    return pc.negate(added) if saved is None else pc.subtract(saved, added)
+    found = {"compression": saved, "added by spark-jms": None if added is None else pc.negate(added)}
+    return {name: by_row for name, by_row in found.items() if by_row is not None}

@@ -12,6 +12,7 @@ from spark_jms.claims.housekeeper import Housekeeper, published_failures
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.client import Context
 from spark_jms.core.batch import Batch, Limits
+from spark_jms.core.ranges import EMPTY
 from spark_jms.log import clock
 from spark_jms.log.clock import read_clock
 from spark_jms.log.domain import Domain
@@ -40,8 +41,11 @@ def received(context: Context, behind_ms: int) -> list[int]:
         clock_ms=lambda: now_ms() - behind_ms,
     )
     batch = one.next_batch(Batch(one.consumer), Limits())
+    picks = batch.members[0].picks if batch else EMPTY
+    if batch:
+        one.release(batch.claim, {0: picks}, delivered=False)
     one.close()
-    return batch.members[0].picks.numbers().tolist() if batch else []
+    return picks.numbers().tolist()
 
 
 def test_messages_without_a_delay_come_at_once_whatever_the_clocks(context: Context) -> None:
