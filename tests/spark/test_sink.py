@@ -146,7 +146,7 @@ def test_sink_keeps_one_member_without_load_balancing(bench: Bench) -> None:
         ("select 'x' text, 1 colour", "jobs", {}, "MessageFormatError: unknown message column.* 'colour'"),
         ("select 1 JMSPriority", "jobs", {}, "MessageFormatError: a message needs"),
         ("select 5 text", "jobs", {}, r"MessageFormatError: column 'text' is .* cast\(col as string\)"),
-        ("select 'x' text, 11 JMSPriority", "jobs", {}, "MessageFormatError: JMSPriority is 11"),
+        ("select 'x' text, 11 JMSPriority", "jobs", {}, "MessageFormatError: row 0: JMSPriority is 11"),
         ("select repeat('x', 101) text", "small", {}, "MessageSizeError: .*101 bytes"),
         (
             "select 'x' text",
