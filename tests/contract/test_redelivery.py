@@ -259,10 +259,11 @@ def test_redelivery_waits_for_the_delay_of_the_destination(context: Context) -> 
     assert not other.subscriber.has_news()
     other.now_ms += 2_500  # an end is rounded up by at most 2 %
     assert other.subscriber.has_news()
-    batch, picks = other.batch()
-    assert picks == [1, 2]
-    assert batch is not None
-    assert {count: r.numbers().tolist() for count, r in batch.members[0].redelivered.items()} == {2: [1, 2]}
+    for sequence in (1, 2):  # what was shown to a consumer that died is claimed alone
+        batch, picks = other.batch()
+        assert picks == [sequence]
+        assert batch is not None
+        assert {count: r.numbers().tolist() for count, r in batch.members[0].redelivered.items()} == {2: [sequence]}
 
 
 def test_rejection_may_set_its_own_delay(context: Context) -> None:
