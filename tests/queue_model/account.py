@@ -36,7 +36,7 @@ class Account:
     revoked: dict[tuple[str, int], int] = field(
         default_factory=dict
     )  # claim, sequence -> when it may come again at first
-    claims: dict[Place, list[str]] = field(default_factory=dict)  # where limit or delay are to be checked
+    claims: dict[Place, list[str]] = field(default_factory=dict)  # of messages that wait before they come again
     shown: set[tuple[str, int]] = field(default_factory=set)  # claim, sequence: revoked, and certainly shown
     _checked: dict[tuple[str, int], RecordSet] = field(default_factory=dict)
     newest: dict[tuple[str, str], int] = field(
@@ -48,12 +48,12 @@ class Account:
         """A revocation that was planned and not written counts too, so the account misses some, and invents none. Limit and delay
         concern what was `shown`."""
         for sequence in picks.numbers().tolist():
-            if (claim.id, sequence) not in self.revoked:
-                certain = sequence in shown
-                self.revoked[claim.id, sequence] = until_ms if certain else 0
-                self.conservation.returns[sequence] += certain
-                if certain:
-                    self.shown.add((claim.id, sequence))
+            certain, known = sequence in shown, self.revoked.get((claim.id, sequence))
+            delay_ms = until_ms if certain else 0
+            self.revoked[claim.id, sequence] = delay_ms if known is None else min(known, delay_ms)
+            if certain and (claim.id, sequence) not in self.shown:
+                self.shown.add((claim.id, sequence))
+                self.conservation.returns[sequence] += 1
 
     def check_claim(self, consumer: ConsumerProcess, batch: Batch) -> None:
         """A consumer claims messages of the living table only. One consumer at a time has messages of a unit of order, and
@@ -68,7 +68,7 @@ class Account:
             held = {groups[text] for text in self.tables.texts_of(batch.table, member, others)} - {None}
             got = {groups[text] for text in self.tables.texts_of(batch.table, member, pick.picks)}
             assert not held & got, f"{name} got units of order {held & got} that other consumers have"
-            self._check_redelivery(name, batch, member)
+            self._check_redelivery(name, batch, member, states[member])
             places = (Place(batch.table, member, sequence) for sequence in pick.picks.numbers().tolist())
             late = [place.sequence for place in places if self.tables.is_over(place, self.clock.ms())]
             assert not late, f"{name} got expired messages: {late}"
@@ -90,16 +90,16 @@ class Account:
             assert number > self.newest.get(key, 0), f"{name} gives claim number {number} again"
             self.newest[key] = number
 
-    def _check_redelivery(self, name: str, batch: Batch, member: int) -> None:
+    def _check_redelivery(self, name: str, batch: Batch, member: int, state: RecordSet) -> None:
         """No message comes again too often, or too early."""
         pick, limit = batch.members[member], self.rules.redelivery_limit
-        if self.rules.redelivery_delay_ms or limit != UNLIMITED:
+        shown = max((times for times, ranges in state.deliveries.shown.items() if ranges & pick.picks), default=0)
+        assert limit == UNLIMITED or shown <= limit, (
+            f"{name} got a message for the {shown + 1}th time, the limit is {limit}"
+        )
+        if self.rules.redelivery_delay_ms:
             for sequence in pick.picks.numbers().tolist():
                 known = self.claims.setdefault(Place(batch.table, member, sequence), [])
-                times = sum((claim, sequence) in self.shown for claim in known)
-                assert limit == UNLIMITED or times <= limit, (
-                    f"{name} got message {sequence}, which was shown {times} times before, and the limit is {limit}"
-                )
                 wait_ms = max((self.revoked.get((claim, sequence), 0) for claim in known), default=0) - self.clock.ms()
                 assert wait_ms <= 0, f"{name} got message {sequence} {wait_ms} ms before its redelivery delay was over"
                 known.append(batch.claim)
