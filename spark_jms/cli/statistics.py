@@ -325,6 +325,26 @@ def _counts_of(of: StoreInfo | ConnectionInfo) -> tuple[object, ...]:
     return of.name, of.create_count, of.read_count, of.update_count, of.delete_count, of.object_count
 
 
+def _of_refusals(found: Sequence[DestinationStatistics]) -> _Columns:
+    refusals: list[tuple[object, ...]] = [
+        (r.destination, r.subscription, r.member, r.target, r.messages, r.ranges, r.failure, r.reason, r.since)
+        for s in found
+        for r in s.refusals
+    ]
+    of_refusals = (
+        "destination",
+        "subscription",
+        "member",
+        "to",
+        "messages",
+        "sequences",
+        "they were",
+        "refused",
+        "since",
+    )
+    return _Columns("Refused for good", of_refusals, refusals, ("since",))
+
+
 def _of_troubles(found: Sequence[DestinationStatistics]) -> list[_Columns]:
     """Tables of what does not take its usual course; none without rows."""
     from spark_jms.claims.views import moment
@@ -362,22 +382,6 @@ def _of_troubles(found: Sequence[DestinationStatistics]) -> list[_Columns]:
         for row in s.subscriptions
         if row.expired
     ]
-    refusals: list[tuple[object, ...]] = [
-        (r.destination, r.subscription, r.member, r.target, r.messages, r.ranges, r.failure, r.reason, r.since)
-        for s in found
-        for r in s.refusals
-    ]
-    of_refusals = (
-        "destination",
-        "subscription",
-        "member",
-        "to",
-        "messages",
-        "sequences",
-        "they were",
-        "refused",
-        "since",
-    )
     held_back: list[tuple[object, ...]] = [
         (s.destination, held.member, held.unit, held.refused, held.messages) for s in found for held in s.held_back
     ]
@@ -398,7 +402,7 @@ def _of_troubles(found: Sequence[DestinationStatistics]) -> list[_Columns]:
             ("member",),
         ),
         _Columns("Open transfers", of_transfers, transfers, ("made",)),
-        _Columns("Refused for good", of_refusals, refusals, ("since",)),
+        _of_refusals(found),
         _Columns("Held back by messages of their unit that the selector refuses", of_held_back, held_back, ()),
         _Columns("Expired messages", ("destination", "subscription", "member", "expired"), expired, ()),
     )
