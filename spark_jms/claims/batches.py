@@ -159,7 +159,13 @@ class BatchMaker:
         )
         self.isolation = Isolation(table, members, transfers, errors, clock_ms, narrows=settings.isolates_poison)
         self.previous = PreviousBatch(
-            table, store, members, self.isolation, replayable=settings.replayable, clock_ms=clock_ms
+            table,
+            store,
+            members,
+            self.isolation,
+            check_subscription=self._check_declared,
+            replayable=settings.replayable,
+            clock_ms=clock_ms,
         )
         self._expiration = Expiration(table, errors, members.session_id, members.label, clock_ms, beside=True)
         self._limit = RedeliveryLimit(errors, members.session_id, members.label, clock_ms)
@@ -310,7 +316,10 @@ class BatchMaker:
         before we read its last commit."""
         fresh = self._members.held.keys() - self._members.attached
         if any(not self._members.held[member].state.newest_known for member in fresh):
-            self._check_subscription(self._table.verify())
+            self._check_declared()
+
+    def _check_declared(self) -> None:
+        self._check_subscription(self._table.verify())
 
     def _acquire(self, snapshot: Snapshot, members: set[int], needed: set[int]) -> None:
         only, declared = self._settings.members, snapshot.destination

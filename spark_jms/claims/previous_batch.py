@@ -66,10 +66,13 @@ def check_not_stale(known: QueryProgress, start: Batch, destination: str) -> Non
         )
 
 
-def check_not_ahead(known: QueryProgress, start: Batch, destination: str) -> None:
+def check_not_ahead(
+    known: QueryProgress, start: Batch, destination: str, check_subscription: Callable[[], None]
+) -> None:
     """Raises StaleDomainError when the checkpoint, which ends with `start`, has a claim of this store that the store does not
-    know."""
+    know; or what `check_subscription` raises, since a drop deletes the progress too."""
     if start.members and not known.knows(start.claim):
+        check_subscription()
         raise StaleDomainError(
             f"the checkpoint of consumer {start.consumer} of {destination} ends with claim {start.claim}, but the store knows only "
             f"its claims up to number {known.claimed}: an older copy of the domain, or of the store, was restored, in which "
@@ -88,11 +91,12 @@ class PreviousBatch:
         members: Members,
         isolation: Isolation,
         *,
+        check_subscription: Callable[[], None],
         replayable: bool,
         clock_ms: Callable[[], int],
     ) -> None:
         self._table, self._store, self._members, self._isolation = table, store, members, isolation
-        self._replayable, self._clock_ms = replayable, clock_ms
+        self._check_subscription, self._replayable, self._clock_ms = check_subscription, replayable, clock_ms
         self._met = set(store.sessions())  # sessions alive when we started: one of them may be our older self
         self._acknowledged = ""  # the newest claim that is acknowledged on all its members
         self._left: dict[str, set[int]] = {}  # claim -> members where it still has to be acknowledged
@@ -177,7 +181,7 @@ class PreviousBatch:
 
     def _check_place(self, known: QueryProgress, batch: Batch) -> None:
         check_not_stale(known, batch, self._members.destination)
-        check_not_ahead(known, batch, self._members.destination)
+        check_not_ahead(known, batch, self._members.destination, self._check_subscription)
 
     # -- resuming -------------------------------------------------------------------------------------------------
     def resume(self, batch: Batch) -> dict[int, Ranges]:

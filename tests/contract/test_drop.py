@@ -174,6 +174,25 @@ def test_consumer_that_missed_the_drop_claims_nothing(root: str, domain: Domain,
     assert not any(store.peek(name) for name in store.names(f"members/{late.table_id}/"))
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_query_that_runs_its_last_batch_again_is_told_of_the_drop(
+    root: str, domain: Domain, store: Store, again: bool
+) -> None:
+    """C18, C5: the drop came after its start. Its progress is gone, but no older copy of the domain was restored."""
+    send(root, "a")
+    query = Subscriber(Domain(root), store, "orders", "-", "q", ConsumerSettings())
+    batch = query.next_batch(Batch("q", table=query.table_id), Limits())
+    assert batch is not None
+    query.close()
+    restarted = Subscriber(Domain(root), store, "orders", "-", "q", ConsumerSettings())
+    drop_destination(domain, store, "orders", force=True)
+    if again:
+        apply(root, "orders")
+    with pytest.raises(DestinationReplacedError if again else InvalidDestinationError):
+        restarted.resume(batch)
+    restarted.close()
+
+
 def test_dropped_destination_refuses_senders_and_consumers_by_name(
     root: str, domain: Domain, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
