@@ -50,4 +50,4 @@ class BacklogReader:
             floor = self._live.subscription.floors.get(member, 0)
         else:
             floor = snapshot.destination.start_floor(self._members.subscription, member)
-        return state.unfinished(floor + 1, last)
+        return state.unfinished(floor + 1, last) - snapshot.lost_of(member)

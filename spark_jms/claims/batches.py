@@ -25,6 +25,7 @@ from spark_jms.claims.pledges import Pledges
 from spark_jms.claims.positions import check_selector
 from spark_jms.claims.previous_batch import PreviousBatch
 from spark_jms.claims.reconsideration import Reconsideration
+from spark_jms.claims.record_sets import without_lost
 from spark_jms.claims.redelivery_limit import RedeliveryLimit
 from spark_jms.claims.subscription_limit import SubscriptionLimit
 from spark_jms.claims.transfer import Transfers
@@ -348,7 +349,7 @@ class BatchMaker:
             state = state.sweep(live, now, destination.in_doubt_timeout_ms, destination.redelivery_delay_ms, due)
             if before and before.keys() - state.delays.keys():
                 self._planner.restart(member)  # messages behind the pass are available again
-            state = state.start_at(floor)
+            state = without_lost(state.start_at(floor), snapshot, member, self._members.label(member))
             if not destination.store_enabled:
                 lost = missed(destination, self._members.subscription, member, snapshot.last_sequence(member))
                 if state.unfinished_of(lost) - state.claimed - state.moving:

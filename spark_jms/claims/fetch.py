@@ -72,7 +72,8 @@ def fetch(
     if not found.left:
         return
     left = found.left
-    what = f"{destination}, member {member}: {left.count:,} message(s) are gone (sequence {left}): purged or deleted"
+    why = "purged or deleted" if left - table.snapshot.lost_of(member) else "a loss of power has taken them"
+    what = f"{destination}, member {member}: {left.count:,} message(s) are gone (sequence {left}): {why}"
     if fail_on_data_loss:
         raise DataLossError(f"{what}. {WITHOUT_LOST}")
     log.warning("%s. They are left out.", what)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
 from spark_jms.claims.active_subscriptions import not_durable
 from spark_jms.claims.stores import record_of
 from spark_jms.core.active_subscription import is_durable
+from spark_jms.core.life_event import LifeEvent
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.record_set_form import changed_objects, from_objects
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import Delete, Handle, Operation, Put, Store
 
+log = logging.getLogger("spark_jms")
 _EMPTY = RecordSet()
 
 
@@ -47,3 +51,12 @@ def operations(before: RecordSet, after: RecordSet) -> list[Operation]:
 def label_of(destination: str, subscription: str, member: int) -> str:
     """A record set as people know it."""
     return f"{destination}/{subscription}/{member}"
+
+
+def without_lost(state: RecordSet, snapshot: Snapshot, member: int, label: str) -> RecordSet:
+    """The state of an open record without what went with the power. What is claimed goes when its claim has ended."""
+    lost = snapshot.lost_of(member)
+    if not (lost and (lost := state.unfinished_of(lost) - state.claimed - state.moving)):
+        return state
+    log.warning("%s: %d message(s) went with the power (%s) and are skipped", label, lost.count, lost)
+    return state.skip(lost, LifeEvent.SKIPPED, "lost with the power")

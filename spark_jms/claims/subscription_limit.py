@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable, Container, Iterable
 
 from spark_jms.claims.offer import Offer, SortedBacklogs
-from spark_jms.claims.record_sets import label_of, opened_state, operations
+from spark_jms.claims.record_sets import label_of, opened_state, operations, without_lost
 from spark_jms.claims.scan import Question, may_expire, scan
 from spark_jms.claims.stores import record_of
 from spark_jms.claims.work_parts import read_parts, together
@@ -195,7 +195,8 @@ class FreeRecordLimits:
             label = label_of(snapshot.destination.name, subscription.name, member)
             logged = snapshot.destination.message_logging_enabled
             before = opened_state(handle, label).logging(is_on=logged, now_ms=self._clock_ms())
-            begun = before.start_at(subscription.floor(member, snapshot.last_sequence(member)))
+            started = before.start_at(subscription.floor(member, snapshot.last_sequence(member)))
+            begun = without_lost(started, snapshot, member, label)
             after = self._limit(snapshot, subscription).enforce(begun, snapshot, member, handle.epoch)
             if after is not begun:
                 handle.commit(operations(before, after))

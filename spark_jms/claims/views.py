@@ -251,7 +251,7 @@ def subscriptions(
                     member,
                     state.floor,
                     last,
-                    state.unfinished(1, last).count,
+                    (state.unfinished(1, last) - snapshot.lost_of(member)).count,
                     state.claimed.count,
                     holder,
                     info.epoch if info else 0,

@@ -35,6 +35,7 @@ from spark_jms.cli import (
     pause,
     purge,
     quota,
+    recover,
     redrive,
     rename,
     server,
@@ -55,7 +56,7 @@ SECTIONS: dict[str, tuple[Any, ...]] = {  # of the help: the modules that have t
     "Destinations": (destinations, describe, statistics, pause, rename, drop, quota),
     "Consumers": (subscriptions, claims, acknowledgements, transactions),
     "Servers": (server, forward),
-    "Domain": (services, housekeeping, metrics, console, backup, upgrade, completion),
+    "Domain": (services, housekeeping, metrics, console, backup, recover, upgrade, completion),
     "Stores": (store_group,),
 }
 

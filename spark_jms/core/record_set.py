@@ -102,7 +102,10 @@ class RecordSet:
     @property
     def newest_known(self) -> int:
         """The largest sequence that this record set knows anything of."""
-        return max([self.floor, *(r.last for r in (self.done, self.claimed, self.moving) if r)])
+        ranges = (self.claimed, self.moving, messages_of(self.refusals))
+        chunked = (self.done, *self.delays.values(), *self.deliveries.sets())
+        ends = [*(known.last for known in ranges if known), *(known.last for known in chunked if known)]
+        return max([self.floor, self.limit.arrived, *ends])
 
     @property
     def waiting(self) -> Ranges:

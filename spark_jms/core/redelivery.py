@@ -98,6 +98,9 @@ class DeliveryCounts:
     def __bool__(self) -> bool:
         return bool(self.shown or self.perhaps)
 
+    def sets(self) -> tuple[ChunkedRanges, ...]:
+        return (*self.shown.values(), *self.perhaps.values(), self.alone)
+
     def delivered(self, shown: Ranges) -> DeliveryCounts:
         """`shown` were delivered once more, for certain, and harmed no consumer."""
         if not shown:

@@ -25,8 +25,9 @@ def checkpoint(
     if log.versions_since_checkpoint() >= every:
         snapshot = log.snapshot
         write_checkpoint(log.storage, snapshot)
-        if snapshot.destination.durability == "power":  # clean-up deletes the log before it some day
-            log.storage.sync([checkpoint_path(snapshot.version), LAST_CHECKPOINT])
+        log.storage.sync(
+            [checkpoint_path(snapshot.version), LAST_CHECKPOINT]
+        )  # clean-up deletes the log before it some day
         report.checkpoints += 1
     return report
 

@@ -70,7 +70,7 @@ def stage_collected(
             except BaseException:
                 writer.abort()
                 raise
-        if ticket is not None and declared.durability == "power":  # the decision may outlive the power
+        if ticket is not None:  # the decision outlives the power
             log.storage.sync([file.path for file in files])
     except BaseException:
         discard(log.storage, files)

@@ -153,6 +153,8 @@ def _compact_run(log: DeltaLog, run: list[DataFile], report: HousekeepingReport,
                 monitor.failed(_damaged(log, path), error)
         return True  # plan again without them
     breathe()
+    if log.snapshot.destination.durability == "process":  # else the commit does it
+        log.storage.sync([staged.path])  # what was on the disk stays there
     first, now = run[0].first, now_ms()
     actions = [file.remove_action(now) for file in run]
     decision = Decision("OPTIMIZE", [*actions, staged.add_action(first, data_change=False)])

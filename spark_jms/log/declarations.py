@@ -135,7 +135,6 @@ def _create(domain: Domain, destination: Destination) -> None:
     acknowledgements_path = _own_path(domain, by_name.acknowledgements, destination.name, continued=continued)
     entry = RegisterEntry(path, acknowledgements_path)
     create_tables(domain, destination, entry.path, entry.acknowledgements)
-    domain.storage.sync([f"{entry.path}/{commit_path(0)}", f"{entry.acknowledgements}/{commit_path(0)}"])
     if destination.message_logging_enabled:
         create_table(domain, entry.life_cycle, LIFE_CYCLE_SCHEMA, _of_history(destination))
     if not domain.register.add(destination.name, entry):  # another process has created it meanwhile
@@ -216,6 +215,7 @@ def create_table(domain: Domain, path: str, schema: pa.Schema, destination: Dest
     columns = pa.schema([*schema, *PARTITION_SCHEMA, *promoted])
     data = first_commit(destination.name, columns, PARTITION_SCHEMA.names, configuration, now_ms())
     domain.storage.child(path).create(commit_path(0), data)  # which makes its directory, also where it was deleted
+    domain.storage.sync([f"{path}/{commit_path(0)}"])
 
 
 def _change(domain: Domain, wanted: Destination, empty: Callable[[str, int], bool]) -> DeclarationChange:

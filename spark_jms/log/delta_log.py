@@ -11,6 +11,7 @@ import json
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from spark_jms.errors import (
@@ -67,6 +68,7 @@ class DeltaLog:
         self._snapshot: Snapshot | None = None
         self._outdated = False  # the snapshot: `refresh` must load from the start
         self._gap_checked_ms = 0
+        self._synced = -1  # the version up to which the log survives a loss of power
 
     # -- reading --------------------------------------------------------------------------------------------------
     @property
@@ -151,7 +153,7 @@ class DeltaLog:
     def _reload(self) -> Snapshot:
         self._forget()  # stays so if there is no table any more
         self._snapshot = snapshot = self._load()
-        self._outdated = False
+        self._outdated, self._synced = False, -1
         return snapshot
 
     def versions_since_checkpoint(self) -> int:
@@ -294,7 +296,23 @@ class DeltaLog:
                 replay = LogReplay(snapshot)
                 replay.apply_own(version, actions, data)
                 self._snapshot = replay.snapshot()
+        if any("metaData" in action for action in actions):
+            self.sync()  # whatever its durability: a declaration is for good
         return True
+
+    def sync(self) -> None:
+        """Force the log, as far as this process has read it, to the disk; Delta checkpoints are forced when they are written."""
+        with self.lock:
+            end = self.snapshot.version
+            first = max(self._synced, newest_checkpoint_version(self.storage) or -1) + 1
+            paths = [commit_path(version) for version in range(first, end + 1)]
+            try:
+                self.storage.sync(paths)
+            except FileNotFoundError:  # a checkpoint has taken the place of some meanwhile
+                for path in paths:
+                    with suppress(FileNotFoundError):
+                        self.storage.sync([path])
+            self._synced = end
 
     def _is_passed(self, version: int) -> bool:
         """Another writer has written this version, or clean-up has deleted it: then the next refresh loads again."""

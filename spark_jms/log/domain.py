@@ -19,12 +19,15 @@ ROOT/_jmsq/usage-history/                    what passed through the destination
 ROOT/_jmsq/flow/<table id>/<query id>        how fast a query's sink may send: spark/flow.py
 ROOT/_jmsq/left-out/<table id>/<consumer>/   messages left out of a batch: claims/left_out.py
 ROOT/_jmsq/query-progress/<table id>/        what queries acknowledge while a server is away: claims/noted_progress.py
+ROOT/_jmsq/boots/<host>                      the boot that wrote last: log/boots.py
+ROOT/_jmsq/lost/<boot>/                      what a loss of power has damaged: log/power_loss.py
 ROOT/_jmsq/store/                            the default file store
 ROOT/_jmsq/stores/<server>/                  the file store of a server
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import uuid
@@ -36,6 +39,7 @@ from spark_jms.core.placement import HOME
 from spark_jms.core.thresholds import thresholds_of
 from spark_jms.core.usage import MessageUsage
 from spark_jms.errors import DestinationDroppedError, DomainError, FormatVersionError, InvalidDestinationError
+from spark_jms.log.boots import Boots
 from spark_jms.log.clock import ClockWatch
 from spark_jms.log.connection_factories import ConnectionFactories
 from spark_jms.log.delta_log import DeltaLog
@@ -105,6 +109,22 @@ class Domain:
                 f"{self.root} cannot be opened, because {begun}: stop its jobs and clients, then run `jmsq upgrade --root "
                 f"{self.root}`"
             )
+        if isinstance(self.storage, LocalStorage) and not upgrading:
+            self._recover(self.storage)
+
+    def _recover(self, storage: LocalStorage) -> None:
+        """After a loss of power. A process that may only read leaves that to others."""
+        boots = Boots(storage)
+        try:
+            if boots.earlier() is None:
+                boots.note()
+            else:
+                from spark_jms.claims.power_loss import recover
+
+                recover(self, storage, boots)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
 
     def is_unchanged(self) -> bool:
         """The domain file is as it was when this was opened: no other domain is in its place, and no other format version."""

@@ -78,6 +78,15 @@ class LocalStorage:
                 staged.unlink(missing_ok=True)
                 raise
 
+    def rename(self, path: str, to: str) -> None:
+        """Durable on return, and it takes the place of a file that is there. A missing file is left out."""
+        target = self.root / to
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            os.replace(self.root / path, target)
+            self.sync([to])
+            _sync((self.root / path).parent)
+
     def exists(self, path: str) -> bool:
         return os.path.exists(f"{self.uri}/{path}")
 

@@ -63,7 +63,10 @@ class RemovedFiles:
     def delete(self, snapshot: Snapshot, before_ms: int) -> int:
         """Delete the files that left the log at or before that time; returns how many."""
         deleted = 0
-        for one in [one for one in self._lists or () if one.newest_ms <= before_ms]:
+        due = [one for one in self._lists or () if one.newest_ms <= before_ms]
+        if due:
+            self._log.sync()  # the commits that removed them, before the files go
+        for one in due:
             for path in self._paths(one):
                 if path not in snapshot.files:  # Delta's RESTORE brings files back
                     self._log.storage.delete(path)

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from spark_jms.core.message import ORDINAL
+from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.unit_paths import PATH_PREFIX
 from spark_jms.errors import ForeignWriteError, UnreadableTableError
 from spark_jms.log.data_file import FILE_NAME, DataFile
 from spark_jms.log.layered_map import MapEdit
 from spark_jms.log.member_files import MemberEdit, MemberFiles
-from spark_jms.log.snapshot import ForeignCommit, Snapshot, TableMetadata
+from spark_jms.log.snapshot import LOST_PREFIX, ForeignCommit, Snapshot, TableMetadata
 
 ENGINE = "spark-jms"
 _Actions = list[dict[str, dict[str, Any]]]
@@ -47,6 +48,7 @@ class LogReplay:
         self._transactions, self._files = MapEdit(start.transactions), MapEdit(start.files)
         self._removed_ms, self._digest = MapEdit(start.removed_ms), start.digest
         self._paths, self._paths_version = MapEdit(start.paths), start.paths_version
+        self._lost = dict(start.lost)
         self._changed: dict[int, MemberEdit] = {}
 
     def snapshot(self) -> Snapshot:
@@ -64,6 +66,7 @@ class LogReplay:
             self._protocol,
             self._paths.done(),
             self._paths_version,
+            self._lost,
         )
 
     def apply(self, version: int, data: bytes) -> None:
@@ -134,6 +137,9 @@ class LogReplay:
     def _set_transaction(self, app_id: str, number: int, version: int) -> None:
         if not app_id.startswith(PATH_PREFIX):
             self._transactions[app_id] = number
+            if app_id.startswith(LOST_PREFIX):
+                member, first = map(int, app_id.removeprefix(LOST_PREFIX).split("/"))
+                self._lost[member] = self._lost.get(member, EMPTY) | Ranges.of((first, number))
             return
         self._paths[app_id.removeprefix(PATH_PREFIX)] = number - 1 if number else None
         self._paths_version = version

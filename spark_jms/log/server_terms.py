@@ -60,7 +60,7 @@ class ServerTerms:
 
     def begin(self, server: str, term: LeaseTerm) -> bool:
         """False when another process has begun a term with this number, or a later one."""
-        if not self._storage.create(_path(server, term.number), json.dumps(term.to_json()).encode()):
+        if not self._storage.create(_path(server, term.number), json.dumps(term.to_json()).encode(), durable=True):
             return False
         newest = self.newest().get(server)
         if newest is None or newest.term != term:

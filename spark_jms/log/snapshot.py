@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from spark_jms.core.destination import Destination
+from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.errors import ForeignWriteError
 from spark_jms.log.data_file import DataFile
 from spark_jms.log.layered_map import LayeredMap
@@ -22,6 +23,7 @@ from spark_jms.log.shown_statistics import lacking_property
 
 DROPPED = "jmsq.dropped"  # key of the table's configuration
 SEQUENCE_PREFIX = "seq/"  # txn app id of a member's last sequence number
+LOST_PREFIX = "lost/"  # `lost/<member>/<first>`: messages up to the version went with the power (power_loss.py)
 _REMOVED_KEPT, _REMOVED_KEPT_MS = 1_000, 60_000
 
 
@@ -83,6 +85,7 @@ class Snapshot:
     protocol: Mapping[str, Any] = field(default_factory=dict)
     paths: LayeredMap[str, int] = field(default_factory=LayeredMap)  # unit of order -> member: core/unit_paths.py
     paths_version: int = 0  # of the last change of paths that this process knows of
+    lost: Mapping[int, Ranges] = field(default_factory=dict)  # by member: messages that went with the power
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -119,6 +122,10 @@ class Snapshot:
             app_id.removeprefix(SEQUENCE_PREFIX) for app_id in self.transactions if app_id.startswith(SEQUENCE_PREFIX)
         )
         return {int(member) for member in ids}
+
+    def lost_of(self, member: int) -> Ranges:
+        """The messages of a member that went with the power."""
+        return self.lost.get(member, EMPTY)
 
     def member_files(self, member: int) -> MemberFiles:
         return self.members.get(member, _NO_FILES)

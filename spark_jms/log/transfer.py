@@ -68,8 +68,7 @@ def stage_transfer(
     except BaseException:
         writer.abort()
         raise
-    if snapshot.destination.durability == "power":  # the intent may outlive the power, and these may be the only copy
-        log.storage.sync([file.path for file in files])
+    log.storage.sync([file.path for file in files])  # the intent outlives the power, and these may be the only copy
     return TransferTarget(snapshot.destination.name, snapshot.table_id, tuple(files), member)
 
 
@@ -79,6 +78,8 @@ def target_outcome(log: DeltaLog, target: TransferTarget, ticket: Ticket) -> Tar
     if outcome is TargetOutcome.UNDECIDED and not all(log.storage.exists(file.path) for file in target.files):
         outcome = _outcome(log.verify(), target, ticket)  # another process has ended it, or the table was replaced
         return TargetOutcome.INCOMPLETE if outcome is TargetOutcome.UNDECIDED else outcome
+    if outcome is TargetOutcome.APPENDED:
+        log.sync()  # before the messages leave their source
     return outcome
 
 
@@ -131,6 +132,7 @@ def append_transfer(log: DeltaLog, target: TransferTarget, ticket: Ticket, origi
         else:
             if done is None:  # another process has appended it
                 room.give_back()
+            log.sync()  # the messages leave their source now, and the store forces that
             return
 
 
@@ -201,7 +203,9 @@ def _files_for(log: DeltaLog, target: TransferTarget, ticket: Ticket, snapshot: 
                     writer.write_routed(rows, _members_of(rows, file, routing))
                 else:
                     writer.write_normalised(rows)
-    return kept + writer.close()
+    moved = writer.close()
+    log.storage.sync([file.path for file in moved])
+    return kept + moved
 
 
 def _members_of(rows: pa.RecordBatch, file: StagedFile, routing: Routing) -> pa.Int32Array:
