@@ -54,6 +54,11 @@ setup: $(INSTALLED) java jars ## virtual environment, Java, Delta's jars: once (
 demo: setup classes ## a year of flights through queues and topics, with a kill in the middle and a computed account
 	@$(SPARK_RUN) -m spark_jms.demo $(ARGS)
 
+.PHONY: notebook
+notebook: setup ## the notebooks, in your browser
+	@test -x '$(VENV)/bin/jupyter-notebook' || $(PY) -m pip install --quiet -c constraints.txt -e ".[notebooks]"
+	@cd notebooks && $(SPARK_RUN) -m notebook $(ARGS)
+
 .PHONY: test
 test: $(INSTALLED) java ## everything CI runs: set-up, lint, every test layer (about 25 minutes)
 	@said=$$(mktemp); set -m; $(SIMULATIONS) $(ARGS) >"$$said" 2>&1 & simulations=$$!; set +m; \

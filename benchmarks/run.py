@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache" / "bench"
-DOCS = ROOT / "docs" / "BENCHMARKS.md"
+README, DOCS = ROOT / "README.md", ROOT / "docs" / "BENCHMARKS.md"
 sys.path.insert(0, str(ROOT))
 
 import psutil  # noqa: E402 - the path comes first
@@ -39,6 +39,7 @@ from benchmarks import (  # noqa: E402
     pipeline,
     quotas,
     ranking,
+    readme,
     report,
     scaling,
     selective_backlog,
@@ -195,7 +196,8 @@ def _show(console: Console, results: Results, *, write_docs: bool) -> int:
         if set(results.options.get("parts", ())) != set(PARTS) and DOCS.exists():
             text = report.updated(DOCS.read_text(encoding="utf-8"), text)
         DOCS.write_text(text, encoding="utf-8")
-        console.print(f"written: {DOCS.relative_to(ROOT)}")
+        README.write_text(readme.updated(README.read_text(encoding="utf-8"), text), encoding="utf-8")
+        console.print(f"written: {DOCS.relative_to(ROOT)} and the figures of {README.name}")
     return 1 if results.absences else 0
 
 

@@ -106,14 +106,15 @@ class Course:
     def transact(self, context: Context) -> None:
         with context.transacted_session() as session, session.consumer("orders") as consumer:
             message = consumer.receive(timeout=0)
-            texts = self.texts(2)
+            texts, target = self.texts(2), self.draw.choice(["safe", "failed"])
             for text in texts:
-                session.producer("safe").send(text=text)
+                session.producer(target).send(text=text)
             taken = {str(message.text)} if message else set()
             self.maybe = {*taken, *texts}
             session.commit()
             self.received |= taken
-            self.sent.setdefault("safe", set()).update(texts)
+            self.sent.setdefault(target, set()).update(texts)
+            self.forced |= set(texts)
             self.maybe = set()
 
     def reject(self, context: Context) -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from spark_jms import apply
 from spark_jms.setup import find_java
+from tests.pages import block
 
 PROJECT = Path(__file__).parents[2]
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
-NEEDS_A_CLONE = ("git clone", "pip install")  # .ci/run and test_wheel.py run these
+NEEDS_A_CLONE = ("pip install",)  # .ci/run and test_wheel.py run these
 SHIPPED = ("conf", "examples", ".gitignore")
 # As a README's reader meets them: a statement is a spark.sql in the session of the block before.
 SQL = """
@@ -49,7 +49,7 @@ BLOCKS = [
     for found in re.finditer(r"^```(\w*)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 ]
 SHELL = [block for block in BLOCKS if block.language == "bash" and not any(w in block.text for w in NEEDS_A_CLONE)]
-FIRST, EXAMPLES, CLUSTER = SHELL
+FIRST, EXAMPLES = SHELL
 PLAIN, SPARK = (block for block in BLOCKS if block.language == "python")
 
 
@@ -101,7 +101,7 @@ def messages(fresh: Fresh) -> str:
 
 def test_every_block_is_run() -> None:
     """A new block needs a place here."""
-    assert {block.language for block in BLOCKS} == {"bash", "python", "sql", "yaml", "mermaid"}
+    assert {block.language for block in BLOCKS} == {"bash", "python", "sql", "mermaid"}
     skipped = [block for block in BLOCKS if block.language == "bash" and block not in SHELL]
     assert len(skipped) == len(NEEDS_A_CLONE)
     assert "make demo" in README
@@ -120,11 +120,13 @@ def test_python(fresh: Fresh, messages: str) -> None:
 
 
 def test_spark_and_sql(fresh: Fresh, messages: str) -> None:
-    """C1: one fresh application with nothing but the package."""
+    """C1: one fresh application with nothing but the package; and the tables of SPARK, which takes the message that INSERT sent."""
     program = SPARK.text
-    for block in BLOCKS:
-        if block.language == "sql":
-            program += SQL.format(statements=[s.strip() for s in block.text.split(";") if s.strip()])
+    for sql in (
+        *(one.text for one in BLOCKS if one.language == "sql"),
+        block("docs/SPARK.md", "sql", "CREATE TABLE t").text,
+    ):
+        program += SQL.format(statements=[s.strip() for s in sql.split(";") if s.strip()])
     printed = fresh.run("python", "-c", program)
     assert "only showing top 5 rows" in printed
     results = printed.splitlines()[-6:]  # of the six statements: the stream has taken everything but SQL's own message
@@ -132,30 +134,11 @@ def test_spark_and_sql(fresh: Fresh, messages: str) -> None:
     assert results == ["[]"] * 5, printed
 
 
-def test_module_file(root: str) -> None:
-    """C3"""
-    import yaml
-
-    for block in BLOCKS:
-        if block.language == "yaml":
-            assert [change.what for change in apply(root, yaml.safe_load(block.text))] == ["created", "created"]
-
-
 def test_examples(fresh: Fresh) -> None:
     """C1, C7: as a script and by spark-submit. Of 1,000 messages the selector takes every third with an amount above 100."""
     printed = fresh.shell(EXAMPLES)
     assert re.findall(r"^received: (\d+)$", printed, re.MULTILINE) == ["311", "311"]
     assert re.findall(r"^\| *(blue|red)\| *(\d+)\|$", printed, re.MULTILINE) == [("blue", "666"), ("red", "23")] * 2
-
-
-def test_replicated_store(fresh: Fresh) -> None:
-    """R3, R18"""
-    try:
-        printed = fresh.shell(CLUSTER)
-    finally:
-        fresh.run("jmsq", "store", "down", "--dir", "replicated-store", "--force")
-    assert "3 daemons run, 3 of them started now" in printed
-    assert "created" in printed
 
 
 def test_git_ignores_what_the_blocks_make(fresh: Fresh, messages: str) -> None:

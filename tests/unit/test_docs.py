@@ -10,6 +10,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from benchmarks.readme import figures
+
 PROJECT = Path(__file__).parents[2]
 DOCS = sorted([PROJECT / "README.md", *(PROJECT / "docs").glob("*.md")])
 IDS = {
@@ -91,13 +93,26 @@ def test_named_jmsq_commands_exist(page: Path) -> None:
             assert not unknown, f"{page.name}: jmsq {name} has no {unknown}"
 
 
-def test_every_jmsq_command_is_in_the_readme() -> None:
+def test_operating_lists_the_commands_as_the_help_does() -> None:
     """C14"""
-    from spark_jms.cli.main import cli
+    from spark_jms.cli.main import SECTIONS
 
-    assert [
-        name for name in cli.commands if f"`{name}`" not in text_of(PROJECT / "README.md").replace("`jmsq ", "`")
-    ] == []
+    rows = re.findall(r"^\| \*\*(\w+)\*\* \| (.*) \|$", text_of(PROJECT / "docs/OPERATING.md"), re.MULTILINE)
+    assert {title: re.findall(r"`([^`]+)`", names) for title, names in rows} == {
+        title: [command.name for module in modules for command in module.COMMANDS]
+        for title, modules in SECTIONS.items()
+    }
+
+
+def test_readme_has_the_figures_of_the_benchmarks() -> None:
+    readme = text_of(PROJECT / "README.md")
+    assert figures(text_of(PROJECT / "docs/BENCHMARKS.md")) in readme
+    assert len(readme.splitlines()) <= 150
+
+
+def test_readme_names_what_is_not_there_yet() -> None:
+    missing = [cells[0] for cells in rows().values() if cells[1] == "not yet"]
+    assert f"Not there yet: {', '.join(missing)}" in " ".join(text_of(PROJECT / "README.md").split())
 
 
 def test_every_option_is_documented() -> None:
@@ -117,8 +132,6 @@ def test_every_option_is_documented() -> None:
     assert sorted(named) == ACCEPTED
     for view in VIEWS:
         assert f"\n| `{view}` |" in text
-    readme = text_of(PROJECT / "README.md")
-    assert [name for name in ACCEPTED if f"`{name}`" not in readme and name != "path"] == []
 
 
 def test_every_message_column_is_documented() -> None:
