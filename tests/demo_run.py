@@ -17,10 +17,20 @@ from tests.process.crash import PLUGIN
 PROJECT = Path(__file__).parents[1]
 
 
-def demo(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+_WATCHED = """
+import sys
+from spark_jms.demo import watch
+from spark_jms.demo.__main__ import main
+watch.EVERY_S = {every_s}
+sys.exit(main())
+"""
+
+
+def demo(*arguments: str, cwd: Path, watch_every_s: float | None = None) -> subprocess.Popen[str]:
     """The demo in a process session of its own, as in a terminal, with a TMPDIR by which `processes_in` finds children."""
+    program = ["-m", "spark_jms.demo"] if watch_every_s is None else ["-c", _WATCHED.format(every_s=watch_every_s)]
     return subprocess.Popen(
-        [sys.executable, "-m", "spark_jms.demo", "--plain", *arguments],
+        [sys.executable, *program, "--plain", *arguments],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -104,6 +104,7 @@ def _write(outcome: DemoResult, path: Path) -> None:
         "depth": [[round(s.second, 2), s.sent, s.backlog] for s in outcome.samples],
         "in_doubt": outcome.in_doubt,
         "taken_over": outcome.taken_over,
+        "start_up_s": outcome.start_up_s,
         "problems": outcome.problems,
     }
     path.write_text(json.dumps(values, indent=1))

@@ -28,6 +28,10 @@ def show(screen: Screen, outcome: DemoResult, seconds: float) -> None:
         ("stage", "messages", "seconds", "a second"),
         [(s.stage, s.rows, round(s.seconds, 1), s.per_second) for s in outcome.speeds],
     )
+    screen.console.print(
+        f"The application of `a` took {outcome.start_up_s:.1f} s to start again, which is in the figure of the stage with the kill.",
+        markup=False,
+    )
     for line in lag(outcome.samples, outcome.marks):
         screen.console.print(line, markup=False)
     screen.console.print()
@@ -50,7 +54,7 @@ def _queue_rows(outcome: DemoResult) -> list[tuple[str, object, str]]:
         ("duplicated", q.duplicated, "sequences, and flights, that are there more than once"),
         ("altered", q.altered, "20 columns of every flight compared with the feed"),
         ("in hand at the kill", outcome.in_doubt, "open claims of `a`, kept for it until it was back"),
-        ("taken over", outcome.taken_over, "what `b` received while `a` was away"),
+        ("taken over", outcome.taken_over, "what `b` received while the application of `a` started again"),
         ("redelivered", q.redelivered, f"flagged JMSRedelivered (most deliveries of one message: {q.most_deliveries})"),
         (
             "order kept",

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_jms.claims import views
+from spark_jms.claims.stores import open_stores
 from spark_jms.core.ranges import Ranges
 from spark_jms.errors import JmsqError
 from spark_jms.log.domain import Domain
+from spark_jms.store import StoreError
 
 EVERY_S = 0.5
 
@@ -38,12 +40,14 @@ class DepthSample:
 
 
 class Watch:
-    """Samples a queue twice a second in a thread, read-only. `check()` raises the thread's error."""
+    """Samples a queue twice a second in a thread, read-only. `check()` raises the thread's error. Who waits for something asks
+    `look()`: a sample may be late, or miss what lasted a moment."""
 
     def __init__(self, root: Path, destination: str) -> None:
         self.samples: list[DepthSample] = []
         self.marks: list[tuple[float, str]] = []
         self._domain, self._destination = Domain(str(root)), destination
+        self._store = open_stores(self._domain)
         self._started_s = time.monotonic()
         self._stop = threading.Event()
         self._error: Exception | None = None
@@ -68,22 +72,25 @@ class Watch:
     def close(self) -> None:
         self._stop.set()
         self._thread.join(timeout=10)
+        self._store.close()
+
+    def look(self) -> DepthSample:
+        """The log and the records as they are now. Raises JmsqError and OSError."""
+        states = views.states(self._domain, self._store, self._destination, None)
+        snapshot = self._domain.log(self._destination).snapshot
+        last = {member: snapshot.last_sequence(member) for member in states}
+        claims = tuple(
+            OpenClaim(member, claim.consumer, claim.picks)
+            for member, state in states.items()
+            for claim in state.claims.values()
+        )
+        backlog = sum(state.unfinished(1, last[member]).count for member, state in states.items())
+        return DepthSample(self.second, sum(last.values()), backlog, claims)
 
     def _loop(self) -> None:
-        with views.opened_store(self._domain) as store:
-            log = self._domain.log(self._destination)
-            while not self._stop.wait(EVERY_S):
-                try:
-                    states = views.states(self._domain, store, self._destination, None)
-                    snapshot = log.snapshot
-                    last = {member: snapshot.last_sequence(member) for member in states}
-                    claims = tuple(
-                        OpenClaim(member, claim.consumer, claim.picks)
-                        for member, state in states.items()
-                        for claim in state.claims.values()
-                    )
-                    backlog = sum(state.unfinished(1, last[member]).count for member, state in states.items())
-                    self.samples.append(DepthSample(self.second, sum(last.values()), backlog, claims))
-                except (JmsqError, OSError) as error:  # check() raises it in the demo's own thread
-                    self._error = error
-                    return
+        while not self._stop.wait(EVERY_S):
+            try:
+                self.samples.append(self.look())
+            except (JmsqError, StoreError, OSError) as error:  # check() raises it in the demo's own thread
+                self._error = error
+                return

@@ -45,6 +45,15 @@ def test_demo_reports_that_no_message_is_lost_or_doubled(tmp_path: Path) -> None
     assert processes_in(tmp_path) == []
 
 
+@pytest.mark.timeout(600)
+def test_demo_waits_for_no_sample(tmp_path: Path) -> None:
+    """A watch that looks every 10 s misses whatever lasts a moment."""
+    run = demo("--rows", "2000", "--keep", "kept", cwd=tmp_path, watch_every_s=10.0)
+    said, _ = run.communicate(timeout=580)
+    assert run.returncode == 0, said
+    assert "The application of `a` took" in said
+
+
 @pytest.mark.timeout(240)
 def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     run = demo("--rows", "2000", cwd=tmp_path)
