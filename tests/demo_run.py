@@ -75,7 +75,7 @@ def expected_account(rows: int) -> dict[str, Any]:
         "without_unit": sent["tailnum"].null_count,
         "members": 4,
         "subscriptions": {"ops": [delayed(60)] * 2, "statistics": [delayed(15)] * 2},
-        "marks": ["start", "kill", "take-over", "restart", "empty"],
+        "marks": ["start", "kill", "restart", "empty"],
         "left": 0,
     }
 
