@@ -1,4 +1,4 @@
-"""The README's figures, taken from docs/BENCHMARKS.md."""
+"""The few figures that the README has and docs/BENCHMARKS.md begins with, taken from the tables there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def figures(benchmarks: str) -> str:
     return "\n".join(lines)
 
 
-def updated(readme: str, benchmarks: str) -> str:
-    """The README with the figures of BENCHMARKS."""
-    before, _, rest = readme.partition(BEGIN)
+def updated(page: str, benchmarks: str) -> str:
+    """The page with the figures of BENCHMARKS between its marks, or behind its title."""
+    if BEGIN not in page:
+        title, _, rest = page.partition("\n")
+        page = f"{title}\n\n{BEGIN}\n{END}\n{rest}"
+    before, _, rest = page.partition(BEGIN)
     return f"{before}{BEGIN}\n{figures(benchmarks)}\n{END}{rest.partition(END)[2]}"

@@ -195,7 +195,7 @@ def _show(console: Console, results: Results, *, write_docs: bool) -> int:
         text = report.markdown(results, time.strftime("%Y-%m-%d", time.gmtime()))
         if set(results.options.get("parts", ())) != set(PARTS) and DOCS.exists():
             text = report.updated(DOCS.read_text(encoding="utf-8"), text)
-        DOCS.write_text(text, encoding="utf-8")
+        DOCS.write_text(readme.updated(text, text), encoding="utf-8")
         README.write_text(readme.updated(README.read_text(encoding="utf-8"), text), encoding="utf-8")
         console.print(f"written: {DOCS.relative_to(ROOT)} and the figures of {README.name}")
     return 1 if results.absences else 0

@@ -69,6 +69,7 @@ FIELDS: dict[str, tuple[str, type, object]] = {
 }
 # field -> the two arguments of `send` that set it: a duration from now on, and a point of time
 _TIMES = {"expiration_ms": ("time_to_live", "expiration"), "delivery_time_ms": ("delay", "delivery_time")}
+_JMS_NAMES = {"delivery_delay": "delay", "ttl": "time_to_live"}  # as others call them
 ARGUMENTS = ("text", "body", "map", *get_type_hints(MessageHeaders))
 
 
@@ -101,7 +102,7 @@ def compose(now_ms: int, arguments: Mapping[str, Any]) -> Message:
 def _meant(name: str) -> str:
     if name in _TIMES or name.endswith("_ms"):
         return "give durations as '10 s', a timedelta or seconds, points of time as a datetime: "
-    near = near_to(name, ARGUMENTS)
+    near = _JMS_NAMES.get(name.removeprefix("jms_")) or near_to(name, ARGUMENTS)
     return f"did you mean {near}? " if near else ""
 
 

@@ -209,6 +209,7 @@ def test_text_marked_as_map_that_is_not_json_stays_text() -> None:
         ({"delay": math.nan}, "0 or more"),
         ({"time_to_live_ms": 10}, "give durations as '10 s'"),
         ({"propertys": {}}, "did you mean properties"),
+        ({"delivery_delay": 5}, "did you mean delay"),
     ],
 )
 def test_invalid_message_arguments_are_refused_by_name(arguments: dict[str, Any], says: str) -> None:
