@@ -363,7 +363,7 @@ class DestinationSettings(Table):
         "messageLoggingEnabled",
         Flag(),
         False,
-        "Whether the [life-cycle log](OPERATING.md#the-life-cycle-log) tells what becomes of messages. Its rows stay for "
+        "Whether the [life-cycle log](MONITORING.md#the-life-cycle-log) tells what becomes of messages. Its rows stay for "
         "`acknowledgementRetention`.",
     )
     expiration_policy: str = setting(

@@ -1,4 +1,4 @@
-"""The questions in SQL of docs/OPERATING.md, as they stand there (M3)."""
+"""The questions in SQL of docs/MONITORING.md, as they stand there (M3)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from spark_jms import connect
 if TYPE_CHECKING:
     from tests.spark.conftest import Bench
 
-OPERATING = Path(__file__).parents[2] / "docs" / "OPERATING.md"
+MONITORING = Path(__file__).parents[2] / "docs" / "MONITORING.md"
 
 
 def statements(root: str) -> list[str]:
     """Of the chapter, for this root."""
-    chapter = OPERATING.read_text(encoding="utf-8").split("## Questions in SQL\n")[1].split("\n## ")[0]
+    chapter = MONITORING.read_text(encoding="utf-8").split("## Questions in SQL\n")[1].split("\n## ")[0]
     blocks = re.findall(r"^```sql\n(.*?)^```", chapter, re.MULTILINE | re.DOTALL)
     return [
         part.replace("/data/messages", root).replace("'orders'", "'jobs'")

@@ -17,12 +17,12 @@ from spark_jms.testing import wait_until
 if TYPE_CHECKING:
     from tests.spark.conftest import Bench
 
-OPERATING = Path(__file__).parents[2] / "docs" / "OPERATING.md"
+MONITORING = Path(__file__).parents[2] / "docs" / "MONITORING.md"
 
 
 def statements(root: str) -> list[str]:
     """Of the chapter, for this root."""
-    chapter = OPERATING.read_text(encoding="utf-8").split("## The life-cycle log\n")[1].split("\n## ")[0]
+    chapter = MONITORING.read_text(encoding="utf-8").split("## The life-cycle log\n")[1].split("\n## ")[0]
     blocks = re.findall(r"^```sql\n(.*?)^```", chapter, re.MULTILINE | re.DOTALL)
     return [part.replace("/data/messages", root) for block in blocks for part in block.split(";") if part.strip()]
 
