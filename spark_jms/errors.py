@@ -176,6 +176,11 @@ class StorageFullError(NoRoomError, OSError):
     """The disk or object store with the domain's files has no room: nothing was sent or changed. Free some space, then try again."""
 
 
+class WriteOutcomeUnknownError(JmsqError, OSError):
+    """The storage failed while a file was created, so the file may be there or appear later. Repeat the command or the call when the
+    storage works again: it finds what is there."""
+
+
 class CommitOutcomeUnknownError(JmsqError):
     """The storage failed while the commit was written, so it may be in the log or appear there later. To send the same
     messages at most once, repeat them with a transaction: send_many(..., transaction=(application id, version))."""

@@ -69,8 +69,13 @@ class Manifest:
         return sum(file.bytes for file in self.files)
 
     def write(self, target: Storage) -> None:
+        """Raises BackupError when another backup was written to the target meanwhile."""
         data = json.dumps({"formatVersion": FORMAT_VERSION, **asdict(self)}).encode()
-        target.create(MANIFEST, data, durable=True)
+        if not target.create(MANIFEST, data, durable=True):
+            raise BackupError(
+                f"another backup was written to {target.uri} at the same time, and the two are mixed: delete it, and write each "
+                "backup to a place of its own"
+            )
 
     @staticmethod
     def read(backup: Storage) -> Manifest:

@@ -86,7 +86,10 @@ def restore(
     for server, uri in stores.items():
         load(read_records(backup, server), uri)
     domain: dict[str, Any] = {**plan.manifest.domain, "store": plan.store}
-    target.create(DOMAIN_FILE, json.dumps(domain, indent=1).encode(), durable=True)
+    if not target.create(DOMAIN_FILE, json.dumps(domain, indent=1).encode(), durable=True):
+        raise BackupError(
+            f"another process has created a domain in {target.uri} while the backup was restored: restore into a place of its own"
+        )
     return plan
 
 

@@ -52,7 +52,11 @@ class LeftOut:
     def add(self, claim: str, members: Iterable[int]) -> None:
         """Durable on return."""
         for member in members:
-            self._storage.create(f"{self._folder}/{claim}/{member}", _MARK, durable=True)
+            path = f"{self._folder}/{claim}/{member}"
+            if not self._storage.create(
+                path, _MARK, durable=True
+            ):  # another instance's, and a mark says the same from all
+                self._storage.sync([path])
             self._marked().setdefault(claim, set()).add(member)
 
     def look(self, claim: str) -> None:

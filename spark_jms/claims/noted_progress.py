@@ -20,7 +20,7 @@ from collections.abc import Collection
 from spark_jms.claims.previous_batch import check_not_stale
 from spark_jms.core.batch import Batch, claim_number
 from spark_jms.core.query_progress import QueryProgress
-from spark_jms.errors import FormatVersionError, OffsetError
+from spark_jms.errors import FormatVersionError, OffsetError, StaleCheckpointError
 from spark_jms.log.storage import Storage
 
 QUERY_PROGRESS = "_jmsq/query-progress"
@@ -31,7 +31,8 @@ class NotedProgress:
     """Of one query. Not thread-safe. Lists its notes once."""
 
     def __init__(self, storage: Storage, table_id: str, consumer: str) -> None:
-        self._storage, self._folder = storage, f"{QUERY_PROGRESS}/{table_id}/{consumer}"
+        self._storage, self._consumer = storage, consumer
+        self._folder = f"{QUERY_PROGRESS}/{table_id}/{consumer}"
         self._numbers: set[int] | None = None
         self._is_checked = False
 
@@ -49,7 +50,11 @@ class NotedProgress:
     def _newest(self) -> str:
         """The claim of the highest note; "" when there is none."""
         number = max(self._known(), default=0)
-        data = self._storage.get(self._path(number)) if number else None
+        return self._claim(number) if number else ""
+
+    def _claim(self, number: int) -> str:
+        """Of the note with this number; "" when there is none."""
+        data = self._storage.get(self._path(number))
         if data is None:
             return ""
         try:
@@ -67,15 +72,30 @@ class NotedProgress:
 
     def note(self, claim: str, *, behind: Collection[str]) -> None:
         """Durable on return. `behind`: the servers whose stores do not have, and do not get now, that the claim is acknowledged; they
-        are away, or catch up with an earlier one. Does nothing for a claim without a number, or when a later one is noted."""
+        are away, or catch up with an earlier one. Does nothing for a claim without a number, or when a later one is noted.
+
+        Two instances that note the same claim write the same note. Raises StaleCheckpointError when another claim with this
+        number is noted: an instance with a copy of the checkpoint has made it on other servers."""
         number = claim_number(claim)
         if not behind or not number or number <= max(self._known(), default=0):
             return
         known = self._known()
         value = {"v": FORMAT_VERSION, "claim": claim}
-        self._storage.create(self._path(number), json.dumps(value).encode(), durable=True)
+        if not self._storage.create(self._path(number), json.dumps(value).encode(), durable=True):
+            self._check_noted(number, claim)
         self._delete(set(known))
         known.add(number)
+
+    def _check_noted(self, number: int, claim: str) -> None:
+        """Another instance has created this note."""
+        noted = self._claim(number)
+        if noted != claim:
+            raise StaleCheckpointError(
+                f"claim {claim} of consumer {self._consumer} is acknowledged, but {self._shown(number)} names claim "
+                f"{noted or '(none)'}: another instance of this query runs with a copy of its checkpoint. Stop one of them, and "
+                "start it with a fresh checkpointLocation: it gets all unfinished messages."
+            )
+        self._storage.sync([self._path(number)])
 
     def forget(self) -> None:
         """All servers have the progress."""

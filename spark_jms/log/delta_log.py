@@ -20,6 +20,7 @@ from spark_jms.errors import (
     ForeignWriteError,
     InvalidDestinationError,
     UnreadableTableError,
+    WriteOutcomeUnknownError,
 )
 from spark_jms.log.admission import QuotaAdmission
 from spark_jms.log.checkpoints import (
@@ -282,8 +283,11 @@ class DeltaLog:
         with naming_destination(self.name):
             if durable:  # before the log names them; fsync also covers what tasks in other processes wrote
                 self.storage.sync([str(action["add"]["path"]) for action in actions if "add" in action])
-            if not self._create(version, data, durable):
-                return False
+            try:
+                if not self.storage.create(commit_path(version), data, durable=durable):
+                    return False
+            except WriteOutcomeUnknownError as error:
+                raise self._unknown(version, error) from error
         try:
             overtaken = self._was_overtaken(snapshot)
         except (OSError, UnreadableTableError) as error:
@@ -329,26 +333,6 @@ class DeltaLog:
         """The next `refresh` loads the log from its start. Until then the snapshot is the last one that was known."""
         with self.lock:
             self._outdated = True
-
-    def _create(self, version: int, data: bytes, durable: bool) -> bool:
-        """False: another writer has created this version. After a failure the log is read, because it may be there."""
-        failure = None
-        try:
-            if self.storage.create(commit_path(version), data, durable=durable):
-                return True
-        except OSError as error:
-            failure = error
-        try:
-            found = self.storage.get(commit_path(version))
-        except OSError as error:
-            raise self._unknown(version, failure or error) from error
-        if found == data and not (failure and durable):  # (obstore may have retried and found our own file)
-            return True
-        if failure is None or found not in (None, data):
-            return False
-        if found is None and not self.storage.failed_writes_may_arrive:
-            raise failure
-        raise self._unknown(version, failure) from failure
 
     def _was_overtaken(self, snapshot: Snapshot) -> bool:
         """Clean-up has deleted the version before the one that we wrote, or the table was replaced: take ours back."""

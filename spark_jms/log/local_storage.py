@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from spark_jms.errors import WriteOutcomeUnknownError
 from spark_jms.log.storage import FileInfo, naming_no_room
 
 _DELETE_ATTEMPTS = 100
@@ -48,14 +49,16 @@ class LocalStorage:
                 staged.write_bytes(data)
                 if durable:
                     _sync(staged)
-                os.link(staged, target)
-            except FileExistsError:
-                return False
+                created = _link(staged, target)
             finally:
-                staged.unlink(missing_ok=True)
-            if durable:
+                with suppress(OSError):  # a name with a dot counts nowhere
+                    staged.unlink()
+        if durable and created:
+            try:
                 _sync(target.parent)
-            return True
+            except OSError as error:
+                raise _unknown(target, error) from error
+        return created
 
     def sync(self, paths: Sequence[str]) -> None:
         """Also syncs the names of the files: all folders up to the root of this storage."""
@@ -158,6 +161,28 @@ def _allows_unnamed(folder: Path) -> bool:
         return os.path.exists(_of(descriptor))
     finally:
         os.close(descriptor)
+
+
+def _link(staged: Path, target: Path) -> bool:
+    """Give the staged file its name; False if another file has it. An NFS client repeats a request whose answer was lost, and the
+    server answers that the name exists: whether it is ours, the file's number of names tells."""
+    try:
+        os.link(staged, target)
+    except OSError as error:
+        try:
+            is_named = staged.stat().st_nlink > 1
+        except OSError as second:
+            raise _unknown(target, error) from second
+        if not is_named and not isinstance(error, FileExistsError):
+            raise
+        return is_named
+    return True
+
+
+def _unknown(target: Path, error: OSError) -> WriteOutcomeUnknownError:
+    return WriteOutcomeUnknownError(
+        f"cannot write {target} ({error.strerror or error}): it may be there, and a power loss may undo it"
+    )
 
 
 def _create_unnamed(target: Path, data: bytes) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_jms.errors import StorageFullError
-from spark_jms.log.storage import FileInfo
+from spark_jms.log.storage import FileInfo, settled
 from spark_jms.settings.extras import needs
 
 log = logging.getLogger("spark_jms")
@@ -68,6 +68,10 @@ class ObjectStorage:
         """Does nothing: an object store acknowledges only durable writes."""
 
     def create(self, path: str, data: bytes, *, durable: bool = False) -> bool:
+        return settled(self, path, data, lambda: self.put_new(path, data))
+
+    def put_new(self, path: str, data: bytes) -> bool:
+        """One request. False: the store answers that the file exists, which need not be true, and the file may be ours."""
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 

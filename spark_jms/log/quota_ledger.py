@@ -100,7 +100,8 @@ class QuotaLedger:
             return self._watch.old(now_s, now_ms)
 
     def append(self, before: LedgerEntry, state: QuotaState, at_ms: int, what: str) -> LedgerEntry | None:
-        """None when another process has written this entry, or has deleted the ledger. Raises OSError."""
+        """None when another process has written this entry, or has deleted the ledger. Raises OSError, and
+        WriteOutcomeUnknownError when the entry may be there: then its request is withdrawn, lapses or is ended as a dead sender's."""
         entry = LedgerEntry(state, secrets.token_hex(8), before.mark, at_ms, what)
         try:
             created = self._storage.create(self._path(entry.number), _encode(entry))

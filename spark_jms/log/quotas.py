@@ -219,9 +219,11 @@ class Quotas:
                     return Grant(quota, ledger.name, request, made.number, made.slot, epoch)
             elif not waits or now_s < attempt.renew_s:
                 return None
-            elif ledger.append(entry, draft.wait(request, now + int(WAITING_S * 1000)), now, f"{request.by} waits"):
-                attempt.renew_s, attempt.ledger = now_s + RENEW_S, ledger
-                return None
+            else:
+                attempt.ledger = ledger  # also when the storage fails: the entry may be there, and is withdrawn
+                if ledger.append(entry, draft.wait(request, now + int(WAITING_S * 1000)), now, f"{request.by} waits"):
+                    attempt.renew_s = now_s + RENEW_S
+                    return None
             time.sleep(random.uniform(0, 0.002))  # another process was first
 
     def _withdraw(self, ledger: QuotaLedger, request: Request, number: int | None = None) -> None:

@@ -66,7 +66,8 @@ class Register:
             ) from error
 
     def add(self, name: str, entry: RegisterEntry) -> bool:
-        """False when there is such a destination already. Durable on return."""
+        """False when there is such a destination already. Of two processes that enter the same tables both may get True.
+        Durable on return."""
         return self._files.create(name, _to_bytes(entry))
 
     def replace(self, name: str, entry: RegisterEntry) -> None:

@@ -59,7 +59,8 @@ class ServerTerms:
         return {server: known.term for server, known in self.newest().items() if known.term.lapsed_ms is not None}
 
     def begin(self, server: str, term: LeaseTerm) -> bool:
-        """False when another process has begun a term with this number, or a later one."""
+        """False when another process has begun a term with this number, or a later one. Two that begin the same term may both get
+        True: what follows from a term can be done twice."""
         if not self._storage.create(_path(server, term.number), json.dumps(term.to_json()).encode(), durable=True):
             return False
         newest = self.newest().get(server)

@@ -1,22 +1,31 @@
 """The port through which every file of a domain is reached, and the clock of stored times (C5, C17).
 
 `LocalStorage` (a directory) and `ObjectStorage` (an object store) implement it. The log needs one thing of both: a
-`create` that writes a whole file, and only if there is none.
+`create` that writes a whole file, and only if there is none. An object store's answer to that can mislead:
+
+    the answer is      and the truth may be
+    -------------      --------------------------------------------------------------------------------------------------
+    it exists          another writer's file; or ours, from a request whose answer was lost, and which the client repeated; or
+                       none (S3's 409, a conflict of two writers of which none has written)
+    an error           ours, or none yet
+
+So `settled` looks after each of these answers, and every storage that can mislead creates files through it.
 """
 
 from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from spark_jms.errors import StorageFullError
+from spark_jms.errors import StorageFullError, WriteOutcomeUnknownError
 
+_ATTEMPTS = 4  # to create a file that is missing after each of them
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -36,8 +45,11 @@ class Storage(Protocol):
 
     def get(self, path: str) -> bytes | None: ...
     def create(self, path: str, data: bytes, *, durable: bool = False) -> bool:
-        """Write the whole file if there is none; False if there is one. Readers never see a partial file. A `durable`
-        file survives a power loss once this returns."""
+        """Write the whole file if there is none. True: it has this `data`. False: another writer has created it. Where both wrote
+        the same bytes, either. Readers never see a partial file. A `durable` file survives a power loss once this returns True.
+
+        Raises WriteOutcomeUnknownError when the file may be there, or may appear later. After any other error it is not
+        there, and never will be."""
         ...
 
     def sync(self, paths: Sequence[str]) -> None:
@@ -55,6 +67,36 @@ class Storage(Protocol):
     def open_input(self, path: str) -> pa.NativeFile: ...
     def open_output(self, path: str) -> Any: ...
     def child(self, prefix: str) -> Storage: ...
+
+
+def settled(storage: Storage, path: str, data: bytes, write: Callable[[], bool]) -> bool:
+    """The truth about a file that `write` creates, as `Storage.create` promises it: unless the answer is True, the file is read.
+    Equal bytes are ours. A missing file is written again."""
+    failure: OSError | None = None
+    for attempt in range(_ATTEMPTS):
+        try:
+            if write():
+                return True
+        except OSError as error:
+            failure = error
+        try:
+            found = storage.get(path)
+        except OSError as error:
+            raise _unknown(storage, path, failure or error) from (failure or error)
+        if found is not None:
+            return found == data
+        is_refused = attempt == 0 and isinstance(failure, StorageFullError)
+        if failure is not None and (is_refused or not storage.failed_writes_may_arrive):
+            raise failure
+    raise _unknown(storage, path, failure) from failure
+
+
+def _unknown(storage: Storage, path: str, failure: OSError | None) -> WriteOutcomeUnknownError:
+    where = f"{storage.uri.rstrip('/')}/{path}"
+    said = (
+        str(failure) if failure else f"cannot write {where}: the storage answers that it exists, and has no such file"
+    )
+    return WriteOutcomeUnknownError(f"{said}. The file may be there all the same, or appear later")
 
 
 def now_ms() -> int:

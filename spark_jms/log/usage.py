@@ -87,7 +87,8 @@ class UsageFiles:
         return known.usage
 
     def publish(self, table_id: str, look: Callable[[], PublishedUsage | None]) -> bool:
-        """`look` finds the usage, or None when the table is another one. False: another process has published meanwhile."""
+        """`look` finds the usage, or None when the table is another one. False: another process has published meanwhile,
+        perhaps the same."""
         numbers = self._numbers(table_id)
         before = self._newest(table_id, numbers)
         found = look()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_jms.log.local_storage import LocalStorage
+from spark_jms.log.storage import settled
 
 Hook = Callable[[str, str], object]  # step ("before create", "after delete" ...), path
 
@@ -26,7 +27,9 @@ class HookedStorage(LocalStorage):
 
     def create(self, path: str, data: bytes, *, durable: bool = False) -> bool:
         create = super().create
-        return bool(self._hooked("create", path, lambda: create(path, data, durable=durable)))
+        return settled(
+            self, path, data, lambda: bool(self._hooked("create", path, lambda: create(path, data, durable=durable)))
+        )
 
     def open_output(self, path: str) -> Any:
         open_output = super().open_output

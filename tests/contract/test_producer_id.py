@@ -27,6 +27,7 @@ from spark_jms.errors import (
     OptionError,
     ProducerFencedError,
     SequenceGapError,
+    WriteOutcomeUnknownError,
 )
 from spark_jms.testing import memory_domain
 from tests.contract.completions import Hold, Outcomes, in_thread
@@ -81,7 +82,7 @@ def unknown_commits(context: Context, *, arrives: bool | None) -> Iterator[list[
             if arrives:
                 write.create(path, data)
             late.append(lambda: write.create(path, data))
-            raise OSError("the connection broke")
+            raise WriteOutcomeUnknownError("the connection broke")
 
         def get(self, path: str) -> bytes | None:
             if path.startswith("_delta_log/") and late:
