@@ -99,7 +99,7 @@ class Door:
         security.check_binding(host, options.tls is not None, options.tokens is not None)
         self._forwarder = Forwarder(options.forward_tls if options.tls else None, options.tls is not None)
         application = web.Application()
-        application.router.add_route("*", "/{path:.*}", self._handle)
+        application.router.add_route("*", "/{path:(?s:.*)}", self._handle)
         application.on_response_prepare.append(_no_content_type)
         self._runner = web.AppRunner(
             application,

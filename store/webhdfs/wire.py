@@ -34,7 +34,7 @@ FLAGS = {
     "NO_LOCAL_RACK",
 }
 _HEX = {f"{n:02x}": n for n in range(256)}
-_USER = re.compile(r"^[A-Za-z_][A-Za-z0-9._\-@]{0,254}[$]?$")
+_USER = re.compile(r"[A-Za-z_][A-Za-z0-9._\-@]{0,254}[$]?")
 _XATTR = re.compile(r"^(user|trusted|system|security|raw)\.[^\x00-\x1f]{1,200}$", re.IGNORECASE)
 
 
@@ -90,7 +90,7 @@ class DoorRequest:
 
     def user(self, default: str) -> str:
         name = self.text("doas") or self.text("user.name") or default
-        if not _USER.match(name):
+        if not _USER.fullmatch(name):
             raise _invalid("user.name", name, "it is not a user name")
         return name
 
@@ -102,7 +102,7 @@ class DoorRequest:
         return join(parts_of(value))
 
     def xattr_name(self, name: str) -> str:
-        if not _XATTR.match(name):
+        if not _XATTR.fullmatch(name):
             raise _invalid("xattr.name", name, "it has no namespace (user.NAME)")
         return name
 

@@ -14,6 +14,7 @@ from spark_jms.store.errors import DaemonUnavailableError, FencedError
 from spark_jms.store.regions.client.objects import MemoryObjects
 from spark_jms.store.webhdfs.door import Door, DoorOptions
 from spark_jms.store.webhdfs.files import Files
+from spark_jms.store.webhdfs.operations import SIMPLE, STREAMED
 from tests.contract.webhdfs_harness import OPTIONS, DoorHarness, run_with_door
 
 
@@ -410,6 +411,66 @@ def test_door_forwards_requests() -> None:
             await front.door.stop()
 
     run_with_door(use)
+
+
+CONTROLS = ["%0D%0A", "%0a", "%00", "%09", "%0b", "%1f", "%7f"]
+OPERATIONS = [*SIMPLE, *STREAMED]
+
+
+def test_control_characters_are_refused_by_name() -> None:
+    """R19: in a path, in each operation, by a door that serves the namespace, one that forwards and one that does neither; in a
+    second path, a user and the name of an attribute; and where there is no WebHDFS at all."""
+
+    async def use(harness: DoorHarness) -> None:
+        fronts = [DoorHarness(), DoorHarness()]
+        fronts[0].door = Door(lambda: None, forward_to=lambda: f"127.0.0.1:{harness.door.port}")
+        fronts[1].door = Door(lambda: None)
+        for front in fronts:
+            await front.door.start()
+        try:
+            await harness.put("/f", b"content")
+            bad = (400, "IllegalArgumentException")
+            asked = [(method, op, "%0D%0A") for method, op in OPERATIONS]
+            asked += [("GET", "OPEN", control) for control in CONTROLS]
+            for door in (harness, *fronts):
+                for method, op, control in asked:
+                    query = f"op={op}&destination=/new&data=true"
+                    for path in (f"/f{control}", f"/{control}/f"):
+                        assert await named(door, method, f"/webhdfs/v1{path}?{query}") == bad
+                    for path in (f"/else{control}", f"/webhdfs/v1{control}"):
+                        assert (await named(door, method, f"{path}?{query}"))[1] == "FileNotFoundException"
+            for control in CONTROLS[:-1]:
+                for method, query in (
+                    ("PUT", f"op=RENAME&destination=/g{control}"),
+                    ("POST", f"op=CONCAT&sources=/g{control}"),
+                    ("PUT", f"op=SETXATTR&xattr.name=user.a{control}&xattr.value=1&flag=CREATE"),
+                    ("PUT", f"op=MKDIRS&user.name=root{control}"),
+                ):
+                    for door in (harness, fronts[0]):
+                        assert await named(door, method, f"/webhdfs/v1/f?{query}") == bad, query
+            assert (await harness.ok("GET", "/", "LISTSTATUS"))["FileStatuses"]["FileStatus"][0]["pathSuffix"] == "f"
+        finally:
+            for front in fronts:
+                await front.door.stop()
+
+    run_with_door(use)
+
+
+@pytest.mark.parametrize("target", ["/", "http://h/x", "//h/webhdfs/v1/f"])
+def test_target_of_no_file_is_refused_by_name(target: str) -> None:
+    """R19: a path outside WebHDFS, or the whole URL."""
+
+    async def use(harness: DoorHarness) -> None:
+        for method in ("GET", "PUT", "OPTIONS"):
+            assert (await named(harness, method, target))[1] in ("FileNotFoundException", "IllegalArgumentException")
+
+    run_with_door(use)
+
+
+async def named(harness: DoorHarness, method: str, target: str) -> tuple[int, str]:
+    """The status and the exception of the answer to a request without a body."""
+    status, body = await raw(harness, f"{method} {target} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
+    return status, json.loads(body)["RemoteException"]["exception"]
 
 
 # ---- other clients
