@@ -232,8 +232,8 @@ class RegionUnavailableError(StoreError):
 
 
 class RegionLostError(StoreError):
-    """Both daemons that held the region stopped, and its memory is lost with them. Remove the region with `storeadmin
-    rmr`, and begin with an empty one."""
+    """The region's memory is lost: both daemons that held it stopped, or it was removed by force while a store had it open.
+    Remove the store's regions with `storeadmin rmr`, and begin with an empty one."""
 
 
 class RegionFullError(StoreFullError):

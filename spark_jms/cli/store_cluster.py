@@ -80,7 +80,7 @@ def up(
             "their memory is not locked, so the system may page it out: the memlock limit (ulimit -l) is below theirs"
         )
     if lost:
-        out.say(f"LOST with both daemons that held them: {', '.join(lost)}; remove them with `storeadmin rmr`")
+        out.say(f"LOST: {', '.join(lost)}; remove them with `storeadmin rmr`")
     out.say(f"store of a domain:          {uri}")
     for door in started.doors[:1]:
         out.say(

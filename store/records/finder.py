@@ -18,6 +18,7 @@ from spark_jms.store.errors import (
     DaemonUnavailableError,
     FencedError,
     NoLocalDaemonError,
+    RegionLostError,
     RegionOpenError,
     RegionUnavailableError,
     SettingInvalidError,
@@ -63,6 +64,7 @@ class RegionEngineFinder(EngineFinder):
         self._server: Server | None = None
         self._closed = False
         self._reached_before = False
+        self._lost = ""  # why the store's regions are lost, as it was logged last
         self.instance: StoreInstance | None = None
         if not create and not self._exists():
             raise StoreNotFoundError(f"store {settings.store} in {settings.directory}")
@@ -90,6 +92,11 @@ class RegionEngineFinder(EngineFinder):
             except RegionOpenError:
                 self._reached_before = True
                 return self._published_address()
+            except RegionLostError as error:
+                if str(error) != self._lost:
+                    self._lost = str(error)
+                    log.error("store %s cannot be opened: %s", self.settings.store, error)
+                raise
             except NOT_NOW as error:
                 if not self._reached_before:
                     raise
@@ -118,7 +125,10 @@ class RegionEngineFinder(EngineFinder):
         except BaseException:
             server.close()
             raise
-        self._server, self._reached_before = server, True
+        if persistence.instance.is_new and self._reached_before and not self._lost:
+            what = "begins again, empty: all its regions were removed, while it was closed and this process used it"
+            log.error("store %s %s", self.settings.store, what)
+        self._server, self._reached_before, self._lost = server, True, ""
         return server
 
     @staticmethod

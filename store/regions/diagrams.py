@@ -61,7 +61,7 @@ def entry_rows() -> Rows:
         becomes = (rule.primary.value, rule.secondary.value, rule.opener.value)
         rows.append((rule.event.name, rule.writer, rule.subject, rule.needs, *becomes))
     needs = "the primary; any daemon once the primary has certainly ended"
-    rows.append((EntryEvent.DELETED.name, needs, "", "closed, or by force", "no entry", "", ""))
+    rows.append((EntryEvent.DELETED.name, needs, "", "closed or lost; damaged, and by force", "no entry", "", ""))
     return rows
 
 
@@ -86,6 +86,8 @@ _HERE, _THERE, _THIRD = Holder(0, "a"), Holder(1, "b"), Holder(2, "c")
 
 
 def _kind(entry: RegionEntry) -> str:
+    if entry.is_destroyed:
+        return "lost"
     return f"{'closed' if entry.opener is None else 'open'}_{'one_copy' if entry.secondary is None else 'two_copies'}"
 
 

@@ -446,10 +446,12 @@ def test_storeadmin_runs_every_command(make_daemons: Make) -> None:
             assert "Another client has the region open" in out + err
             code, out, err = await asyncio.to_thread(admin, "rmr", "-force", "open.000")
             assert (code, err) == (0, "")
+            assert "Region open.000 was open: its store fails until Region open.000 is removed again." in out
             with pytest.raises(StoreError):
                 await (await instance.connection("d")).create(b"late")
-        code, out, err = await asyncio.to_thread(admin, "rmr", "closed.*")
-        assert (code, err) == (0, "")
+        for expression in ("open.000", "closed.*"):
+            code, out, err = await asyncio.to_thread(admin, "rmr", expression)
+            assert (code, err) == (0, "")
 
     asyncio.run(check())
     assert lists(daemons.path, 0)[1] == []

@@ -277,6 +277,21 @@ PLANTED = (
         test="tests/unit/test_regions_guards.py::test_only_the_primary_begins_a_copy",
     ),
     core(
+        "a region that a store has open is removed by force, and its store begins again",
+        "primary.py",
+        "LAWFUL",
+        "self._change(None if self.entry.opener is None else rules.destroyed(self.entry), removed)",
+        "self._change(None, removed)",
+    ),
+    core(
+        "the same, by a daemon that has no copy, when the primary has ended",
+        "administration.py",
+        "LAWFUL",
+        "new = None if lost or entry.opener is None else rules.destroyed(entry)",
+        "new = None",
+        test="tests/unit/test_regions_daemon.py::test_open_region_of_a_dead_primary_is_lost_when_it_is_removed",
+    ),
+    core(
         "an epoch is used again",
         "directory.py",
         "ONE_EPOCH|LAWFUL",

@@ -87,7 +87,7 @@ class StoreAudit(Observer):
         store = next((store for store in self._stores if name.startswith(store.name + ".")), None)
         if store is None:
             return
-        if new is None and opened:
+        if opened:
             store.region_removed()
         # Two clients that create a region at the same time refuse each other's copies, and the second one comes later.
         calm = (

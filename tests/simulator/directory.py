@@ -49,6 +49,8 @@ class DirectoryContents:
                 self.opens[name] = new.epoch
             self.entries[name] = new
             self.removed.discard(name)
+            if current is not None and new.primary.incarnation == "" != current.primary.incarnation:
+                opened = self.opens.pop(name, None) is not None
         self._changed(me, name, current, new, opened)
 
     def is_gathered_up(self, name: str) -> bool:
@@ -76,9 +78,11 @@ class DirectoryContents:
             laws.check_created(me, new)
         elif current is not None and new is None:
             wanted = current.name in self.unwanted or current.name not in self.opens
-            laws.check_deleted(me, current, current.primary in self.alive, wanted)
+            copy_lives = any(holder in self.alive for holder in current.holders())
+            laws.check_deleted(me, current, current.primary in self.alive, copy_lives, wanted)
         elif current is not None and new is not None:
-            laws.check_changed(me, current, new)
+            wanted = current.name in self.unwanted
+            laws.check_changed(me, current, new, current.primary in self.alive, wanted)
 
 
 @dataclass

@@ -134,7 +134,8 @@ class Invariants(Observer):
 
     def _check_lost(self, name: str, seen: list[RegionEntry | None]) -> RegionEntry | None:
         """The newest of these that is lost."""
-        if not self.may_lose:
+        destroyed = any(past.entry is not None and past.entry.is_destroyed for past in self._history[name])
+        if not self.may_lose and not destroyed:
             raise Violation(Promise.LOST, f"region {name} is lost, though one copy always lived")
         for entry in seen:
             if entry is None or not self._lives(entry):
@@ -207,7 +208,7 @@ class Invariants(Observer):
         name = entry.name
         cores = [core for core in map(self._cluster.living, entry.holders()) if core is not None]
         if not cores:
-            if not self.may_lose:
+            if not self.may_lose and not entry.is_destroyed:
                 raise Violation(Promise.LISTED, f"region {name} has no living copy: {entry}")
             for daemon in self._cluster.daemons:
                 if (daemon.index, daemon.lives, entry.region_id) not in self._told_lost:

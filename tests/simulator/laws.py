@@ -11,6 +11,8 @@ primary and secondary swap, or  MOVED       the primary; closed before and after
 a new primary and the old one
 primary, to the old secondary;  PROMOTED    the old secondary; closed afterwards
 secondary, to none
+primary, to a life that no    DESTROYED   the primary; any daemon once its life has ended; open before and after,
+daemon had; secondary, to none             and removed by an administrator
 """
 
 from __future__ import annotations
@@ -26,21 +28,29 @@ def check_created(me: Holder, new: RegionEntry) -> None:
         raise Violation(Promise.LAWFUL, f"region {new.name}: daemon {me.daemon} created {new}")
 
 
-def check_deleted(me: Holder, old: RegionEntry, primary_lives: bool, wanted: bool) -> None:
+def check_deleted(me: Holder, old: RegionEntry, primary_lives: bool, copy_lives: bool, wanted: bool) -> None:
     """`wanted`: an administrator or a store has asked for it. No client has opened a region at epoch 1."""
+    if old.opener is not None and copy_lives:
+        raise Violation(
+            Promise.LAWFUL, f"region {old.name}: removed by daemon {me.daemon}, while {old.opener} has it open"
+        )
     if old.epoch > 1 and not wanted:
         raise Violation(Promise.KEPT, f"region {old.name}: removed by daemon {me.daemon}, and nothing asked for it")
     if old.primary != me and primary_lives and old.epoch > 1:
         raise Violation(Promise.LAWFUL, f"region {old.name}: removed by daemon {me.daemon}, while its primary lives")
 
 
-def check_changed(me: Holder, old: RegionEntry, new: RegionEntry) -> None:
+def check_changed(me: Holder, old: RegionEntry, new: RegionEntry, primary_lives: bool, wanted: bool) -> None:
+    """`wanted`: an administrator or a store has asked for its removal."""
     where = f"region {old.name}"
     if new.region_id != old.region_id:
         raise Violation(Promise.LAWFUL, f"{where}: replaced without being removed")
     if (new.size, new.created_us, new.epoch) != (old.size, old.created_us, old.epoch + 1):
         raise Violation(Promise.LAWFUL, f"{where}: {old} became {new}")
     changed = tuple(field for field in FIELDS if getattr(new, field) != getattr(old, field))
+    if changed and not new.primary.incarnation:
+        _check_destroyed(me, old, new, primary_lives, wanted)
+        return
     if changed and me not in old.holders():
         raise Violation(
             Promise.LAWFUL, f"{where}: {_words(changed)} changed by daemon {me.daemon}, which is not listed"
@@ -63,6 +73,15 @@ def check_changed(me: Holder, old: RegionEntry, new: RegionEntry) -> None:
                 raise Violation(Promise.ONE_OPENER, f"{where}: moved while {old.opener} has it open")
         case _:
             raise Violation(Promise.LAWFUL, f"{where}: {_words(changed)} changed at once, from {old} to {new}")
+
+
+def _check_destroyed(me: Holder, old: RegionEntry, new: RegionEntry, primary_lives: bool, wanted: bool) -> None:
+    if not wanted:
+        raise Violation(Promise.KEPT, f"region {old.name}: destroyed by daemon {me.daemon}, and nothing asked for it")
+    if me != old.primary and primary_lives:
+        raise Violation(Promise.LAWFUL, f"region {old.name}: destroyed by daemon {me.daemon}, while its primary lives")
+    if not old.primary.incarnation or old.opener is None or new.opener != old.opener or new.secondary is not None:
+        raise Violation(Promise.LAWFUL, f"region {old.name}: destroyed, from {old} to {new}")
 
 
 def _check_opener(me: Holder, old: RegionEntry, new: RegionEntry) -> None:

@@ -27,7 +27,8 @@ class Observer:
         """A daemon sent this message to a client."""
 
     def changed(self, by: Holder, name: str, old: RegionEntry | None, new: RegionEntry | None, opened: bool) -> None:
-        """The directory changed an entry. `opened`: a client has opened the old region at least once."""
+        """The directory changed an entry. `opened`: a client has opened the old region at least once, and its contents are
+        removed now."""
 
     def refused(self, by: Holder, name: str, reason: str) -> None:
         """The directory did not make a change, or did not answer."""

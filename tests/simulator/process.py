@@ -78,7 +78,7 @@ class StoreProcess(Opener):
                 if up:
                     await self._use_once(self._chance.choice(up))
             except RegionLostError as error:
-                await self._remove(self._chance.choice(up), str(error.args[0]).removeprefix("region "))
+                await self._remove(self._chance.choice(up), str(error.args[0]).split()[1])
             except StoreError as error:
                 self._cluster.note(f"{self.name}: {type(error).__name__}: {error.detail()}")
             self.store.leave(self)

@@ -120,6 +120,8 @@ def event_of(by: Holder, old: RegionEntry | None, new: RegionEntry | None, alive
     """Which of the directory's events turned `old` into `new`, read off the two entries and the daemons that are alive."""
     if old is None or new is None:
         return EntryEvent.CREATED if old is None else EntryEvent.DELETED
+    if new.is_destroyed and not old.is_destroyed:
+        return EntryEvent.DESTROYED
     if new.primary != old.primary:
         return EntryEvent.MOVED if new.secondary == old.primary else EntryEvent.PROMOTED
     if new.opener != old.opener:
@@ -131,6 +133,8 @@ def event_of(by: Holder, old: RegionEntry | None, new: RegionEntry | None, alive
 
 
 def render_entry(entry: RegionEntry) -> str:
+    if entry.is_destroyed:
+        return f"epoch {entry.epoch}, no copy, open by {entry.opener}"
     copies = " and ".join(str(holder.daemon) for holder in entry.holders())
     return f"epoch {entry.epoch}, {'copies' if entry.secondary else 'one copy'} on {copies}, " + (
         f"open by {entry.opener}" if entry.opener else "closed"

@@ -223,14 +223,18 @@ def test_lists_are_selected_and_sorted() -> None:
 
 
 def test_rmr_removes_regions() -> None:
-    """R6: an open one by force only; the others are removed all the same."""
+    """R6, R18: an open one by force only, and it is lost until it is removed again; the others are removed all the same."""
     talk = Talk(cluster())
     talk("rsattach")
     output = talk("rmr o*").splitlines()
     assert (output[0], talk.code) == ("INFO:  Removed Region other.", 1)
     assert output[1].startswith("ERROR: Region open was not removed: open. Another client has the region open.")
-    assert talk("rmr -force open") == "INFO:  Removed Region open.\n"
+    until = "INFO:  Region open was open: its store fails until Region open is removed again.\n"
+    assert talk("rmr -force open") == f"INFO:  Removed Region open.\n{until}"
     assert talk.code == 0
+    assert "LOST" in talk("lsr open")
+    assert talk("rmr -force open") == "INFO:  Removed Region open.\n"
+    assert "LOST" not in talk("lsr open")
     assert talk("rmr nothing") == "ERROR: No Region matches [nothing].\n"
 
 

@@ -504,7 +504,7 @@ def test_memory_that_is_provided_is_used_at_once() -> None:
 
 
 def test_open_region_is_removed_by_force_only() -> None:
-    """R6, R8: its client is then told, and the name is free for another region."""
+    """R6, R8, R18: its client is then told, and the region is lost until it is removed again: then its name is free."""
     cluster = StepCluster(3)
     client, epoch = opened(cluster)
     assert client.write(epoch, b"gone")
@@ -514,8 +514,34 @@ def test_open_region_is_removed_by_force_only() -> None:
     assert isinstance(cluster.client(2).remove("s.000", force=True), Reply)
     assert client.lost == ["s.000"]
     assert not client.write(epoch, b"late")
+    for daemon in range(3):
+        assert cluster.client(daemon).open("s.000", wait_ms=3_000.0) == "RegionLostError"
+        assert cluster.client(daemon).ask(lambda n: Open(n, "s.000", 0), 3_000.0) == "RegionLostError"
+        assert cluster.client(daemon).status() == "LOST"
+    cluster.run(5_000)
+    text = "region s.000 is LOST: it was removed by force while"
+    assert len([line for line in cluster.log if text in line]) == 3
+    assert [cluster.core(daemon).copies.used_bytes for daemon in range(3)] == [0, 0, 0]
+    assert isinstance(cluster.client(2).remove("s.000"), Reply)
     again, epoch = opened(cluster, 2)
     assert again.read(epoch, 4) == bytes(4)
+
+
+def test_open_region_of_a_dead_primary_is_lost_when_it_is_removed() -> None:
+    """R6, R8, R18: also before its secondary has taken over, which then frees its copy."""
+    cluster = StepCluster(3)
+    opened(cluster)
+    cluster.freeze(1)
+    cluster.kill(0)
+    cluster.run(100)
+    assert isinstance(cluster.client(2).remove("s.000", force=True), Reply)
+    cluster.wake(1)
+    cluster.run(5_000)
+    for daemon in (1, 2):
+        assert cluster.client(daemon).open("s.000", wait_ms=3_000.0) == "RegionLostError"
+    assert cluster.core(1).copies.used_bytes == 0
+    assert isinstance(cluster.client(1).remove("s.000", force=True), Reply)
+    opened(cluster, 1)
 
 
 def test_region_with_a_suspected_primary_is_not_removed() -> None:

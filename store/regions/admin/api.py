@@ -33,10 +33,12 @@ def default_attach(directory: str, localindex: int) -> AdminPort:
 
 @dataclass(frozen=True)
 class Removal:
-    """Which regions were removed, and which were refused, each with its error."""
+    """Which regions were removed, and which were refused, each with its error. Of the removed ones, those that a store had open
+    are `lost` until they are removed again."""
 
     removed: tuple[str, ...]
     refused: tuple[tuple[str, StoreError], ...]
+    lost: tuple[str, ...] = ()
 
 
 class Admin:
@@ -113,7 +115,9 @@ class Admin:
                 raise
             except StoreError as error:
                 refused.append((region.name, error))
-        return Removal(tuple(removed), tuple(refused))
+        left = self._ask(lambda port: port.regions()) if force and removed else ()
+        lost = tuple(region.name for region in left if region.name in removed and region.status == "LOST")
+        return Removal(tuple(removed), tuple(refused), lost)
 
     def shutdown(self, daemon: str | DaemonSelection, force: bool = False, waits: Waits = silently) -> tuple[int, ...]:
         """Returns the numbers of the daemons once they are down, and detaches when its own daemon is among them. Safe unless

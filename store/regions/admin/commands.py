@@ -234,7 +234,7 @@ COMMANDS = (
                 "",
                 (
                     "also regions that are open; the stores that have them open fail and log an",
-                    "error",
+                    "error, until the regions, which are LOST now, are removed again",
                 ),
             ),
         ),

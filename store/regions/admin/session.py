@@ -155,6 +155,8 @@ class AdminSession:
         removal = self._admin.remove_regions(arguments.expression, arguments.force)
         for name in removal.removed:
             self._info(f"Removed Region {name}.")
+        for name in removal.lost:
+            self._info(f"Region {name} was open: its store fails until Region {name} is removed again.")
         for name, error in removal.refused:
             self._error(f"Region {name} was not removed: {error}")
         if not removal.removed and not removal.refused:

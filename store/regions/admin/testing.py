@@ -70,7 +70,10 @@ class FakeCluster:
             raise RegionUnavailableError(name)
         if region.opener and not force:
             raise RegionOpenError(name)
-        del self._regions[name]
+        if region.opener and region.status != "LOST":
+            self._regions[name] = replace(region, primary=None, secondary=None, status="LOST")
+        else:
+            del self._regions[name]
 
     def stop(self, indexes: Sequence[int], force: bool) -> None:
         if not force:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from spark_jms.store.errors import DirectoryUnavailableError, RegionEntryDamagedError
+from spark_jms.store.regions.core import directory as rules
 from spark_jms.store.regions.core.directory import DirectoryListing, RegionEntry
 from spark_jms.store.regions.core.directory_view import UNREADABLE
 from spark_jms.store.regions.core.entry_requests import Outcome, Seen
@@ -36,6 +37,7 @@ class PendingRemoval:
     message: Remove
     until_ms: float
     region_id: str = ""  # once it is known
+    was_destroyed: bool = False  # when it was first seen: then its entry goes
     asked_ms: float = -1e9
     unserved: set[int] = field(default_factory=set)  # the daemons that do not serve it, if its entry is damaged
     discarding: bool = False  # the damaged entry; a look in the meantime may find none
@@ -160,10 +162,11 @@ class RegionAdministration:
         if entry is None and not removal.region_id:
             self._fail(removal, "RegionUnavailableError", f"there is no region {message.name}")
             return
-        if entry is None or entry.region_id != (removal.region_id or entry.region_id):
+        if not removal.region_id and entry is not None:
+            removal.region_id, removal.was_destroyed = entry.region_id, entry.is_destroyed
+        if entry is None or entry.region_id != removal.region_id or entry.is_destroyed > removal.was_destroyed:
             self._done(removal)
             return
-        removal.region_id = entry.region_id
         lost = not any(peers.may_run(holder) for holder in entry.holders())
         if entry.opener is not None and not message.force and not lost:
             self._fail(removal, "RegionOpenError", f"region {message.name}, by {entry.opener}")
@@ -244,7 +247,9 @@ class RegionAdministration:
             if outcome is Outcome.DONE:
                 self._deleted(entry, then)
 
-        self._shared.directory.change(entry.name, entry, None, changed)
+        lost = not any(map(self._shared.peers.may_run, entry.holders()))
+        new = None if lost or entry.opener is None else rules.destroyed(entry)
+        self._shared.directory.change(entry.name, entry, new, changed)
 
     def _deleted(self, entry: RegionEntry, then: Callable[[], None]) -> None:
         self._shared.out.log(2, f"region {entry.name}: removed")

@@ -9,6 +9,9 @@ that is no longer listed finds out with the first thing it tries.
 `RULES` is the table, and every change goes through it. RENOUNCED and RENEWED change nothing but the epoch. After
 RENOUNCED a listing that is on its way fails, so the copy may be freed. After RENEWED a change that the directory did not
 answer can no longer happen (core/entry_requests.py), nor one of daemons that have ended (core/lost_regions.py).
+
+DESTROYED is a removal by force while a store has the region open. The entry stays, and lists a life that no daemon ever had,
+so the region is lost, as if all daemons with a copy had died: without it, the store would begin again, empty, unasked.
 """
 
 from __future__ import annotations
@@ -35,7 +38,11 @@ class EntryEvent(Enum):
     MOVED = "moved"
     RENOUNCED = "renounced"
     RENEWED = "renewed"
+    DESTROYED = "destroyed"
     DELETED = "deleted"
+
+
+NO_LIFE = ""  # the incarnation of no daemon
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -58,6 +65,11 @@ class RegionEntry(msgspec.Struct, frozen=True):
     created_us: int
     version: int = 1
 
+    @property
+    def is_destroyed(self) -> bool:
+        """Removed by force while `opener` had it open, and not removed again since."""
+        return self.primary.incarnation == NO_LIFE
+
     def holders(self) -> tuple[Holder, ...]:
         return (self.primary,) if self.secondary is None else (self.primary, self.secondary)
 
@@ -73,6 +85,7 @@ class Becomes(Enum):
     NONE = "-"
     IT = "it"
     OLD_PRIMARY = "the old primary"
+    NO_DAEMON = "no daemon"
 
 
 @dataclass(frozen=True)
@@ -162,6 +175,15 @@ RULES = {
             needs="its change has not happened yet, or all copies are dead for certain",
             allows=_always,
         ),
+        EntryRule(
+            EntryEvent.DESTROYED,
+            writer="the primary; any daemon once the primary has certainly ended",
+            subject="",
+            needs="open, and not lost; by force",
+            allows=lambda entry, _: entry.opener is not None,
+            primary=Becomes.NO_DAEMON,
+            secondary=Becomes.NONE,
+        ),
     )
 }
 
@@ -205,9 +227,13 @@ def renewed(entry: RegionEntry) -> RegionEntry:
     return change(EntryEvent.RENEWED, entry)
 
 
+def destroyed(entry: RegionEntry) -> RegionEntry:
+    return change(EntryEvent.DESTROYED, entry)
+
+
 def change(event: EntryEvent, entry: RegionEntry, subject: Holder | str | None = None) -> RegionEntry:
     rule = RULES[event]
-    if not rule.allows(entry, subject):
+    if not rule.allows(entry, subject) or (entry.is_destroyed and event is not EntryEvent.RENEWED):
         raise ValueError(f"region {entry.name} cannot be {event.value}: {entry}")
 
     def value(becomes: Becomes, old: Any) -> Any:
@@ -220,6 +246,8 @@ def change(event: EntryEvent, entry: RegionEntry, subject: Holder | str | None =
                 return subject
             case Becomes.OLD_PRIMARY:
                 return entry.primary
+            case Becomes.NO_DAEMON:
+                return Holder(entry.primary.daemon, NO_LIFE)
 
     return replace(
         entry,

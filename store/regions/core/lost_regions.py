@@ -3,7 +3,7 @@
 A region is lost once the directory says that every daemon that its entry lists has certainly ended. Its entry is read again
 after that: until a moment ago one of them may have listed another copy. A change of theirs may still be on its way, and list
 one later. RENEWED makes it impossible; from then on no daemon can list a copy. A region at epoch 1 is not renewed: no client
-has opened it, and the next one creates it again.
+has opened it, and the next one creates it again. A region that was destroyed lists a life that never was, so the same holds of it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class LostRegions:
             return  # the next list asks again
         self._told.add(entry.region_id)
         daemons = " and ".join(f"daemon {holder.daemon}" for holder in entry.holders())
-        self._shared.out.log(1, f"region {entry.name} is LOST: the lives of {daemons} that had its copies have ended")
+        reason = f"the lives of {daemons} that had its copies have ended"
+        if entry.is_destroyed:
+            reason = f"it was removed by force while {entry.opener} had it open"
+        self._shared.out.log(1, f"region {entry.name} is LOST: {reason}")
 
     def _is_lost(self, entry: RegionEntry) -> bool:
         return not any(map(self._shared.peers.may_run, entry.holders()))

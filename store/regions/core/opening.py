@@ -250,11 +250,12 @@ class Opening:
         """The entry may be older than the end of these daemons: the last one may have listed another copy before it died, or
         the directory may still be about to. So it is lost only if the entry is the same now, and then stays so."""
         assert entry is not None
-        self._shared.directory.change(waiting.name, entry, rules.renewed(entry), partial(self._lost, waiting))
+        self._shared.directory.change(waiting.name, entry, rules.renewed(entry), partial(self._lost, waiting, entry))
 
-    def _lost(self, waiting: Waiting, outcome: Outcome) -> None:
+    def _lost(self, waiting: Waiting, entry: RegionEntry, outcome: Outcome) -> None:
         if outcome is Outcome.DONE and waiting in self._waiting:  # otherwise the next tick asks again
-            self._fail(waiting, "RegionLostError", f"region {waiting.name}")
+            reason = f" was removed by force while {entry.opener} had it open" if entry.is_destroyed else ""
+            self._fail(waiting, "RegionLostError", f"region {waiting.name}{reason}")
 
     def _remove(self, waiting: Waiting, entry: RegionEntry | None) -> None:
         self._shared.directory.change(waiting.name, entry, None, partial(self._try_again, waiting))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from spark_jms.settings.store import DaemonSettings
 from spark_jms.store.regions.core.actions import Unlink
 from spark_jms.store.regions.core.clock import DaemonClock
-from spark_jms.store.regions.core.directory import Holder
+from spark_jms.store.regions.core.directory import NO_LIFE, Holder
 from spark_jms.store.regions.core.directory_view import DirectoryView
 from spark_jms.store.regions.core.outgoing import Outgoing
 from spark_jms.store.regions.core.placement import Candidate
@@ -91,7 +91,7 @@ class Peers:
         now_ms, timeout_ms = self._clock.now_ms, self._settings.failure_timeout_ms
         for index, peer in self.by_index.items():
             silent, linked = now_ms - peer.heard_ms > timeout_ms, index in self._out.daemons
-            if peer.up and (silent or not (linked or self.may_run(peer.holder or Holder(index, "")))):
+            if peer.up and (silent or not (linked or self.may_run(peer.holder or Holder(index, NO_LIFE)))):
                 peer.up = False
                 self._out.log(1, f"daemon {index} does not answer")
             if silent and linked and now_ms - peer.linked_ms > timeout_ms:
@@ -123,7 +123,9 @@ class Peers:
 
     def may_run(self, holder: Holder) -> bool:
         """False only when this incarnation has certainly ended."""
-        return holder == self.me if holder.daemon == self.me.daemon else self._directory.may_run(holder)
+        if holder.daemon == self.me.daemon:
+            return holder == self.me
+        return holder.incarnation != NO_LIFE and self._directory.may_run(holder)
 
     def ended(self, index: int) -> bool:
         """Whether this daemon certainly does not run, or has not been there since this one started."""

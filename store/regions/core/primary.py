@@ -134,10 +134,11 @@ class Primary:
             closed()
 
     def remove(self, removed: Callable[[], None]) -> bool:
-        """Calls `removed` once the directory no longer has the region. False when it is not possible now."""
+        """Calls `removed` once the directory no longer has the region, or has it as a destroyed one: a store had it open.
+        False when it is not possible now."""
         if self.state is not _SERVING:
             return False
-        self._change(None, removed)
+        self._change(None if self.entry.opener is None else rules.destroyed(self.entry), removed)
         return True
 
     def write(self, message: WriteRegion) -> str | None:
@@ -305,7 +306,7 @@ class Primary:
         if outcome is not Outcome.DONE:
             self.doubt()
             self.refresh()
-        elif new is None:
+        elif new is None or new.is_destroyed:
             self.fence("the region was removed")
             then()
         else:
@@ -328,7 +329,7 @@ class Primary:
             self.entry = entry  # only its own move makes a primary the secondary
             self._demote()
         elif entry is None or self._is_lost(entry):
-            self.fence("another daemon took over" if entry else "the region was removed")
+            self.fence("the region was removed" if entry is None or entry.is_destroyed else "another daemon took over")
         else:
             self._covered = max(self._covered, covers)
             if not self._under_way:  # otherwise the change tells more

@@ -110,6 +110,7 @@ class Reconciliation:
         followed, copy, me = self._shared.copies.followed.get(name), self._shared.copies[name], self._shared.me
         may_be_listed = (
             entry is not None
+            and not entry.is_destroyed
             and entry.region_id == copy.region_id
             and (followed is None or followed.primary == entry.primary.daemon)
         )
