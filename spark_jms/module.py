@@ -76,10 +76,11 @@ def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping
     (MemberRemovalError). Destinations that the file does not declare stay as they are.
     """
     declared = load_module(module)
+    from spark_jms.claims.opened_domain import ready
     from spark_jms.log.declarations import apply_destinations, follow_server_quotas
     from spark_jms.log.domain import create_domain, declare_servers
 
-    domain = create_domain(os.fspath(root), declared.store)
+    domain = ready(create_domain(os.fspath(root), declared.store))
     declare_servers(domain, (server for server in declared.servers if server.name != HOME))
     if declared.expiration_scan_interval_ms is not None:
         domain.set_expiration_scan_interval(declared.expiration_scan_interval_ms)

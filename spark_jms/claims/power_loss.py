@@ -35,7 +35,7 @@ _STORE_LIMIT_S = 5.0
 
 
 def recover(domain: Domain, storage: LocalStorage, boots: Boots) -> None:
-    """This host was booted again since it wrote to the domain; one process repairs it, and the others wait. Raises DomainError when
+    """This host was booted again since it wrote to the domain: one process repairs it, and the others wait. Raises DomainError when
     that does not end in 30 s, and OSError."""
     with boots.alone():
         earlier = boots.earlier()

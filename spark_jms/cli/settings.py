@@ -46,9 +46,9 @@ class CommandSettings:
         return Output(self.as_json)
 
     def domain(self) -> Domain:
-        from spark_jms.log.domain import Domain
+        from spark_jms.claims.opened_domain import open_domain
 
-        return Domain(self.root)
+        return open_domain(self.root)
 
     @contextmanager
     def opened(self, limit_s: float | None = None) -> Iterator[tuple[Domain, Store]]:

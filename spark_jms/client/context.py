@@ -14,6 +14,7 @@ from spark_jms.claims.background import BackgroundThread
 from spark_jms.claims.client_claim import claim_client_id
 from spark_jms.claims.coordinators import Coordinators
 from spark_jms.claims.last_resource import LastResource
+from spark_jms.claims.opened_domain import open_domain
 from spark_jms.claims.stores import open_stores, store_of
 from spark_jms.claims.subscription_request import Sharing
 from spark_jms.claims.subscriptions import drop_subscription, droppable_subscription
@@ -93,7 +94,7 @@ def connect(
     where = os.fspath(root) if root is not None else os.environ.get(ROOT_VARIABLE, "")
     if not where:
         raise DomainError(f"no root: give connect(root) the domain's directory or URL, or set {ROOT_VARIABLE}")
-    domain = Domain(where)
+    domain = open_domain(where)
     pa.array([0])  # the first array makes pyarrow import pandas (a third of a second): pay for it here
     choices = choices_of(domain, connection_factory, server)
     return Context(domain, housekeeping, identity, choices, buffer_of(choices.factory))

@@ -27,7 +27,6 @@ ROOT/_jmsq/stores/<server>/                  the file store of a server
 
 from __future__ import annotations
 
-import errno
 import json
 import threading
 import uuid
@@ -39,7 +38,6 @@ from spark_jms.core.placement import HOME
 from spark_jms.core.thresholds import thresholds_of
 from spark_jms.core.usage import MessageUsage
 from spark_jms.errors import DestinationDroppedError, DomainError, FormatVersionError, InvalidDestinationError
-from spark_jms.log.boots import Boots
 from spark_jms.log.clock import ClockWatch
 from spark_jms.log.connection_factories import ConnectionFactories
 from spark_jms.log.delta_log import DeltaLog
@@ -109,22 +107,6 @@ class Domain:
                 f"{self.root} cannot be opened, because {begun}: stop its jobs and clients, then run `jmsq upgrade --root "
                 f"{self.root}`"
             )
-        if isinstance(self.storage, LocalStorage) and not upgrading:
-            self._recover(self.storage)
-
-    def _recover(self, storage: LocalStorage) -> None:
-        """After a loss of power. A process that may only read leaves that to others."""
-        boots = Boots(storage)
-        try:
-            if boots.earlier() is None:
-                boots.note()
-            else:
-                from spark_jms.claims.power_loss import recover
-
-                recover(self, storage, boots)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise
 
     def is_unchanged(self) -> bool:
         """The domain file is as it was when this was opened: no other domain is in its place, and no other format version."""

@@ -80,11 +80,11 @@ class JmsqReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         from spark_jms.claims import life_cycle_view, views
+        from spark_jms.claims.opened_domain import open_domain
         from spark_jms.claims.usage_history import usage_history
-        from spark_jms.log.domain import Domain
 
         o = self.options
-        domain = Domain(o.root)
+        domain = open_domain(o.root)
         table = domain.log(self._address.destination)
         declared = table.refresh().destination
         only, subscription = self._address.read_members(declared), self._subscription(declared)

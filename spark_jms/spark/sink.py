@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import attrs
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from spark_jms.claims.opened_domain import open_domain
 from spark_jms.core.balancing import Balancing, balancing_of
 from spark_jms.core.pause import PRODUCTION
 from spark_jms.core.staged_file import StagedFile
@@ -204,7 +205,7 @@ def _domain(root: str) -> Domain:
     and to the ledgers of its quotas since the one before it."""
     known = _domains.get(root)
     if known is None or not known.is_unchanged():
-        known = _domains[root] = Domain(root)
+        known = _domains[root] = open_domain(root)
     return known
 
 

@@ -193,12 +193,12 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _resolved(self) -> tuple[Domain, str | None, Selector | None]:
         """The domain, what the subscription is kept as (None: a queue), and the selector."""
+        from spark_jms.claims.opened_domain import open_domain
         from spark_jms.core.selector import Selector
         from spark_jms.core.subscription_place import kept_at
-        from spark_jms.log.domain import Domain
 
         o = self.options
-        domain, selector = Domain(o.root), Selector.parse(o.selector)
+        domain, selector = open_domain(o.root), Selector.parse(o.selector)
         table = domain.log(self._name)
         declared = table.refresh().destination
         self._address.members(declared)

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_jms import apply, connect
 from spark_jms.claims import views
+from spark_jms.claims.opened_domain import open_domain
 from spark_jms.claims.power_loss import UNKNOWN
 from spark_jms.cli.main import cli
 from spark_jms.client.context import Context
@@ -237,7 +238,7 @@ def test_power_is_lost_again_during_the_repair(
     disks[roots[1]] = second = Disk(Path(roots[1]), draw.randint(0, 30))
     second.adopt()
     with suppress(PowerLost):
-        Domain(roots[1])
+        open_domain(roots[1])
     boot()
     second.after_power_loss(Path(roots[2]), draw)
     send_to_all(roots[2])
@@ -247,7 +248,7 @@ def test_power_is_lost_again_during_the_repair(
 # -- what the first process after a boot does -----------------------------------------------------------------------------
 def consume(root: str, *texts: str) -> int:
     """Send and finish them; returns the last version of the log before."""
-    version = Domain(root).log("orders").refresh().version
+    version = open_domain(root).log("orders").refresh().version
     with connect(root, housekeeping=False) as context, context.consumer("orders", acknowledge="individual") as consumer:
         context.producer("orders").send_many({"text": text} for text in texts)
         for _ in texts:
@@ -285,10 +286,10 @@ def test_lost_numbers_are_passed_with_a_warning(
     root: str, boot: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """C5: they are not given again, count for nothing, and stop nobody."""
-    Domain(root)
+    open_domain(root)
     lose_commits_behind(root, consume(root, "a", "b"))
     boot()
-    domain = Domain(root)
+    domain = open_domain(root)
     assert domain.log("orders").refresh().lost == {0: Ranges.of((1, 2))}
     assert "messages (sequence 1-2)" in caplog.text
     with connect(root, housekeeping=False) as context, context.consumer("orders") as consumer:
@@ -304,15 +305,15 @@ def test_data_file_that_is_not_whole_leaves_the_log(root: str, boot: Callable[[]
     with connect(root, housekeeping=False) as context:
         for text in ("a", "b", "c"):
             context.producer("orders").send(text=text)
-    files = sorted(Domain(root).log("orders").refresh().files.values(), key=lambda file: file.first)
+    files = sorted(open_domain(root).log("orders").refresh().files.values(), key=lambda file: file.first)
     Path(root, "orders", files[0].path).write_bytes(bytes(files[0].bytes))
     Path(root, "orders", files[2].path).unlink()
     boot()
-    assert Domain(root).log("orders").refresh().lost == {0: Ranges.of((1, 1), (3, 3))}
+    assert open_domain(root).log("orders").refresh().lost == {0: Ranges.of((1, 1), (3, 3))}
     [aside] = Path(root, "_jmsq", "lost").rglob("*.parquet")
     assert aside.name == files[0].path
     assert everything(root, "orders") == ["b"]
-    rows = list(views.subscriptions(Domain(root), open_store(Domain(root).store_uri), "orders"))
+    rows = list(views.subscriptions(open_domain(root), open_store(open_domain(root).store_uri), "orders"))
     assert [row.backlog for row in rows] == [0]
 
 
@@ -339,8 +340,8 @@ def test_members_of_a_silent_server_get_higher_numbers(tmp_path: Path, boot: Cal
         context.producer("orders").send_many({"text": str(n)} for n in range(4))
     boot()
     with Away(where, "b"):
-        Domain(where)
-    snapshot = Domain(where).log("orders").refresh()
+        open_domain(where)
+    snapshot = open_domain(where).log("orders").refresh()
     assert [snapshot.last_sequence(member) for member in (0, 1)] == [UNKNOWN + 2, UNKNOWN + 2]
     with connect(where, housekeeping=False) as context, context.consumer("orders") as consumer:
         context.producer("orders").send_many({"text": str(n)} for n in range(4, 8))
@@ -349,8 +350,8 @@ def test_members_of_a_silent_server_get_higher_numbers(tmp_path: Path, boot: Cal
 
 def test_replayed_batch_of_lost_messages_is_named(root: str, boot: Callable[[], None]) -> None:
     """C5, C9: the checkpoint names them."""
-    Domain(root)
-    version = Domain(root).log("orders").refresh().version
+    open_domain(root)
+    version = open_domain(root).log("orders").refresh().version
     with connect(root, housekeeping=False) as context:
         context.producer("orders").send(text="a")
     source = JmsqStreamReader(parse_options({"root": root, "destination": "orders"}))
@@ -370,14 +371,14 @@ def test_second_process_waits_for_the_repair(
     root: str, boot: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C5: and says so when that does not end."""
-    Domain(root)
+    open_domain(root)
     boot()
     monkeypatch.setattr(boots, "_WAIT_S", 0.1)
     noted = boots.Boots(LocalStorage(Path(root)))
     with noted.alone(), pytest.raises(DomainError, match="another process has been repairing the domain"):
-        Domain(root)
+        open_domain(root)
     assert noted.earlier() is not None
-    Domain(root)
+    open_domain(root)
     assert noted.earlier() is None
 
 
@@ -385,14 +386,14 @@ def test_who_may_only_read_leaves_the_repair_to_others(
     root: str, boot: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C5, C14."""
-    Domain(root)
+    open_domain(root)
     boot()
 
     def refused(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(boots.os, "open", refused)
-    assert Domain(root).destinations() == ["orders"]
+    assert open_domain(root).destinations() == ["orders"]
 
 
 def test_recover_command_repairs_what_no_process_has_noticed(root: str) -> None:
