@@ -19,10 +19,11 @@ from spark_jms.core.routing import slot_of
 from spark_jms.core.slots import Barrier
 from spark_jms.errors import JmsqError
 from spark_jms.log.barriers import pass_barriers
+from spark_jms.log.breath import breathe
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.snapshot import Snapshot
 
-MAX_ROWS_READ = 200_000  # unfinished messages whose units are looked at; with more, the barrier is not passed yet
+MAX_ROWS_READ = 200_000  # unfinished messages whose units are read at once; with more, a consumer leaves the barrier to housekeeping
 _LOOK_S = 0.5  # at least, between two looks at unfinished messages
 _NARROW_S = 5.0  # between two commits for a part of the slots, unless it is half of them
 _LOOK_SHARE = 9  # and so often the time that the look took
@@ -30,10 +31,11 @@ log = logging.getLogger("spark_jms")
 
 
 class BarrierWatch:
-    """Of one consumer or housekeeper. Not thread-safe."""
+    """Of one consumer or housekeeper; the latter looks at `all_rows`, so that no backlog is too long for a barrier to be passed. Not
+    thread-safe."""
 
-    def __init__(self, table: DeltaLog, look_s: float = _LOOK_S) -> None:
-        self._table, self._look_s = table, look_s
+    def __init__(self, table: DeltaLog, look_s: float = _LOOK_S, *, all_rows: bool = False) -> None:
+        self._table, self._look_s, self._all_rows = table, look_s, all_rows
         self._looked: dict[tuple[str, int], _Look] = {}  # subscription, old member -> the newest look at its units
 
     def look(
@@ -95,7 +97,7 @@ class BarrierWatch:
         left = state.unfinished(1, max(b.old_last for b in behind))
         counts = {b: left.between(1, b.old_last).count for b in behind}
         done = [b for b in behind if not counts[b]]
-        open_ = [b for b in behind if 0 < counts[b] <= MAX_ROWS_READ]
+        open_ = [b for b in behind if counts[b] and (self._all_rows or counts[b] <= MAX_ROWS_READ)]
         if not open_:
             return done
         wanted = left.between(1, max(b.old_last for b in open_))
@@ -104,11 +106,7 @@ class BarrierWatch:
             same = known.left == wanted and known.barriers == open_
             if same or (not at_once and now_s < known.again_s):
                 return done
-        units = units_of(self._table, member, wanted, table_id=snapshot.table_id)
-        firsts: dict[int, int] = {}  # slot -> its first unfinished message
-        for unit, sequence in units.first_of_units().items():
-            slot = slot_of(unit)
-            firsts[slot] = min(sequence, firsts.get(slot, sequence))
+        firsts = self._first_of_slots(snapshot, member, wanted)
         hurries = at_once or known is None or now_s - known.passed_s >= _NARROW_S
         found, pending = [], False
         for b in open_:
@@ -124,6 +122,20 @@ class BarrierWatch:
             now_s if found or known is None else known.passed_s,
         )
         return done + found
+
+    def _first_of_slots(self, snapshot: Snapshot, member: int, wanted: Ranges) -> dict[int, int]:
+        """slot -> the first of these messages."""
+        found: dict[int, int] = {}
+        while wanted:
+            part = wanted.take(MAX_ROWS_READ)
+            wanted -= part
+            units = units_of(self._table, member, part, table_id=snapshot.table_id)
+            for unit, sequence in units.first_of_units().items():
+                slot = slot_of(unit)
+                found[slot] = min(sequence, found.get(slot, sequence))
+            if wanted:
+                breathe()
+        return found
 
 
 class _Look(NamedTuple):

@@ -27,7 +27,7 @@ from spark_jms.core.record_names import lease_record
 from spark_jms.core.record_set import RecordSet
 from spark_jms.core.subscription_place import record_server
 from spark_jms.errors import TransferError
-from spark_jms.log.barriers import forget_purged_barriers
+from spark_jms.log.barriers import forget_barriers
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.flow_watch import publishes_usage
@@ -98,7 +98,7 @@ class Housekeeper:
             self._follow_life_cycle(domain.life_cycle(destination))
         self._live: dict[str, Subscription] = {}  # subscriptions that are not in the table
         self._transfers = Transfers(domain, self._messages)
-        self._barriers = BarrierWatch(self._messages)
+        self._barriers = BarrierWatch(self._messages, all_rows=True)
         self._limits = FreeRecordLimits(self._messages, now_ms)
         self._expiration = ExpirationScan(domain, self._store, self._messages, self._not_durable)
         self.scans_at_once = False  # every round searches for expired messages, whatever the domain's interval
@@ -195,12 +195,12 @@ class Housekeeper:
             raise TransferError(f"{len(problems)} step(s) of transactions wait: {problems[0]}; see `jmsq transactions`")
 
     def _pass_barriers(self) -> None:
-        """Of records that no consumer holds any more."""
+        """Of records that no consumer holds any more; and those of a topic are forgotten that all subscriptions have passed."""
         snapshot = self._messages.refresh()
         declared = snapshot.destination
         if declared.slots is None or not declared.slots.barriers:
             return
-        for subscription in [*declared.subscription_names(), *self._live]:
+        for subscription in [*declared.subscription_names(), *self.live_names()]:
             members = {b.old for b in declared.slots.barriers}
             states = {
                 member: partial(self._state, subscription, member)
@@ -209,7 +209,7 @@ class Housekeeper:
             }
             live = self._live.get(subscription)
             self._barriers.look(snapshot, subscription, states, live.floors if live else None)
-        forget_purged_barriers(self._messages)
+        forget_barriers(self._messages, declared.slots.barriers, self._live)
 
     def _enforce_limits(self) -> None:
         """Of subscriptions (T4)."""

@@ -61,8 +61,14 @@ def _describe_destinations(settings: CommandSettings, names: tuple[str, ...]) ->
             scope = d.name if pause.member is None else f"{d.name}, member {pause.member}"
             settings.out.say(f"{scope}: {pause.operation} is paused since {pause.since:%Y-%m-%d %H:%M:%SZ}")
         for member in sorted(d.leaving):
+            slots = d.slot_map.owners.count(member)
+            but = (
+                f" but units of order of {slots} slot(s), which follow the others when they wait no more"
+                if slots
+                else ""
+            )
             settings.out.say(
-                f"{d.name}, member {member}: leaves when it is empty, and gets nothing new; apply again then"
+                f"{d.name}, member {member}: leaves when it is empty, and gets nothing new{but}; apply again then"
             )
         for member, units in sorted(by_member(d.paths).items()):
             settings.out.say(

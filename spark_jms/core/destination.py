@@ -211,12 +211,21 @@ class Destination(DestinationSettings):
         return self.slots.behind(member, subscription, lambda m: self.start_floor(subscription, m, floors))
 
     def with_leaving(self, leaving: Collection[int], last: Callable[[int], int]) -> Destination:
-        """These members get nothing new, and their slots move to the others; units of work stay."""
+        """These members get nothing new, and their slots move to the others, if they may (slots.py); units of work stay."""
         staying = [member for member in self.member_ids if member not in leaving]
         slots = self.slots
         if not self.handles_units_of_work:
             slots = self.slot_map.shared(staying, self.member_ids, last, paths_of_lost(self.paths, staying))
         return attrs.evolve(self, leaving=frozenset(leaving), slots=slots, epoch=self.epoch + 1)
+
+    def with_barriers(self, slots: SlotMap, last: Callable[[int], int]) -> Destination:
+        """After some are passed or forgotten: slots follow that had to stay because of them."""
+        if not self.handles_units_of_work:
+            staying = [member for member in self.member_ids if member not in self.leaving]
+            followed = slots.shared(staying, self.member_ids, last)
+            if followed.owners != slots.owners:
+                return attrs.evolve(self, slots=followed, epoch=self.epoch + 1)
+        return attrs.evolve(self, slots=slots)
 
     def check_up(self, members: Iterable[int]) -> None:
         """Raises ServerDownError when one of these members is on a server that is down; of a replicated topic, when all servers

@@ -12,12 +12,29 @@ A barrier holds these two numbers. The messages behind it wait until the subscri
 whatever means, so a transfer that takes them elsewhere, an expiration or a purge counts. Then the barrier is *passed* by this
 subscription: a commit to the table says so, after the store has it. Nothing that is done is ever available again, so a passed
 barrier stays passed. It may be passed for some of its slots first: one message that waits for long holds back its own slot.
+A barrier that every subscription has passed is forgotten, and so is one that no subscription waits behind.
 
 Barriers chain. When a slot moves from A to B and on to C, its messages on C wait for those on B and for those on A: B may
-have none of its own by which C would wait for A. A slot that returns to A waits there from `new_first` on, but not its old
-messages. A message may be behind several barriers, and waits for all.
+have none of its own by which C would wait for A. A message may be behind several barriers, and waits for all.
 
-A member that is to be removed and still has messages is *leaving*: its slots move, and it gets nothing new.
+No slot returns to a member whose messages it waits for. So the barriers of a slot never run in a circle, and a slot has at most
+one for each pair of members. Those of all slots of a pair are one barrier: from the lowest `new_first` on, for all up to the
+highest `old_last`. That adds nothing to wait for: between the two numbers of its own move, a slot has no message that is not
+done. Hence a table has at most one barrier for each pair of members and each set of subscriptions that have passed, however often
+its members change.
+
+    a slot must leave a member that ...     it goes to
+    -----------------------------------     ----------
+    goes on, and has more than its share    one that has less; if it waits for messages on all of these, it stays
+    is *leaving*: it is to be removed,      one that has less, else to any other; if it waits for messages on all of these, it
+    and still has messages                  stays, and its new messages with it
+    is removed, and empty                   the member from which it came, if that has less than its share, else as above; never to
+                                            one for whose messages it waits: the last one of its chain is not
+
+A slot that had to stay follows when the barriers in its way are passed. A leaving member gets nothing else that is new.
+
+Tables of earlier versions have slots that did return: their barriers run in circles, and are kept as they are until they are
+passed, because there the two numbers do split messages that wait.
 """
 
 from __future__ import annotations
@@ -25,12 +42,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.routing import SLOTS, slot_of
+
+_ALL = frozenset(range(SLOTS))
 
 
 @dataclass(frozen=True)
@@ -90,7 +110,7 @@ class SlotMap:
         """Shared out among `members`. `present` are those that the destination still has, with members that are leaving; of
         others nothing is left to wait for. `last` is the last sequence of a member. `paths` end (unit_paths.py): the slots
         of these units also move from the paths' members."""
-        owners = _shared(self.owners, members)
+        owners = _Sharing(self, members, present).owners()
         moves: dict[tuple[int, int], set[int]] = {}
         for slot, (old, new) in enumerate(zip(self.owners, owners, strict=True)):
             if old != new:
@@ -110,7 +130,7 @@ class SlotMap:
             if b.new == old and b.old != new and (common := b.slots & slots)
         ]
         kept = (b for b in (*self.barriers, *inherited, *added) if b.old in present and b.new in present)
-        return SlotMap(owners, tuple(kept))
+        return SlotMap(owners, _joined(kept))
 
     def inherited(self, members: Sequence[int]) -> SlotMap:
         """Only slots of members that the destination does not have any more go to others, in turn; such a member was empty."""
@@ -147,11 +167,24 @@ class SlotMap:
                 kept.append(replace(barrier, slots=rest))
             if not is_last:
                 kept.append(replace(barrier, slots=common, passed=barrier.passed | {subscription}))
-        return SlotMap(self.owners, _joined(kept))
+        return self if tuple(kept) == self.barriers else SlotMap(self.owners, _joined(kept))
 
     def without(self, subscription: str) -> SlotMap:
         """The subscription was dropped: another one of its name has passed nothing."""
         return SlotMap(self.owners, _joined(replace(b, passed=b.passed - {subscription}) for b in self.barriers))
+
+    def forgotten(
+        self, known: Collection[Barrier], subscriptions: Collection[str], floor: Callable[[str, int], int]
+    ) -> SlotMap:
+        """Without those of the `known` barriers that all these subscriptions have passed, and without the names of others, which
+        have ended. `floor` is where a subscription starts on a member."""
+        kept = []
+        for b in self.barriers:
+            if b not in known:
+                kept.append(b)
+            elif not all(_is_passed(b, name, partial(floor, name)) for name in subscriptions):
+                kept.append(replace(b, passed=b.passed.intersection(subscriptions)))
+        return SlotMap(self.owners, _joined(kept))
 
     def to_json(self) -> dict[str, Any]:
         slots: dict[int, list[int]] = {}
@@ -172,33 +205,137 @@ class SlotMap:
         return SlotMap(tuple(owners), tuple(map(Barrier.from_json, stored["barriers"])))
 
 
+class _Sharing:
+    """Shares slots out among `members`; see the table above."""
+
+    def __init__(self, slots: SlotMap, members: Sequence[int], present: Collection[int]) -> None:
+        self._slots, self._members, self._present = slots, members, present
+        self._open = [_Open(members, frozenset())] * SLOTS
+        for alike, barriers in _alike(b for b in slots.barriers if b.old in present):
+            waits_for = frozenset(b.old for b in barriers if b.new in present)
+            known: dict[int, _Open] = {}
+            for slot in alike:
+                owner = slots.owners[slot]
+                if owner not in known:
+                    known[owner] = _open(members, waits_for, {b.old for b in barriers if b.new == owner})
+                self._open[slot] = known[owner]
+        counts = Counter(owner for owner in slots.owners if owner in members)
+        larger = sorted(members, key=lambda member: (-counts[member], member))[: SLOTS % len(members)]
+        self._room = {m: SLOTS // len(members) + (m in larger) - counts[m] for m in members}
+
+    def owners(self) -> tuple[int, ...]:
+        """Each member has its share, within one, unless slots wait; no slot moves without need."""
+        owners = list(self._slots.owners)
+        lost = [slot for slot, owner in enumerate(owners) if owner not in self._room]
+        for slot in sorted(lost, key=lambda slot: not self._open[slot].waits_for):
+            owners[slot] = self._heir(slot, owners[slot])
+            if owners[slot] in self._room:
+                self._room[owners[slot]] -= 1
+        for slot in reversed(range(SLOTS)):
+            if self._room.get(owners[slot], 0) < 0:
+                heir = next((m for m in self._open[slot].members if self._room[m] > 0), owners[slot])
+                self._room[owners[slot]] += 1
+                self._room[heir] -= 1
+                owners[slot] = heir
+        return tuple(owners)
+
+    def _heir(self, slot: int, owner: int) -> int:
+        """Of a slot whose owner does not stay."""
+        found = self._open[slot]
+        if found.members:
+            roomy = (m for m in found.members if self._room[m] > 0)
+            return next(roomy, max(found.members, key=self._room.__getitem__))
+        if owner in self._present:
+            return owner
+        last = (m for m in sorted(self._present) if m not in found.waits_for)
+        return next(last, self._last_of_circle(slot))
+
+    def _last_of_circle(self, slot: int) -> int:
+        """Where a slot was last whose barriers run in a circle: it has left no message there since it came."""
+        found = [b for b in self._slots.barriers if slot in b.slots]
+        came = {member: max((b.new_first for b in found if b.new == member), default=0) for member in self._present}
+        went = {member: max((b.old_last for b in found if b.old == member), default=0) for member in self._present}
+        return min(self._present, key=lambda member: (went[member] >= came[member], member not in self._room, member))
+
+
+class _Open(NamedTuple):
+    """`members` that a slot may go to; and those for whose messages it waits."""
+
+    members: Sequence[int]
+    waits_for: frozenset[int]
+
+
+def _open(members: Sequence[int], waits_for: frozenset[int], came_from: Collection[int]) -> _Open:
+    """Those from which the slot came go first: nothing new is to wait for there."""
+    return _Open(sorted((m for m in members if m not in waits_for), key=lambda m: m not in came_from), waits_for)
+
+
+def _alike(barriers: Iterable[Barrier]) -> list[tuple[frozenset[int], list[Barrier]]]:
+    """The slots that have the same barriers, with these."""
+    found: list[tuple[frozenset[int], list[Barrier]]] = [(_ALL, [])]
+    for b in barriers:
+        split = []
+        for slots, own in found:
+            common = slots & b.slots
+            if common:
+                split.append((common, [*own, b]))
+            if len(common) < len(slots):
+                split.append((slots - common, own))
+        found = split
+    return [(slots, own) for slots, own in found if own]
+
+
 def _joined(barriers: Iterable[Barrier]) -> tuple[Barrier, ...]:
-    """Those that differ in their slots alone as one."""
-    found: dict[tuple[tuple[int, int, int, int], frozenset[str]], Barrier] = {}
-    for barrier in barriers:
-        known = found.get((barrier.place, barrier.passed))
-        slots = barrier.slots | known.slots if known else barrier.slots
-        found[barrier.place, barrier.passed] = replace(barrier, slots=slots)
-    return tuple(found.values())
+    """Each slot has one for a pair of members, if its barriers do not run in a circle, and then slots have it together."""
+    ends: dict[tuple[int, int], tuple[int, int]] = {}  # old, new -> old_last, new_first
+    lines: list[tuple[tuple[int, int], frozenset[str], frozenset[int]]] = []
+    found: dict[tuple[tuple[int, int, int, int], frozenset[str]], set[int]] = {}
+    for slots, own in _alike(barriers):
+        if _runs_in_circle({(b.old, b.new) for b in own}):
+            for b in _needed(own):
+                found.setdefault((b.place, b.passed), set()).update(slots)
+            continue
+        passed: dict[tuple[int, int], frozenset[str]] = {}
+        for b in own:
+            pair = b.old, b.new
+            passed[pair] = passed.get(pair, b.passed) & b.passed
+            old_last, new_first = ends.get(pair, (b.old_last, b.new_first))
+            ends[pair] = max(old_last, b.old_last), min(new_first, b.new_first)
+        lines += [(pair, names, slots) for pair, names in passed.items()]
+    for (old, new), names, slots in lines:
+        old_last, new_first = ends[old, new]
+        found.setdefault(((old, old_last, new, new_first), names), set()).update(slots)
+    return tuple(
+        Barrier(frozenset(slots), *place, passed)
+        for (place, passed), slots in sorted(found.items(), key=lambda item: (item[0][0], sorted(item[0][1])))
+    )
+
+
+def _runs_in_circle(pairs: Collection[tuple[int, int]]) -> bool:
+    """Whether a member comes after itself: members before which none is left are taken away until all are, or none can be."""
+    left = set(pairs)
+    while left:
+        behind = {new for _, new in left}
+        first = {pair for pair in left if pair[0] not in behind}
+        if not first:
+            return True
+        left -= first
+    return False
+
+
+def _needed(barriers: Collection[Barrier]) -> list[Barrier]:
+    """Of one slot: without those that another one implies."""
+    kept: list[Barrier] = []
+    for b in sorted(barriers, key=lambda b: (b.old, b.new, -b.old_last, b.new_first, len(b.passed))):
+        if not any(
+            k.old == b.old and k.new == b.new and k.new_first <= b.new_first and k.passed <= b.passed for k in kept
+        ):
+            kept.append(b)
+    return kept
 
 
 def _is_passed(barrier: Barrier, subscription: str, floor: Callable[[int], int]) -> bool:
     return subscription in barrier.passed or floor(barrier.old) >= barrier.old_last
-
-
-def _shared(owners: Sequence[int], members: Sequence[int]) -> tuple[int, ...]:
-    """Each member has its share, within one; no slot moves without need."""
-    counts = Counter(owner for owner in owners if owner in members)
-    larger = sorted(members, key=lambda member: (-counts[member], member))[: SLOTS % len(members)]
-    quota = {member: SLOTS // len(members) + (member in larger) for member in members}
-    left = dict(quota)
-    kept: list[int | None] = []
-    for owner in owners:
-        stays = left.get(owner, 0) > 0
-        left[owner] = left.get(owner, 0) - stays
-        kept.append(owner if stays else None)
-    heirs = iter([member for member in members for _ in range(max(left[member], 0))])
-    return tuple(next(heirs) if owner is None else owner for owner in kept)
 
 
 def _runs(slots: Iterable[int]) -> list[list[int]]:

@@ -1,14 +1,14 @@
-"""Passing barriers of units of order: commits to the metadata of the destination's table (T10). core/slots.py has the rules."""
+"""Passing barriers of units of order, and forgetting them: commits to the metadata of the destination's table (T10). core/slots.py
+has the rules."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
-
-import attrs
+from collections.abc import Collection, Mapping
+from functools import partial
 
 from spark_jms.core.active_subscription import is_durable
-from spark_jms.core.slots import Barrier
+from spark_jms.core.destination import Subscription
+from spark_jms.core.slots import Barrier, SlotMap
 from spark_jms.log.commit import Decision, commit
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.metadata import metadata_action
@@ -21,37 +21,40 @@ def pass_barriers(log: DeltaLog, subscription: str, passed: Collection[Barrier])
 
 
 def decide_passed(snapshot: Snapshot, subscription: str, passed: Collection[Barrier]) -> Decision | None:
-    """Pure. A topic's barrier goes when what is before it is purged: a subscription that begins earlier may come until then.
-    One that was dropped meanwhile has passed nothing, or another one of its name would have."""
+    """Pure. One that was dropped meanwhile has passed nothing, or another one of its name would have."""
     declared = snapshot.destination
     if declared.slots is None:
         return None
     if declared.is_topic and is_durable(subscription) and subscription not in declared.subscriptions:
         return None
-    slots = declared.slots.pass_by(passed, subscription, is_last=not declared.is_topic)
-    if declared.is_topic:
-        slots = replace(slots, barriers=tuple(b for b in slots.barriers if not _is_purged(snapshot, b)))
-    if slots == declared.slots:
-        return None
-    return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, attrs.evolve(declared, slots=slots))])
+    return _with(snapshot, declared.slots.pass_by(passed, subscription, is_last=not declared.is_topic))
 
 
-def forget_purged_barriers(log: DeltaLog) -> None:
-    """Of a topic, whose barriers no subscription may ever pass: one without subscriptions. Commits only when one goes."""
-    commit(log, decide_purged)
+def forget_barriers(log: DeltaLog, known: Collection[Barrier], live: Mapping[str, Subscription]) -> None:
+    """Those of a topic that no subscription waits behind. `known`: the barriers of a snapshot that was fixed before the subscriptions
+    were read that are not durable, so one that begins later begins behind them. Commits only when something changes."""
+    commit(log, partial(decide_forgotten, frozenset(known), live))
 
 
-def decide_purged(snapshot: Snapshot) -> Decision | None:
+def decide_forgotten(
+    known: Collection[Barrier], live: Mapping[str, Subscription], snapshot: Snapshot
+) -> Decision | None:
     """Pure."""
     declared = snapshot.destination
     if declared.slots is None or not declared.is_topic:
         return None
-    left = tuple(b for b in declared.slots.barriers if not _is_purged(snapshot, b))
-    if len(left) == len(declared.slots.barriers):
+
+    def floor(subscription: str, member: int) -> int:
+        if subscription in live:
+            return live[subscription].floor(member, snapshot.last_sequence(member))
+        return declared.start_floor(subscription, member)
+
+    return _with(snapshot, declared.slots.forgotten(known, {*declared.subscriptions, *live}, floor))
+
+
+def _with(snapshot: Snapshot, slots: SlotMap) -> Decision | None:
+    declared = snapshot.destination
+    if slots == declared.slots:
         return None
-    slots = replace(declared.slots, barriers=left)
-    return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, attrs.evolve(declared, slots=slots))])
-
-
-def _is_purged(snapshot: Snapshot, barrier: Barrier) -> bool:
-    return not any(snapshot.member_files(barrier.old).overlapping(1, barrier.old_last))
+    after = declared.with_barriers(slots, snapshot.last_sequence)
+    return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])

@@ -324,9 +324,10 @@ def decide_change(
     if full_member is not None:
         raise MemberRemovalError(
             f"destination {wanted.name} has {_members_of(now)} and the module says {_members_of(wanted)}, but member "
-            f"{full_member} still holds messages. It gets no new ones, and its units of order have moved to the others: consume "
-            f"them, move them (`jmsq move {now.name} {now.name} --member {full_member} --to-member …`), or purge them (`jmsq "
-            f"purge --member {full_member}`), then apply again"
+            f"{full_member} still holds messages. It gets no new ones, and its units of order have moved to the others, or "
+            f"follow when what they wait for there is consumed: consume its messages, move them (`jmsq move "
+            f"{now.name} {now.name} --member {full_member} --to-member …`), or purge them (`jmsq purge "
+            f"--member {full_member}`), then apply again"
         )
     after = now.changed_to(wanted, snapshot.numbered_members(), snapshot.last_sequence)
     new = set(after.servers_in_use()) - set(now.servers)

@@ -27,9 +27,7 @@ from spark_jms.errors import FormatVersionError, MemberRemovalError
 from spark_jms.log.barriers import pass_barriers
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
 from spark_jms.log.send import send
-from spark_jms.log.storage import now_ms
 from spark_jms.log.subscriptions import drop_subscription
 from spark_jms.testing import memory_domain
 
@@ -365,20 +363,93 @@ def test_housekeeping_passes_what_no_consumer_looks_after(context: Context) -> N
 
 
 def test_housekeeping_forgets_the_barriers_of_a_topic_without_subscriptions(context: Context) -> None:
-    """T10, C13: no subscription will pass them; they go with the messages before them."""
+    """T10, C13: nobody waits behind them."""
     put(context, 0, "prices")
     shape(context, 3, "prices", "distributed-topic")
-    housekeeper = Housekeeper(Domain(context.root), context._store, "prices")
-    housekeeper.run()
     assert declared(context, "prices").slots.barriers  # type: ignore[union-attr]
-    later = now_ms() + TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS + 1_000
-    purge(Domain(context.root).log("prices"), housekeeper.is_done, now=later)
+    housekeeper = Housekeeper(Domain(context.root), context._store, "prices")
     housekeeper.run()
     version = Domain(context.root).log("prices").refresh().version
     assert declared(context, "prices").slots.barriers == ()  # type: ignore[union-attr]
     housekeeper.run()
     housekeeper.close()
     assert Domain(context.root).log("prices").refresh().version == version
+
+
+def test_housekeeping_forgets_a_barrier_that_all_subscriptions_have_passed(context: Context) -> None:
+    """T10, C10, C13: those of the table, and those that live with their consumers; and it forgets the names of those that have
+    ended."""
+    context.consumer("prices", subscription="slow", durable=True).close()
+    live = context.consumer("prices", subscription="live", durable=False, acknowledge="auto")
+    ended = context.consumer("prices", subscription="ended", durable=False, acknowledge="auto")
+    put(context, 0, "prices")
+    shape(context, 3, "prices", "distributed-topic")
+    housekeeper = Housekeeper(Domain(context.root), context._store, "prices")
+
+    def passed() -> set[str]:
+        """By those for whom all slots with messages have passed."""
+        housekeeper.run()
+        used = {slot_of(unit) for unit in UNITS}
+        barriers = [b for b in declared(context, "prices").slot_map.barriers if b.slots & used]
+        return set.intersection(*(set(b.passed) for b in barriers))
+
+    assert all(ended.receive(5) for _ in UNITS)
+    assert passed() == {"~ended"}
+    ended.close()
+    assert passed() == set()
+    assert len(drained(context, to="prices", subscription="slow", durable=True)) == 60
+    assert passed() == {"slow"}
+    put(context, 1, "prices")
+    got = [message for _ in range(120) if (message := live.receive(5))]
+    assert in_order([(m.group_id or "", int(m.text or "")) for m in got])
+    assert len(got) == 120
+    housekeeper.run()
+    assert declared(context, "prices").slots.barriers == ()  # type: ignore[union-attr]
+    housekeeper.close()
+
+
+def test_slot_that_had_to_stay_follows_when_its_barrier_is_passed(context: Context) -> None:
+    """T10, D1: no slot returns to a member for whose messages it waits, so some stay on a member that leaves; they follow at once
+    when those messages are consumed, and the member can be removed."""
+    for round_, members in enumerate((3, 2, 3, 2)):
+        put(context, round_)
+        with suppress(MemberRemovalError):
+            shape(context, members)
+    now = declared(context)
+    assert now.leaving == {2}
+    stays = next(u for u in (f"stays {n}" for n in range(9_999)) if now.route.member_of_unit(u) == 2)
+    context.producer("orders").send_many([{"text": "9", "group_id": unit} for unit in (stays, *UNITS)])
+    assert [m.member for m in context.browser("orders") if m.group_id == stays] == [2]
+    got = drained(context)
+    assert len(got) == 301
+    assert in_order(got)
+    assert set(declared(context).slot_map.owners) == {0, 1}
+    shape(context, 2)
+    assert list(declared(context).member_ids) == [0, 1]
+
+
+@pytest.mark.parametrize("subscriptions", [(), ("forgotten",), ("forgotten", "one")])
+@pytest.mark.parametrize("kind", ["distributed-queue", "distributed-topic"])
+def test_barriers_do_not_grow_with_the_changes_of_members(
+    context: Context, kind: str, subscriptions: tuple[str, ...]
+) -> None:
+    """T10, D1: a third member comes and leaves again and again, and nobody keeps house."""
+    name = {"distributed-queue": "orders", "distributed-topic": "prices"}[kind]
+    for subscription in subscriptions if kind == "distributed-topic" else ():
+        context.consumer(name, subscription=subscription, durable=True).close()
+    sizes = []
+    for round_ in range(8):
+        for members in (3, 2):
+            put(context, round_, name)
+            with suppress(MemberRemovalError):
+                shape(context, members, name, kind)
+        if kind == "distributed-topic" and "one" in subscriptions:
+            drained(context, to=name, subscription="one", durable=True)
+        barriers = declared(context, name).slot_map.barriers
+        assert len(barriers) <= 6 * max(len(subscriptions), 1)
+        sizes.append(len(str(declared(context, name).to_configuration())))
+    assert max(sizes) < 80_000
+    assert sizes[-1] < 1.1 * sizes[3]
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,12 +67,13 @@ class World:
             return
 
     def pass_barriers(self) -> None:
+        """Slot by slot: the slots of a barrier have moved at different times."""
         for member in [*self.waiting]:
-            done = [
-                b
-                for b in self.slots.behind(member, "-", lambda m: 0)
-                if not any(s <= b.old_last and u in b.slots for s, (u, _) in self.waiting[member].items())
-            ]
+            done = []
+            for b in self.slots.behind(member, "-", lambda m: 0):
+                left = {u for s, (u, _) in self.waiting[member].items() if s <= b.old_last}
+                if b.slots - left:
+                    done.append(replace(b, slots=b.slots - left))
             self.slots = self.slots.pass_by(done, "-", is_last=self.random.random() < 0.5)
 
     def change_members(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count as count_up
 from itertools import islice
 
@@ -93,11 +93,11 @@ class World:
         """Purge, the ends of paths, and barriers. Of a member that is down nothing is known."""
         for member in self.table.keys() - self.down:
             self.table[member] = self.waiting(member)
-            done = [
-                b
-                for b in self.slots.behind(member, "-", lambda m: 0)
-                if not any(s <= b.old_last and slot_of(one.unit) in b.slots for s, one in self.waiting(member).items())
-            ]
+            done = []
+            for b in self.slots.behind(member, "-", lambda m: 0):
+                left = {slot_of(one.unit) for s, one in self.waiting(member).items() if s <= b.old_last}
+                if b.slots - left:
+                    done.append(replace(b, slots=b.slots - left))
             self.slots = self.slots.pass_by(done, "-", is_last=True)
         present = {(one.unit, m) for m, all_ in self.table.items() for one in all_.values()}
         self.paths = {unit: m for unit, m in self.paths.items() if (unit, m) in present}
