@@ -90,7 +90,7 @@ def _with(selector: str | None) -> str:
 def start_floors(snapshot: Snapshot, starting_position: str | None) -> dict[int, int]:
     """member -> the last sequence before the start. A removed member may be added again: what it has by now is over."""
     kind, value = _parse(starting_position, snapshot.destination)
-    floors = {member: snapshot.last_sequence(member) for member in snapshot.numbered_members()}
+    floors = {member: snapshot.last_sequence(member) for member in snapshot.lasting_members()}
     for member in snapshot.destination.member_ids:
         files = snapshot.member_files(member).files
         before_first = files[0].first - 1 if files else snapshot.last_sequence(member)

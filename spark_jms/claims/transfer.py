@@ -297,7 +297,7 @@ def recover_transfers(
     problems: list[str] = []
     away: set[str] = set()
     for subscription in snapshot.destination.subscription_names() if subscriptions is None else subscriptions:
-        for member in sorted(snapshot.numbered_members()):
+        for member in sorted(snapshot.lasting_members()):
             server = record_server(snapshot.destination, subscription, member)
             if server in snapshot.destination.stopped:
                 continue  # nothing asks its store

@@ -123,6 +123,12 @@ class Snapshot:
         )
         return {int(member) for member in ids}
 
+    def lasting_members(self) -> set[int]:
+        """Those of them that the destination has, or may have again. The member of a server that was removed never returns: the server
+        gets one with a new id (placement.py)."""
+        declared = self.table.destination
+        return self.numbered_members() & set(declared.member_ids) if declared.placement else self.numbered_members()
+
     def lost_of(self, member: int) -> Ranges:
         """The messages of a member that went with the power."""
         return self.lost.get(member, EMPTY)

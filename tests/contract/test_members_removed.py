@@ -162,3 +162,27 @@ def test_refused_removal_changes_nothing(tmp_path: Path) -> None:
     declared = Domain(root).log("orders").refresh().destination
     assert declared.leaving == frozenset()
     assert declared.route.open_members() == [0, 1, 2, 3]
+
+
+def test_servers_that_return_leave_nothing_in_later_subscriptions(tmp_path: Path) -> None:
+    """D1, C10: each time the server gets a member with a new id. A subscription that begins later has floors for the members of now,
+    and the recovery of transfers looks at no others."""
+    root = str(tmp_path / "root")
+    for _ in range(5):
+        on_servers(root, "a", "b")
+        send(root, *"abcd")
+        on_servers(root, "a")
+    on_servers(root, "a", "b")
+    send(root, *"abcd")
+    snapshot = Domain(root).log("prices").refresh()
+    assert len(snapshot.numbered_members()) == 7
+    assert snapshot.lasting_members() == set(snapshot.destination.member_ids) == {0, 6}
+    for position in ("latest", "earliest", '{"sequence": 1}'):
+        assert start_floors(snapshot, position).keys() == {0, 6}
+    got = receive(root, "late", starting_position="earliest")
+    assert set(got) == set("abcd")
+
+
+def on_servers(root: str, *servers: str) -> None:
+    module = {"destinations": {"prices": {"kind": "distributed-topic", "servers": list(servers)}}}
+    apply(root, {"servers": {name: {"store": "file"} for name in "ab"}, **module})
