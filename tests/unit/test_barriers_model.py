@@ -15,6 +15,7 @@ from tests.unit.barrier_model import QUEUE, MembersModel
 EXAMPLES = int(os.environ.get("JMSQ_EXAMPLES", "15"))
 DAYS = min(EXAMPLES, 3 * 365)
 QUEUE_KIND, TOPIC_KIND = "distributed-queue", "distributed-topic"
+pytestmark = pytest.mark.timeout(max(300, 10 * EXAMPLES))  # ten thousand take an hour
 MOST_BYTES = 60_000  # of the log's entry, with 3 members and 4 subscriptions
 
 
