@@ -45,7 +45,10 @@ def write_error(error: OSError, what: str) -> StoreWriteError:
         if error.errno in _FULL
         else StoreWriteError
     )
-    return kind(f"{what}: {error.strerror or error}")
+    reason = error.strerror or str(error)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        reason += ": raise the limit of this process (ulimit -n), or close the contexts that it does not use any more"
+    return kind(f"{what}: {reason}")
 
 
 class Journal:

@@ -29,6 +29,7 @@ from spark_jms.store import (
 from spark_jms.store.file import FileStore
 from spark_jms.store.file.disk import Disk
 from spark_jms.store.file.frame import HEADER_BYTES, MAGIC
+from spark_jms.store.file.journal import write_error
 from tests.journal_files import frames_end, without_reserve
 
 JOURNAL = "journal-0000000001.log"
@@ -483,3 +484,9 @@ def test_moved_directory_is_away_until_it_returns(tmp_path: Path) -> None:
         handle.commit([Put("k", b"3")])
         assert store.peek("r") == {"k": b"3"}
         assert session.session_id in store.sessions()
+
+
+def test_too_many_open_files_are_named_with_the_way_out() -> None:
+    """S9"""
+    error = write_error(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "the store's files")
+    assert "raise the limit of this process (ulimit -n)" in str(error)
