@@ -25,8 +25,8 @@ from benchmarks.measure import PAYLOAD_BYTES, Meter
 from benchmarks.results import Sample, TargetComparison
 from benchmarks.workbench import Workbench
 from spark_jms.store import Handle, Put, Store, open_store
+from spark_jms.store.disk import Disk
 from spark_jms.store.file.backend import FileBackend
-from spark_jms.store.file.disk import Disk
 from spark_jms.store.ledger.store import LedgerStore
 
 NONE, REPLICATED, FILE, SQLITE, POSTGRESQL = "none (memory)", "replicated", "file", "jdbc, SQLite", "jdbc, PostgreSQL"

@@ -1,9 +1,11 @@
-"""Journal files of the file store, as tests look at them (S9)."""
+"""Journal files of the file store, as tests look at them, and the death of a process that writes them (S9)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from spark_jms.store.file import FileStore
+from spark_jms.store.file.backend import FileBackend
 from spark_jms.store.file.frame import HEADER_BYTES, decode_header, scan
 
 
@@ -18,3 +20,15 @@ def frames_end(file: Path) -> int:
 def without_reserve(file: Path) -> bytes:
     """The bytes of a good journal up to the end of its frames."""
     return file.read_bytes()[: frames_end(file)]
+
+
+def bury(store: FileStore) -> None:
+    """Does what the operating system does at a death: closes descriptors, drops locks, ends the thread."""
+    backend = store._backend
+    assert isinstance(backend, FileBackend)
+    heart = backend._session_locks
+    heart._stop.set()
+    if heart._thread is not None:
+        heart._thread.join()
+    backend.abandon()
+    backend._users.closed = True

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from spark_jms.store.contract import StoreStatistics
+from spark_jms.store.disk import Disk
 from spark_jms.store.errors import (
     StoreAbsentError,
     StoreBusyError,
@@ -23,7 +24,6 @@ from spark_jms.store.errors import (
     StoreWriteError,
 )
 from spark_jms.store.file.compaction import COMPACT_MIN_BYTES, COMPACT_RATIO, CompactionPolicy
-from spark_jms.store.file.disk import Disk
 from spark_jms.store.file.journal import Journal, write_error
 from spark_jms.store.file.lock import JournalLock
 from spark_jms.store.file.reserve import RESERVE_BYTES
@@ -66,7 +66,7 @@ class FileBackend(Backend):
         if not create and not os.path.isdir(directory):
             raise StoreNotFoundError(path)
         try:
-            os.makedirs(directory, exist_ok=True)
+            self._disk.make_folders(directory)
             self._lock = JournalLock(directory, self._disk, session_timeout_ms)
             self._directory, self._place = directory, _place_of(directory)
         except OSError as error:

@@ -15,8 +15,8 @@ import secrets
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from spark_jms.store.disk import WITHOUT_RIGHT, Disk
 from spark_jms.store.errors import StoreCorruptError
-from spark_jms.store.file.disk import WITHOUT_RIGHT, Disk
 from spark_jms.store.file.frame import HEADER_BYTES, Header, decode_header, encode_frame, encode_header
 from spark_jms.store.ledger.chunks import chunks
 from spark_jms.store.ledger.codec import encode_sections
@@ -47,11 +47,11 @@ class Generations:
         """The caller closes the descriptor. FileNotFoundError, StoreCorruptError, StoreVersionError."""
         path = self.path(generation)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = self._disk.open(path, os.O_RDWR)
         except OSError as error:
             if error.errno not in WITHOUT_RIGHT:
                 raise
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # of a process that may only look
+            fd = self._disk.open(path, os.O_RDONLY)  # of a process that may only look
         try:
             header = decode_header(self._disk.pread_all(fd, HEADER_BYTES, 0), path)
             if header.generation != generation:
@@ -61,37 +61,38 @@ class Generations:
             raise
         return OpenJournal(fd, header)
 
-    def create(self, generation: int, entries: Iterable[Entry]) -> int:
-        """A new generation with these entries, completely or not at all; its length. FileExistsError when another process was
-        first."""
+    def create(self, generation: int, entries: Iterable[Entry]) -> tuple[OpenJournal, int]:
+        """A new generation with these entries, and its length. FileExistsError when another process was first. After another
+        OSError it may exist, complete, and whoever recovers continues in it, after `sync_names`."""
         target = self.path(generation)
         aside = f"{target}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        header = Header(generation, secrets.token_bytes(16))
+        fd = self._disk.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            length = self._write(aside, Header(generation, secrets.token_bytes(16)), entries)
-            self._disk.link(aside, target)
-        finally:
-            with contextlib.suppress(OSError):
-                self._disk.unlink(aside)
-        try:
-            self._disk.sync_directory(self.directory)
-        except OSError:
-            self.remove(generation)
-            raise
-        return length
-
-    def _write(self, path: str, header: Header, entries: Iterable[Entry]) -> int:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            self._disk.pwrite_all(fd, encode_header(header), 0)
-            offset = HEADER_BYTES
-            for chunk in chunks(entries):
-                frame = encode_frame(encode_sections(chunk), offset, header.seed)
-                self._disk.pwrite_all(fd, frame, offset)
-                offset += len(frame)
-            self._disk.sync(fd)
-        finally:
+            try:
+                length = self._write(fd, header, entries)
+                self._disk.link(aside, target)
+            finally:
+                with contextlib.suppress(OSError):
+                    self._disk.unlink(aside)
+            self.sync_names()
+        except BaseException:
             os.close(fd)
+            raise
+        return OpenJournal(fd, header), length
+
+    def _write(self, fd: int, header: Header, entries: Iterable[Entry]) -> int:
+        self._disk.pwrite_all(fd, encode_header(header), 0)
+        offset = HEADER_BYTES
+        for chunk in chunks(entries):
+            frame = encode_frame(encode_sections(chunk), offset, header.seed)
+            self._disk.pwrite_all(fd, frame, offset)
+            offset += len(frame)
+        self._disk.sync(fd)
         return offset
+
+    def sync_names(self) -> None:
+        self._disk.sync_folder_at(self.directory)
 
     def remove(self, generation: int) -> None:
         self._disk.unlink(self.path(generation))

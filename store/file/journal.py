@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Sequence
 
 from spark_jms.store.contract import StoreStatistics
+from spark_jms.store.disk import WITHOUT_RIGHT, Disk
 from spark_jms.store.errors import (
     SessionLostError,
     StoreBusyError,
@@ -23,7 +25,6 @@ from spark_jms.store.errors import (
     StoreWriteError,
 )
 from spark_jms.store.file.compaction import CompactionPolicy
-from spark_jms.store.file.disk import WITHOUT_RIGHT, Disk
 from spark_jms.store.file.frame import encode_frame
 from spark_jms.store.file.generations import Generations
 from spark_jms.store.file.lock import Hint, JournalLock, decode_hint
@@ -162,7 +163,9 @@ class Journal:
             self._replay.forget()
             if not create:
                 raise StoreNotFoundError(self.directory)
-            self._generations.create(1, [])
+            self._disk.sync_name(self.directory)
+            created, _ = self._generations.create(1, [])
+            os.close(created.fd)
             listed = [1]
         generation = listed[-1]
         if not self._replay.is_open or self._replay.generation != generation:
@@ -178,8 +181,9 @@ class Journal:
             if judged.torn:
                 self._disk.truncate(replay.fd, judged.end)
                 self._torn_tail_count += 1
-            if self._fsync:  # the writer may have died before it synced
+            if self._fsync:  # the writer may have died before it synced this, or the name of the file
                 self._disk.sync(replay.fd)
+                self._generations.sync_names()
         except OSError as error:
             path = replay.path
             replay.forget()
@@ -267,12 +271,7 @@ class Journal:
         """Continues in a new generation. FileExistsError when another process created it first."""
         replay, generations = self._replay, self._generations
         before, generation = replay.generation, replay.generation + 1
-        length = generations.create(generation, replay.snapshot())
-        try:
-            opened = generations.open(generation)
-        except BaseException:
-            generations.remove(generation)  # otherwise it would count as the newer one
-            raise
+        opened, length = generations.create(generation, replay.snapshot())
         replay.continue_in(opened, length)
         self._publish()
         self._compaction_count += 1

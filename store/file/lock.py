@@ -24,8 +24,8 @@ import struct
 import zlib
 from dataclasses import dataclass
 
+from spark_jms.store.disk import WITHOUT_RIGHT, Disk
 from spark_jms.store.errors import StoreBusyError, StoreRightsError, StoreWriteError
-from spark_jms.store.file.disk import WITHOUT_RIGHT, Disk
 
 _FILE = "journal.lock"
 _HINT = struct.Struct("<4sBQQI")
@@ -94,17 +94,17 @@ class JournalLock:
 
     def _open_file(self) -> int:
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = self._disk.open(self.path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             if error.errno not in WITHOUT_RIGHT:
                 raise
-            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = self._disk.open(self.path, os.O_RDONLY)
             self.read_only = True
             return fd
         if os.fstat(fd).st_size < _SLOTS_BYTES:
             try:
                 # Writes only the missing part: another process may be writing its slots at this moment.
-                os.pwrite(fd, b"\0", _SLOTS_BYTES - 1)
+                self._disk.pwrite_all(fd, b"\0", _SLOTS_BYTES - 1)
             except OSError:
                 os.close(fd)
                 raise
@@ -152,7 +152,8 @@ class JournalLock:
             if locked:
                 self.raw_hint = slots[: _HINT.size]
                 self.must_switch = slots[_SWITCH_AT : _SWITCH_AT + 1] not in (b"", b"\0")
-                os.pwrite(self._write_fd, _STAMP.pack(os.getpid(), self._disk.boottime_ns()), _STAMP_AT)
+                mine = _STAMP.pack(os.getpid(), self._disk.boottime_ns())
+                self._disk.pwrite_all(self._write_fd, mine, _STAMP_AT)
                 return replaced or stamp != _NO_STAMP
             # A pause of this process, which may have been stopped itself, must not count as a pause of the owner.
             now_ns = self._disk.boottime_ns()
@@ -189,16 +190,14 @@ class JournalLock:
             with contextlib.suppress(
                 OSError
             ):  # the lock then stays marked, and the next writer reads the whole journal
-                os.pwrite(self._write_fd, _NO_STAMP, _STAMP_AT)
+                self._disk.pwrite_all(self._write_fd, _NO_STAMP, _STAMP_AT)
         with contextlib.suppress(OSError):
             fcntl.flock(self._write_fd, fcntl.LOCK_UN)
 
     def _supersede(self, stamp: bytes) -> None:
         """Replaces the lock file, under `breaker.lock`, unless its owner wrote a new stamp meanwhile."""
         fresh = f"{self.path}.{os.getpid()}.tmp"
-        breaker = os.open(
-            os.path.join(os.path.dirname(self.path), "breaker.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        )
+        breaker = self._disk.open(os.path.join(os.path.dirname(self.path), "breaker.lock"), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(breaker, fcntl.LOCK_EX)
             if self.superseded() or os.pread(self._write_fd, _STAMP.size, _STAMP_AT) != stamp:
@@ -206,18 +205,18 @@ class JournalLock:
             slots = bytearray(os.pread(self._write_fd, _SLOTS_BYTES, 0))
             # The stamp stays set in the new file, so the next writer reads the whole journal.
             slots[_SWITCH_AT] = 1
-            new = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            new = self._disk.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
             try:
-                os.pwrite(new, bytes(slots), 0)
+                self._disk.pwrite_all(new, bytes(slots), 0)
             finally:
                 os.close(new)
-            os.rename(fresh, self.path)
+            self._disk.rename(fresh, self.path)
             self.break_count += 1
         finally:
             os.close(breaker)
 
     def switched(self) -> None:
-        os.pwrite(self._write_fd, b"\0", _SWITCH_AT)
+        self._disk.pwrite_all(self._write_fd, b"\0", _SWITCH_AT)
         self.must_switch = False
 
     def close(self) -> None:

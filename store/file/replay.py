@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 
+from spark_jms.store.disk import Disk
 from spark_jms.store.errors import StoreCorruptError
-from spark_jms.store.file.disk import Disk
 from spark_jms.store.file.frame import HEADER_BYTES, Header
 from spark_jms.store.file.generations import Generations, OpenJournal
 from spark_jms.store.file.judge import Judged, judge

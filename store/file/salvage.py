@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from spark_jms.store.contract import Put
+from spark_jms.store.disk import Disk
 from spark_jms.store.errors import StoreCorruptError, StoreInUseError, StoreNotFoundError
-from spark_jms.store.file.disk import Disk
 from spark_jms.store.file.frame import HEADER_BYTES, Frame, Header, decode_header, find_frame, scan
 from spark_jms.store.file.generations import Generations
 from spark_jms.store.file.lock import read_hint

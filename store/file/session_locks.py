@@ -17,7 +17,7 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from spark_jms.store.file.disk import Disk
+from spark_jms.store.disk import Disk
 
 _BEAT = struct.Struct("<QQ")
 _MAKING = ".making-"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from spark_jms.store.disk import Disk
 from spark_jms.store.file.backend import FileBackend
 from spark_jms.store.file.compaction import COMPACT_MIN_BYTES, COMPACT_RATIO
-from spark_jms.store.file.disk import Disk
 from spark_jms.store.file.reserve import RESERVE_BYTES
 from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.store.sharing import SharedBackends

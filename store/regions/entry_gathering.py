@@ -24,10 +24,11 @@ import os
 import secrets
 import shutil
 
+from spark_jms.store.disk import opened_folder
 from spark_jms.store.errors import DirectoryUnavailableError
 from spark_jms.store.regions import folder_files
 from spark_jms.store.regions.core.directory import Holder, RegionEntry
-from spark_jms.store.regions.folder_files import is_at, opened_folder
+from spark_jms.store.regions.folder_files import is_at
 from spark_jms.store.regions.global_directory import (
     ENTRIES,
     GATHERED,
@@ -49,6 +50,7 @@ class EntryGathering:
 
     def __init__(self, directory: GlobalDirectory, files: DirectoryFiles, me: Holder) -> None:
         self._path = directory.path
+        self._disk = directory.disk
         self._files = files
         self._me = me
 
@@ -80,9 +82,9 @@ class EntryGathering:
         except FileNotFoundError:
             return False  # gathered up before
         self._record(name)
-        os.rename(self._files.folder_of(name), self._path / GATHERING / f"{quoted(name)}.{secrets.token_hex(4)}")
-        with opened_folder(self._path / ENTRIES) as entries:
-            os.fsync(entries)
+        moved = self._path / GATHERING / f"{quoted(name)}.{secrets.token_hex(4)}"
+        self._disk.rename(str(self._files.folder_of(name)), str(moved))
+        self._disk.sync_folder_at(str(self._path / ENTRIES))
         return True
 
     def _mark(self, folder: int, name: str, before_s: float) -> bool:
@@ -97,10 +99,11 @@ class EntryGathering:
                 return False
         elif os.stat(str(version), dir_fd=folder).st_mtime > before_s:
             return False
-        return folder_files.link_new(folder, str(version + 1), encode_entry(GatheredBy(self._me)), TIGHT_FILE)
+        return folder_files.link_new(
+            self._disk, folder, str(version + 1), encode_entry(GatheredBy(self._me)), TIGHT_FILE
+        )
 
     def _record(self, name: str) -> None:
         with opened_folder(self._path / GATHERED) as gathered:
-            fd = os.open(quoted(name), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, TIGHT_FILE, dir_fd=gathered)
-            os.close(fd)
-            os.fsync(gathered)
+            os.close(self._disk.open(quoted(name), os.O_WRONLY | os.O_CREAT, TIGHT_FILE, folder=gathered))
+            self._disk.sync_folder(gathered)

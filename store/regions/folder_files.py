@@ -10,18 +10,9 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from spark_jms.store.disk import Disk
+
 VERSION_NAME = re.compile("[1-9][0-9]{0,17}")
-FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-
-
-@contextlib.contextmanager
-def opened_folder(path: str | Path, root: int | None = None) -> Iterator[int]:
-    """Relative to the folder `root`, if one is given."""
-    folder = os.open(path, FOLDER_FLAGS, dir_fd=root)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
 
 
 def is_at(folder: int, path: Path) -> bool:
@@ -52,41 +43,39 @@ def read(folder: int, name: str) -> bytes:
         return file.read()
 
 
-def remove(folder: int, name: str) -> None:
+def remove(disk: Disk, folder: int, name: str) -> None:
     """No error without the file."""
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=folder)
+        disk.unlink(name, folder=folder)
 
 
-def replace(folder: int, name: str, data: bytes, mode: int) -> None:
+def replace(disk: Disk, folder: int, name: str, data: bytes, mode: int) -> None:
     """The old content or the new one, whatever happens."""
-    with _written(folder, name, data, mode) as temporary:
-        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    os.fsync(folder)
+    with _written(disk, folder, name, data, mode) as temporary:
+        disk.rename(temporary, name, folder=folder)
+    disk.sync_folder(folder)
 
 
-def link_new(folder: int, name: str, data: bytes, mode: int) -> bool:
+def link_new(disk: Disk, folder: int, name: str, data: bytes, mode: int) -> bool:
     """A file that was not there, whole; False when it is there already."""
-    with _written(folder, name, data, mode) as temporary:
+    with _written(disk, folder, name, data, mode) as temporary:
         try:
-            os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            disk.link(temporary, name, folder=folder)
         except FileExistsError:
             return False
-    os.fsync(folder)
+    disk.sync_folder(folder)
     return True
 
 
 @contextlib.contextmanager
-def _written(folder: int, name: str, data: bytes, mode: int) -> Iterator[str]:
+def _written(disk: Disk, folder: int, name: str, data: bytes, mode: int) -> Iterator[str]:
     """A synced file beside it, for the moment."""
     temporary = f".{name}.{os.getpid()}.{secrets.token_hex(4)}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
+    fd = disk.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode, folder=folder)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-        os.fsync(fd)
+        disk.pwrite_all(fd, data, 0)
+        disk.sync(fd)
         yield temporary
     finally:
         os.close(fd)
-        remove(folder, temporary)
+        remove(disk, folder, temporary)

@@ -48,6 +48,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from spark_jms.store.disk import FOLDER_FLAGS, Disk, opened_folder
 from spark_jms.store.errors import (
     DaemonConfigError,
     DaemonUnavailableError,
@@ -65,7 +66,7 @@ from spark_jms.store.regions.core.directory import (
     RegionEntry,
     unexpected,
 )
-from spark_jms.store.regions.folder_files import has, is_at, opened_folder
+from spark_jms.store.regions.folder_files import has, is_at
 
 CONFIG = "rs_daemons.cfg"
 IDENTITY = "daemons/directory.id"
@@ -104,8 +105,9 @@ def _full_name() -> str:
 class GlobalDirectory:
     """The folder. `path` is its real path, so that two processes may name it differently."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, disk: Disk | None = None) -> None:
         self.path = Path(os.path.realpath(path))
+        self.disk = disk or Disk()
         self.config_file = self.path / CONFIG
 
     def config(self) -> ClusterConfig:
@@ -137,10 +139,13 @@ class GlobalDirectory:
                 raise DirectoryUnavailableError(f"{self.path} has no {CONFIG}, so it may be an empty mount point")
             for name, mode in FOLDERS:
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, mode, dir_fd=root)
+                    self.disk.make_folder(name, mode, folder=root)
             with opened_folder("daemons", root) as folder:
+                self.disk.sync_folder(root)
                 if not has(root, IDENTITY):
-                    folder_files.link_new(folder, Path(IDENTITY).name, secrets.token_hex(32).encode(), TIGHT_FILE)
+                    identity = secrets.token_hex(32).encode()
+                    folder_files.link_new(self.disk, folder, Path(IDENTITY).name, identity, TIGHT_FILE)
+                self.disk.sync_folder(folder)  # the folders; and the identity, if its maker died before it could
 
     # ---- whether it is the directory at all
 
@@ -204,7 +209,7 @@ class GlobalDirectory:
                 ) from error
         os.ftruncate(fd, 0)  # removes what the incarnation before wrote
         secret = self._daemon_file(index, "secret")
-        write_whole(secret, secrets.token_hex(32).encode(), TIGHT_FILE)
+        write_whole(secret, secrets.token_hex(32).encode(), TIGHT_FILE, self.disk)
         self.tell(fd, incarnation, checksum)
         return fd
 
@@ -246,7 +251,7 @@ class GlobalDirectory:
 
     def publish_service(self, store: str, reached: Mapping[str, Any]) -> None:
         """The process that opened the store's regions and serves them publishes how the others reach it. OSError."""
-        write_whole(self._service_file(store), json.dumps(reached).encode(), TIGHT_FILE)
+        write_whole(self._service_file(store), json.dumps(reached).encode(), TIGHT_FILE, self.disk)
 
     def published_service(self, store: str) -> dict[str, Any]:
         """What the last server of the store published; {} when none has, or the file cannot be read."""
@@ -270,6 +275,7 @@ class DirectoryFiles(DirectoryPort):
 
     def __init__(self, directory: GlobalDirectory, identity: str = "") -> None:
         self._directory = directory
+        self._disk = directory.disk
         self._identity = identity
         self._entries = directory.path / ENTRIES
         self._regions = directory.path / "regions"
@@ -322,7 +328,8 @@ class DirectoryFiles(DirectoryPort):
             finally:
                 os.close(folder)
             if old is None and new is not None:
-                (self._directory.path / GATHERED / quoted(name)).unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(str(self._directory.path / GATHERED / quoted(name)))
             self._lock_files(name)
             return True
 
@@ -332,7 +339,9 @@ class DirectoryFiles(DirectoryPort):
             return False
         if isinstance(current, GatheredBy) and self.running(current.daemon):
             raise DirectoryUnavailableError(f"region {name}: daemon {current.daemon.daemon} gathers up its old entry")
-        if not folder_files.link_new(folder, str(version + 1), encode_entry(new), TIGHT_FILE):
+        if not version:  # its maker may have died before it synced the folder's name
+            self._disk.sync_folder_at(str(self._entries))
+        if not folder_files.link_new(self._disk, folder, str(version + 1), encode_entry(new), TIGHT_FILE):
             return False
         versions = folder_files.numbers(folder)
         if max(versions, default=0) > version + 1 or not is_at(folder, self.folder_of(name)):
@@ -342,23 +351,22 @@ class DirectoryFiles(DirectoryPort):
         for stale in versions:
             if stale < version:
                 with contextlib.suppress(OSError):  # the change is made; housekeeping removes it, or names it
-                    folder_files.remove(folder, str(stale))
+                    folder_files.remove(self._disk, folder, str(stale))
         return True
 
     def _open_entry(self, name: str, make: bool) -> int | None:
         """The folder of the region's versions. Without one: a new one with `make`, else None."""
         for _ in range(MAX_LOOKS):
             try:
-                return os.open(self.folder_of(name), folder_files.FOLDER_FLAGS)
+                return os.open(self.folder_of(name), FOLDER_FLAGS)
             except FileNotFoundError:
                 absent = self._nothing(name)
             if absent is Absent.UNSEEN:
                 raise self._unseen()
             if absent is not None and not make:
                 return None
-            self.folder_of(name).mkdir(mode=TIGHT_FOLDER, exist_ok=True)
-            with opened_folder(self._entries) as entries:
-                os.fsync(entries)
+            with contextlib.suppress(FileExistsError):
+                self._disk.make_folder(str(self.folder_of(name)), TIGHT_FOLDER)
         raise _restless(name)
 
     def discard(self, name: str) -> bool:
@@ -370,7 +378,8 @@ class DirectoryFiles(DirectoryPort):
                         self.newest_in(folder, name)
                         return False
                     except RegionEntryDamagedError:
-                        done = folder_files.link_new(folder, str(version + 1), encode_entry(None), TIGHT_FILE)
+                        last = encode_entry(None)
+                        done = folder_files.link_new(self._disk, folder, str(version + 1), last, TIGHT_FILE)
             except FileNotFoundError:
                 return False
             if done:
@@ -389,10 +398,13 @@ class DirectoryFiles(DirectoryPort):
                 with contextlib.suppress(FileNotFoundError), opened_folder(path) as folder:  # gathered up meanwhile
                     old = [name for name in os.listdir(folder) if _is_old(folder, name, now_s - age_s)]
                     if path.parent == self._entries:
-                        old += map(str, sorted(folder_files.numbers(folder))[:-2])
+                        versions = sorted(folder_files.numbers(folder))
+                        if versions[:-2]:  # the writers of the two that stay may have died before they could sync
+                            self._disk.sync_folder(folder)
+                        old += map(str, versions[:-2])
                     for name in old:
                         try:
-                            folder_files.remove(folder, name)
+                            folder_files.remove(self._disk, folder, name)
                         except OSError as error:
                             failed.append(f"{path / name}: {error.strerror}")
                         else:
@@ -462,7 +474,7 @@ class DirectoryFiles(DirectoryPort):
                 (self._regions / f"{quoted(name)}.RGN").touch(mode=0o640)
             if isinstance(entry, RegionEntry) and entry.opener is not None:
                 if not client.exists():
-                    write_whole(client, entry.opener.encode(), 0o640)
+                    write_whole(client, entry.opener.encode(), 0o640, self._disk)
             else:
                 client.unlink(missing_ok=True)
 
@@ -564,7 +576,7 @@ def _decode(file: str, data: bytes) -> RegionEntry | GatheredBy | None:
         raise RegionEntryDamagedError(file, f"it is no region's entry: {error}") from error
 
 
-def write_whole(path: Path, data: bytes, mode: int) -> None:
+def write_whole(path: Path, data: bytes, mode: int, disk: Disk | None = None) -> None:
     """The old content or the new one, whatever happens."""
     with opened_folder(path.parent) as folder:
-        folder_files.replace(folder, path.name, data, mode)
+        folder_files.replace(disk or Disk(), folder, path.name, data, mode)

@@ -17,11 +17,11 @@ from spark_jms.store import (
     Store,
     StoreError,
 )
+from spark_jms.store.disk import Disk
 from spark_jms.store.engine import EngineBackend, EngineFinder, MemoryFinder, Server
 from spark_jms.store.engine.local_access import LocalAccess
 from spark_jms.store.engine.testing import SharedMemory
 from spark_jms.store.file import FileStore
-from spark_jms.store.file.disk import Disk
 from spark_jms.store.jdbc.finder import JdbcFinder
 from spark_jms.store.jdbc.retry import Clocks
 from spark_jms.store.jdbc.settings import parse_jdbc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.simulation.planted_bug import CORE, LOSS, Edit, Planted, by_test, core, elsewhere
 from tests.simulation.planted_late_answers import LATE_ANSWERS
+from tests.simulation.planted_power_losses import POWER_LOSSES
 
 PLANTED = (
     # -- which copies a write waits for
@@ -501,6 +502,7 @@ PLANTED = (
         "if woke_s - self._connection.heard_s > 1000 * SILENCE_S:",
     ),
     *LATE_ANSWERS,
+    *POWER_LOSSES,
     # -- damaged entries
     by_test(
         "a region is served while its damaged entry is removed",

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from spark_jms.store import disk
 from spark_jms.store.errors import DirectoryUnavailableError
 from spark_jms.store.regions import entry_gathering, folder_files, global_directory
 from spark_jms.store.regions.core.directory import Absent, Holder, RegionEntry
@@ -158,7 +159,7 @@ class Stepped:
 @contextmanager
 def stepped(at: int, then: Callable[[], object]) -> Iterator[Stepped]:
     proxy = Stepped(at, then)
-    modules: tuple[ModuleType, ...] = (folder_files, global_directory, entry_gathering)
+    modules: tuple[ModuleType, ...] = (disk, folder_files, global_directory, entry_gathering)
     with pytest.MonkeyPatch.context() as patch:
         for module in modules:
             patch.setattr(module, "os", proxy)

@@ -178,7 +178,7 @@ def test_folder_that_comes_and_goes_ends_every_look(
     files = DirectoryFiles(directory)
     monkeypatch.setattr(files, "_nothing", lambda name: None)
     monkeypatch.setattr(files, "folder_of", lambda name: directory.path / "none" / name)
-    monkeypatch.setattr(Path, "mkdir", lambda *arguments, **options: None)
+    monkeypatch.setattr(directory.disk, "make_folder", lambda *arguments, **options: None)
     for act in (lambda: files.read("s.000"), lambda: files.swap("s.000", None, FIRST)):
         with pytest.raises(DirectoryUnavailableError, match="100 times"):
             act()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ from typing import Any
 import pytest
 
 from spark_jms.store import Put, StoreBusyError
+from spark_jms.store.disk import Disk
 from spark_jms.store.engine.link import LinkLostError
 from spark_jms.store.errors import StoreWriteError
 from spark_jms.store.file import backend as file_backend
-from spark_jms.store.file import lock as file_lock
 from spark_jms.store.file.backend import FileBackend
 from spark_jms.store.ledger.backend import Transaction
 from spark_jms.store.ledger.entries import Connected
@@ -73,17 +72,14 @@ def test_ctrl_c_while_a_reader_follows_the_journal_applies_nothing_twice(
 
 def test_a_lock_whose_hint_cannot_be_written_is_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S9: the disk fails after the operating system has granted the lock; other processes need not wait."""
-    one, other = FileBackend(str(tmp_path)), FileBackend(str(tmp_path))
+    disk = Disk()
+    one, other = FileBackend(str(tmp_path), disk=disk), FileBackend(str(tmp_path))
 
-    class Failing:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(os, name)
-
-        def pwrite(self, *_: object) -> int:
-            raise OSError(5, "Input/output error")
+    def failing(*_: object) -> int:
+        raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(file_lock, "os", Failing())
+        patch.setattr(disk, "pwrite", failing)
         with pytest.raises(StoreWriteError, match="Input/output"):
             one.write(lambda _: None)
     assert other._lock._try_lock()

@@ -26,8 +26,8 @@ from spark_jms.store import (
     StoreWriteError,
     open_store,
 )
+from spark_jms.store.disk import Disk
 from spark_jms.store.file import FileStore
-from spark_jms.store.file.disk import Disk
 from spark_jms.store.file.frame import HEADER_BYTES, MAGIC
 from spark_jms.store.file.journal import write_error
 from tests.journal_files import frames_end, without_reserve
@@ -195,11 +195,12 @@ class FailingDisk(Disk):
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
         if self.room is None:
             return super().pwrite(fd, data, offset)
-        fits = max(0, os.fstat(fd).st_size + self.room - offset)
+        size = os.fstat(fd).st_size
+        fits = max(0, size + self.room - offset)
         if fits == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         done = super().pwrite(fd, data[:fits], offset)
-        self.room -= max(0, done)
+        self.room -= max(0, offset + done - size)
         return done
 
     def sync(self, fd: int) -> None:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jms.store import Handle, Put, StoreCorruptError, StoreFullError
+from spark_jms.store.disk import Disk
 from spark_jms.store.file import FileStore
-from spark_jms.store.file.disk import Disk
 from spark_jms.store.file.frame import HEADER_BYTES
 from spark_jms.store.file.judge import Judged, judge
 from spark_jms.store.file.reserve import LEAST_BYTES, RESERVE_BYTES, reserve_bytes
