@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.simulation.planted_beside import BESIDE
 from tests.simulation.planted_bug import CORE, LOSS, Edit, Planted, by_test, core, elsewhere
 from tests.simulation.planted_late_answers import LATE_ANSWERS
 from tests.simulation.planted_power_losses import POWER_LOSSES
@@ -503,6 +504,7 @@ PLANTED = (
     ),
     *LATE_ANSWERS,
     *POWER_LOSSES,
+    *BESIDE,
     # -- damaged entries
     by_test(
         "a region is served while its damaged entry is removed",

@@ -5,7 +5,10 @@ from __future__ import annotations
 from tests.simulation.planted_bug import REGIONS, Edit, Planted, by_test, elsewhere
 
 STORES = "tests/simulation/test_power_loss_in_stores.py::test_store_keeps_acknowledged_commits_through_losses_of_power"
-DIRECTORIES = "tests/simulation/test_power_loss_in_directories.py"
+DIRECTORIES = (
+    "tests/simulation/test_power_loss_in_directories.py"
+    "::test_directory_keeps_acknowledged_changes_through_losses_of_power[0]"
+)
 
 
 def store(name: str, file: str, event: str, old: str, new: str) -> Planted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_jms.store.engine import MemoryPersistence, OwnershipLostError, Server, wire
+from spark_jms.store.engine.persistence import LedgerBatch
 from spark_jms.store.engine.read_lease import LEASE_MS, START_WAIT_MS, ReadLease
 from spark_jms.store.engine.testing import SharedMemory
 from spark_jms.store.errors import RegionUnavailableError
@@ -85,6 +86,42 @@ def test_an_answer_made_before_the_process_was_stopped_needs_a_proof_after_it() 
         server.look(lambda ledger: ledger.sessions)
         with pytest.raises(OwnershipLostError):
             server.look(stopped)
+    finally:
+        server.close()
+
+
+class SlowMemory(MemoryPersistence):
+    """The process is stopped after its memory has confirmed something, and before it has the answer."""
+
+    def __init__(self, place: SharedMemory, clock: SteppedClock) -> None:
+        super().__init__(place)
+        self._memory, self._clock = place, clock
+
+    def _stopped(self) -> None:
+        self._clock.ms += LEASE_MS
+        self._memory.owner = "another"
+
+    def prove(self) -> None:
+        super().prove()
+        self._stopped()
+
+    def append(self, batch: LedgerBatch) -> None:
+        super().append(batch)
+        self._stopped()
+
+
+@pytest.mark.parametrize("proof", ["read", "write"])
+def test_lease_begins_at_the_question(proof: str) -> None:
+    """C9, S4, S6: a process that is stopped between question and answer has no lease when it wakes."""
+    place, clock = SharedMemory(), SteppedClock()
+    server = Server(SlowMemory(place, clock), session_timeout_ms=5_000, lease=ReadLease(clock))
+    try:
+        if proof == "read":
+            server.look(lambda ledger: ledger.sessions)
+        else:
+            server.write(lambda shared: shared.do(Connected("s", "")))
+        with pytest.raises(OwnershipLostError):
+            server.look(lambda ledger: ledger.sessions)
     finally:
         server.close()
 

@@ -188,6 +188,11 @@ def test_full_store_keeps_deletions() -> None:
         position = await write(log, [Written((Change("r", 1, (Delete("k0"),)),))], ledger, position)
         assert log.snapshot_count == 1
         assert len(objects.contents) < batches
+        kept = await RecordLog(objects).load()
+        assert kept.outcomes[-1] == (f"{position - 1:016x}", position), (
+            "an engine that repeats it finds that it was kept"
+        )
+        assert (kept.position, len(kept.outcomes)) == (position, position)
         await write(log, [growth], ledger, position)
         loaded = await RecordLog(objects).load()
         assert folded(loaded).records["r"].objects == ledger.records["r"].objects

@@ -3,6 +3,7 @@ told from an empty one (R8, R10)."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -357,3 +358,25 @@ def test_errors_of_entries_travel(error: StoreError) -> None:
     """R16: from a daemon to its client, and between processes."""
     for again in (error_of(type(error).__name__, error.args), pickle.loads(pickle.dumps(error))):
         assert (type(again), str(again)) == (type(error), str(error))
+
+
+@pytest.mark.parametrize("error", [errno.EACCES, errno.EMFILE, errno.EIO, errno.ENFILE, errno.ESTALE])
+def test_lock_file_that_cannot_be_opened_tells_nothing(
+    mounted: Mount, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """R8, R10: a daemon that counts as ended loses its regions, so only a lock that is free proves its end."""
+    fd = mounted.directory.lock_daemon(0, "life", "")
+    os.close(fd)
+    assert not mounted.files.running(Holder(0, "life"))
+    opens = os.open
+
+    def refused(path: str | Path, flags: int, *arguments: int, **options: int) -> int:
+        if str(path).endswith(".lock"):
+            raise OSError(error, os.strerror(error))
+        return opens(path, flags, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(DirectoryUnavailableError, match="d000.lock"):
+        mounted.files.running(Holder(0, "life"))
+    with pytest.raises(DirectoryUnavailableError, match="d000.lock"):
+        mounted.directory.is_running(0)

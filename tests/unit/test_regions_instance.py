@@ -12,7 +12,7 @@ from spark_jms.store.regions.core.instance import InstanceCore, Planned
 from tests.unit.regions_instances import apply, apply_all, blocks_of, check_row, payload_of
 
 SIZE = 2048
-KINDS = st.sampled_from(["create", "create", "update", "delete", "reopen"])
+KINDS = st.sampled_from(["create", "create", "update", "update", "delete", "free", "reopen"])
 OPERATIONS = st.lists(st.tuples(KINDS, st.integers(0, 1000), st.integers(0, 900)), max_size=60)
 
 
@@ -45,13 +45,24 @@ class Store:
 
 @given(st.integers(1, 3), OPERATIONS)
 def test_objects_survive_moves_and_reopening(regions: int, operations: list[tuple[str, int, int]]) -> None:
-    """R7, R12: with their last value; the core never gives a handle out twice."""
+    """R7, R12: with their last value, also when the old block of a moved object becomes free later, or not before a crash; the
+    core never gives a handle out twice."""
     store, objects, given_out = Store(regions), dict[int, bytes](), set[int]()
+    leftovers: list[tuple[str, int]] = []
+
+    def free_leftovers() -> None:
+        for leftover in leftovers:
+            apply_all(store.memories, store.core.plan_forget(*leftover))
+        leftovers.clear()
+
     for number, (what, which, length) in enumerate(operations):
         payload, known = bytes([number]) * length, list(objects)
         try:
             if what == "reopen":
+                leftovers.clear()
                 store.reopen()
+            elif what == "free":
+                free_leftovers()
             elif what == "create":
                 handle, planned = store.core.plan_create(1, payload)
                 assert handle not in given_out, "a handle was given out twice"
@@ -63,10 +74,11 @@ def test_objects_survive_moves_and_reopening(regions: int, operations: list[tupl
                 planned, leftover = store.core.plan_update(handle, payload)
                 apply_all(store.memories, planned)
                 if leftover is not None:
-                    apply_all(store.memories, store.core.plan_forget(leftover, handle))
+                    leftovers.append((leftover, handle))
                 objects[handle] = payload
             elif known and what == "delete":
                 handle = known[which % len(known)]
+                free_leftovers()  # a deletion is acknowledged after the update before it
                 apply_all(store.memories, store.core.plan_delete(handle))
                 del objects[handle]
         except RegionFullError:
@@ -172,3 +184,35 @@ def test_objects_that_do_not_fit_are_refused() -> None:
         store.core.plan_delete(99)
     with pytest.raises(ObjectNotFoundError):
         store.core.plan_update(99, b"")
+
+
+def test_object_does_not_return_to_a_region_that_still_has_its_old_block() -> None:
+    """R7: the freeing of the old block is on its way, and would free the new one."""
+    store, handle, planned, leftover = moved()
+    apply_all(store.memories, planned)
+    _, planned = store.core.plan_create(1, b"y" * 900)
+    apply_all(store.memories, planned)
+    apply_all(store.memories, store.core.plan_delete(handle + 1))
+    with pytest.raises(RegionFullError, match="still being moved"):
+        store.core.plan_update(handle, b"back" * 250)
+    apply_all(store.memories, store.core.plan_forget(leftover, handle))
+    assert store.objects()[handle] == b"new" * 300
+
+
+def test_order_of_writes_continues_after_an_opening() -> None:
+    """R7: an object moves after it, and a crash leaves both blocks: the later value wins."""
+    store = Store(2)
+    handle, planned = store.core.plan_create(1, b"old" * 100)
+    apply_all(store.memories, planned)
+    _, planned = store.core.plan_create(1, b"x" * 1400)
+    apply_all(store.memories, planned)
+    for number in range(5):
+        planned, leftover = store.core.plan_update(handle, bytes([number]) * 300)
+        apply_all(store.memories, planned)
+        assert leftover is None
+    store.reopen()
+    planned, leftover = store.core.plan_update(handle, b"new" * 300)
+    assert leftover == "r0"
+    apply_all(store.memories, planned)
+    store.reopen()
+    assert store.objects()[handle] == b"new" * 300

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from spark_jms.store.regions.core.directory import promoted
-from spark_jms.store.regions.core.protocol import ReadRegion, WriteRegion
+from spark_jms.store.regions.core.primary import PrimaryState
+from spark_jms.store.regions.core.protocol import Ack, ReadRegion, WriteRegion
 from tests.simulator.stepwise import StepClient, StepCluster, closed_region, opened
 
+LISTING_MS = 1_500.0  # the same, long enough for the lease of a copy to expire
 DIRECTORY_MS = 200.0  # a question's way there, and its answer's way back
 
 
@@ -41,6 +43,42 @@ def test_directory_answer_covers_no_request_that_came_after_the_question(monkeyp
     assert cluster.until(lambda: before in client.answers and after in client.answers, 5_000)
     assert client.answer(before) == b"kept"
     assert client.answer(after) == "FencedError"
+
+
+def test_change_of_the_entry_covers_no_request_that_came_after_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R8, R10: the directory lists a second copy, which takes over before the primary has the answer. The twin of the test
+    above."""
+    cluster = StepCluster(2)
+    client, epoch = opened(cluster)
+    assert client.write(epoch, b"kept")
+    cluster.kill(1)
+    assert cluster.until(lambda: cluster.where() == (0, None), 8_000)
+    primary = cluster.core(0).primaries["s.000"]
+    monkeypatch.setattr(cluster.sim.timing, "directory_delay_ms", lambda: LISTING_MS)
+    cluster.start(1)
+    assert cluster.until(lambda: primary.state is PrimaryState.CHANGING, 20_000)
+    cluster.separate(0, 1)
+    assert cluster.until(lambda: cluster.where() == (0, 1), 3 * LISTING_MS)
+    take_over(cluster)
+    assert not cluster.core(0).peers.confirmed(1)
+    after = read(client, epoch)
+    assert cluster.until(lambda: after in client.answers, 5 * LISTING_MS)
+    assert client.answer(after) == "FencedError"
+
+
+def test_region_opens_once_its_second_copy_has_answered_everything() -> None:
+    """R7, R10: a region moves to the daemon of its client. Until the daemon that had it before has answered that it follows, it
+    may have lost its copy, and must not be listed as the second one of an open region."""
+    cluster = StepCluster(2)
+    closed_region(cluster, b"kept")
+    cluster.sim.network.hold(lambda source, message: source == 0 and isinstance(message, Ack))
+    client = cluster.client(1)
+    assert client.open(wait_ms=2_000.0) is None
+    assert cluster.where() == (1, 0)
+    assert cluster.entry().opener is None
+    cluster.sim.network.release()
+    assert cluster.until(lambda: client.requests in client.answers, 3_000)
+    assert client.read(client.answer(client.requests)[0], 4) == b"kept"
 
 
 def test_store_that_lost_a_region_gets_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from spark_jms.store.jdbc.finder import JdbcFinder
 from spark_jms.store.jdbc.persistence import JdbcPersistence
 from spark_jms.store.jdbc.protocol import STEPS, LockTakenError, Step, acquire, draw
 from spark_jms.store.jdbc.retry import Clocks
-from spark_jms.store.jdbc.states import EngineState
+from spark_jms.store.jdbc.states import EngineState, ProcessRole
 from spark_jms.store.jdbc.store import open_backend
 from spark_jms.store.jdbc.tables import VERSION
 from spark_jms.store.ledger.entries import Change, Written
@@ -266,3 +266,32 @@ def test_a_connection_dropped_in_a_forked_child_touches_no_later_file(postgresql
         gc.collect()
         later.write(b"whole")
     assert (tmp_path / "later").read_bytes() == b"whole"
+
+
+def test_engine_does_not_regain_a_store_that_another_one_had(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S4, S6: `on_connection_loss=retry`. Another engine took the store over, wrote, and ended. The first one finds the lock
+    free again, and its ledger is older than the store: it is disabled, and a new engine reads what the other one wrote."""
+    uri += "&verify_interval_ms=60000&retry_interval_ms=10"
+    backend = open_backend(uri + "&on_connection_loss=retry")
+    store = LedgerStore(backend)
+    handle = store.connect().open("r")
+    handle.commit([Put("k", b"1")])
+    finder = backend._route.finder
+    assert isinstance(finder, JdbcFinder)
+    engine = finder._engine
+    assert engine is not None
+    engine.persistence.ownership.release()  # as if this connection were lost
+    with monkeypatch.context() as patch:
+        patch.setattr(JdbcFinder, "_published_engine", lambda *_: None)  # it cannot reach the first one
+        second = open_backend(uri)
+    assert isinstance(second._route.finder, JdbcFinder)
+    assert second._route.finder.role is ProcessRole.ENGINE
+    with LedgerStore(second) as other, other.connect() as session:
+        session.open("theirs").commit([Put("k", b"theirs")])
+    assert store.peek("theirs") == {"k": b"theirs"}
+    assert engine.state is EngineState.DISABLED
+    handle.commit([Put("k", b"2")])
+    assert store.peek("r") == {"k": b"2"}
+    backend.release()
+    with open_store(uri) as again:
+        assert (again.peek("r"), again.peek("theirs")) == ({"k": b"2"}, {"k": b"theirs"})

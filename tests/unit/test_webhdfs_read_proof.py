@@ -22,10 +22,12 @@ class Owner:
         self.error: StoreError | None = None
         self.count = 0
         self.now_ms = 0.0
+        self.answer_ms = 0.0  # how long its answer takes
 
     async def prove(self) -> None:
         self.count += 1
         await asyncio.sleep(0)
+        self.now_ms += self.answer_ms
         if self.error is not None:
             raise self.error
 
@@ -56,6 +58,10 @@ def test_reads_share_a_proof_for_as_long_as_it_holds() -> None:
         owner.now_ms += 1
         await files.listing("/")
         assert owner.count == before + 2
+        owner.now_ms, owner.answer_ms = owner.now_ms + LEASE_MS, LEASE_MS
+        await files.listing("/")
+        await files.listing("/")
+        assert owner.count == before + 4, "no lease is left when the answer comes"
 
     with_files(test)
 
