@@ -12,6 +12,7 @@ A call that did not go through the disk is not on it: the files of sessions, and
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -201,12 +202,14 @@ def _number(found: os.stat_result) -> tuple[int, int]:
 
 class PowerLossDisk(Disk):
     """Of one process on the machine. The process dies at the next call that is named by `dies_at`, or at the one after the next
-    `spared` ones; of a write, after its first half."""
+    `spared` ones; of a write, after its first half. The next call of those that `fails_at` names fails, and changes nothing.
+    After a sync that fails, what was not written before is never written, though readers see it: so does Linux."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.dies_at = ""
         self.spared = 0
+        self.fails_at: list[str] = []
         self._dead = False
 
     def _step(self, call: str) -> None:
@@ -217,6 +220,9 @@ class PowerLossDisk(Disk):
             self._dead, self.spared = self.spared == 0, self.spared - 1
         if self._dead and call != "pwrite":
             raise Death
+        if call in self.fails_at:
+            self.fails_at.remove(call)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
         self._step("pwrite")
@@ -236,8 +242,14 @@ class PowerLossDisk(Disk):
             file.pending.append(Truncation(length))
 
     def sync(self, fd: int) -> None:
-        self._step("sync")
-        if isinstance(file := self.machine.node_of(fd), File):
+        file = self.machine.node_of(fd)
+        try:
+            self._step("sync")
+        except OSError:
+            if isinstance(file, File):
+                file.pending = []
+            raise
+        if isinstance(file, File):
             file.sync()
 
     def sync_folder(self, folder: int) -> None:

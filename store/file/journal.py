@@ -25,7 +25,7 @@ from spark_jms.store.errors import (
     StoreWriteError,
 )
 from spark_jms.store.file.compaction import CompactionPolicy
-from spark_jms.store.file.frame import encode_frame
+from spark_jms.store.file.frame import HEADER_BYTES, encode_frame
 from spark_jms.store.file.generations import Generations
 from spark_jms.store.file.lock import Hint, JournalLock, decode_hint
 from spark_jms.store.file.replay import Replay
@@ -182,12 +182,18 @@ class Journal:
                 self._disk.truncate(replay.fd, judged.end)
                 self._torn_tail_count += 1
             if self._fsync:  # the writer may have died before it synced this, or the name of the file
+                self._write_again(max(acknowledged, HEADER_BYTES), judged.end)
                 self._disk.sync(replay.fd)
                 self._generations.sync_names()
         except OSError as error:
             path = replay.path
             replay.forget()
             raise write_error(error, path) from error
+
+    def _write_again(self, start: int, end: int) -> None:
+        """After a sync that failed, the system takes what it could not write for written: the next sync succeeds without it."""
+        fd = self._replay.fd
+        self._disk.pwrite_all(fd, self._disk.pread_all(fd, end - start, start), start)
 
     def _publish(self) -> None:
         self._raw_hint = b""

@@ -68,6 +68,13 @@ POWER_LOSSES = (
         "                self._generations.sync_names()",
     ),
     store(
+        "recovery takes a sync that succeeds for one that has written what an earlier one could not",
+        "file/journal.py",
+        "a write that fails and cannot be cut off",
+        "                self._write_again(max(acknowledged, HEADER_BYTES), judged.end)\n",
+        "",
+    ),
+    store(
         "recovery publishes frames before it syncs them",
         "file/journal.py",
         "death before the sync",

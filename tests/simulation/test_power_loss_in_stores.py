@@ -6,6 +6,7 @@ Then it takes more commits, and loses power again at some steps of that.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from random import Random
 
 import pytest
 
-from spark_jms.store import Handle, Put
+from spark_jms.store import Handle, Put, StoreError
 from spark_jms.store.file import FileStore
 from tests.journal_files import bury
 from tests.power_loss import Death, Machine, PowerLossDisk
@@ -180,6 +181,21 @@ class Course:
             self.promise.commit(theirs, self.random)
             self.promise.commit(theirs, self.random)
 
+    def error(self, calls: list[str], act: Callable[[FileStore, Handle], object]) -> None:
+        """The disk fails once at each of these calls; the process goes on, and so does another one."""
+        living, _ = self.store()
+        store, disk = self.store()
+        with living, store, living.connect() as other, store.connect() as session:
+            theirs, ours = other.open("b"), session.open("a")
+            self.promise.commit(ours, self.random)
+            disk.fails_at = calls
+            for _ in calls:
+                with contextlib.suppress(StoreError):
+                    act(store, ours)
+            disk.fails_at = []
+            for handle in (theirs, ours, ours, theirs):
+                self.promise.commit(handle, self.random)
+
     def commit_by(self, store: FileStore, handle: Handle) -> None:
         self.promise.commit(handle, self.random)
 
@@ -187,12 +203,16 @@ class Course:
         store.compact()
 
 
-STEPS: dict[str, Callable[[Course], None]] = {
+STEPS: dict[str, Callable[[Course], object]] = {
     "two instances": Course.two_instances,
     "compaction": Course.compacted,
     "torn write": lambda course: course.death("pwrite", course.commit_by),
-    "death before the sync": lambda course: course.death("sync", course.commit_by),
+    "death before the sync": lambda course: [course.death("sync", course.commit_by) for _ in range(3)],
     "death before the link": lambda course: course.death("link", course.compact_by),
+    "a sync that fails": lambda course: course.error(["sync"], course.commit_by),
+    "a write that fails and cannot be cut off": lambda course: course.error(["sync", "truncate"], course.commit_by),
+    "a link that fails": lambda course: course.error(["link"], course.compact_by),
+    "a name that cannot be synced": lambda course: course.error(["sync_folder", "sync_folder"], course.compact_by),
     "death before the name is synced": lambda course: course.death("sync_folder", course.compact_by),
 }
 
