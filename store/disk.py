@@ -89,8 +89,8 @@ class Disk:
             self.sync_folder(folder)
 
     def make_folders(self, path: str) -> None:
-        """The folder and those above it. Nothing is made in a folder before the folder's own name is synced, so one that
-        exists can only be lost while it is empty; also one whose maker was killed before it could sync."""
+        """The folder at this absolute path, and those above it. Nothing is made in a folder before the folder's own name is
+        synced, so one that exists can only be lost while it is empty; also one whose maker was killed before it could sync."""
         if os.path.isdir(path):
             return
         above = os.path.dirname(path)

@@ -6,6 +6,7 @@ import os
 
 import sqlalchemy as sa
 
+from spark_jms.store.disk import Disk
 from spark_jms.store.errors import (
     StoreCorruptError,
     StoreRightsError,
@@ -25,7 +26,7 @@ def ensure_tables(database: Database, tables: Tables, *, create: bool) -> bool:
     if settings.dialect == SQLITE and not create and not os.path.exists(settings.path):
         raise TablesMissingError(settings.shown)
     if settings.dialect == SQLITE:
-        _require_writable(settings.path)
+        require_writable(settings.path, Disk())
     missing = _missing(database, tables)
     if not missing:
         return False
@@ -45,10 +46,13 @@ def ensure_tables(database: Database, tables: Tables, *, create: bool) -> bool:
     return True
 
 
-def _require_writable(path: str) -> None:
+def require_writable(path: str, disk: Disk) -> None:
+    """Makes the folder of a SQLite file. SQLite syncs the names in it, and not its own."""
     directory = os.path.dirname(path)
     try:
-        os.makedirs(directory, exist_ok=True)
+        disk.make_folders(directory)
+        if not os.path.exists(path):
+            disk.sync_name(directory)
     except OSError as error:
         raise StoreRightsError(f"{directory}: {error.strerror or error}") from error
     for file in (path, directory):

@@ -61,6 +61,13 @@ POWER_LOSSES = (
         "            if self._fsync:",
     ),
     store(
+        "a writer that was stopped acknowledges what another process has left behind",
+        "file/journal.py",
+        "a writer stopped before it writes",
+        "        if self._lock.superseded():\n",
+        "        if False:\n",
+    ),
+    store(
         "recovery publishes unsynced frames",
         "file/journal.py",
         "death before the sync",
@@ -108,6 +115,14 @@ POWER_LOSSES = (
         "two instances",
         "            self._disk.sync_name(self.directory)\n",
         "",
+    ),
+    elsewhere(
+        "the folder of a new SQLite store is not synced",
+        "jdbc/schema.py",
+        "",
+        "            disk.sync_name(directory)\n",
+        "            pass\n",
+        test="tests/unit/test_store_jdbc.py::test_folders_of_a_new_sqlite_store_survive_a_loss_of_power",
     ),
     directory(
         "a directory entry is linked before its sync",

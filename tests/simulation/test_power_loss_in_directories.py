@@ -6,6 +6,7 @@ the changes begun since; no half of an entry is taken for one, and the directory
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
+from spark_jms.store.errors import DirectoryUnavailableError
 from spark_jms.store.regions.core.directory import Absent, Holder, RegionEntry
 from spark_jms.store.regions.entry_gathering import EntryGathering
 from spark_jms.store.regions.global_directory import CONFIG, DirectoryFiles, GlobalDirectory, write_whole
@@ -93,6 +95,15 @@ class Course:
             self.dying(at, lambda daemon: self.swap(daemon, _next))
             self.swap(self.one, _next)
 
+    def change_after_errors(self) -> None:
+        """The disk fails once at this call; whether the change was made is unknown, and both daemons go on."""
+        for at in ("open", "pwrite", "sync", "link", "sync_folder", "unlink"):
+            self.one.disk.fails_at = [at]
+            with contextlib.suppress(DirectoryUnavailableError):
+                self.swap(self.one, _next)
+            assert self.one.disk.fails_at == []
+            self.swap(self.other, _next)
+
     def clean_up_after_deaths(self) -> None:
         """Two writers died before they could sync the names of the last two versions."""
         for at in ("unlink", "unlink", "sync_folder", "sync_folder"):
@@ -152,6 +163,7 @@ EVENTS = (
     Course.create,
     Course.change,
     Course.change_after_deaths,
+    Course.change_after_errors,
     Course.clean_up_after_deaths,
     Course.remove,
     Course.gather,

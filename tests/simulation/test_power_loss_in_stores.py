@@ -17,7 +17,7 @@ from random import Random
 
 import pytest
 
-from spark_jms.store import Handle, Put, StoreError
+from spark_jms.store import Handle, Put, SessionLostError, StoreError
 from spark_jms.store.file import FileStore
 from tests.journal_files import bury
 from tests.power_loss import Death, Machine, PowerLossDisk
@@ -25,6 +25,7 @@ from tests.power_loss import Death, Machine, PowerLossDisk
 RECORDS = ("a", "b", "c")
 PLACE = "above/of/store"  # none of these folders exists before the store
 LIMIT_S = 30.0
+LOCK_SLOT_BYTES = 25  # at most, of what a writer notes in the lock file
 IMAGES = 3  # for each step, beside the one that loses power again
 
 
@@ -114,6 +115,29 @@ def running(root: Path) -> Iterator[Machine]:
         machine.close()
 
 
+class StoppingDisk(PowerLossDisk):
+    """Of a process that is stopped before its next write or sync of a frame once `stops` is set, until `wakes` is."""
+
+    def __init__(self, machine: Machine, call: str) -> None:
+        super().__init__(machine)
+        self.stops, self.stopped, self.wakes = threading.Event(), threading.Event(), threading.Event()
+        self._call = call
+
+    def _reach(self, call: str) -> None:
+        if self.stops.is_set() and call == self._call:
+            self.stopped.set()
+            assert self.wakes.wait(LIMIT_S)
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        if len(data) > LOCK_SLOT_BYTES:
+            self._reach("pwrite")
+        return super().pwrite(fd, data, offset)
+
+    def sync(self, fd: int) -> None:
+        self._reach("sync")
+        super().sync(fd)
+
+
 class Course:
     """What processes do to one store of the machine."""
 
@@ -196,6 +220,29 @@ class Course:
             for handle in (theirs, ours, ours, theirs):
                 self.promise.commit(handle, self.random)
 
+    def stopped_writer(self, call: str) -> None:
+        """A writer is stopped at this call for so long that another process breaks its lock; then it wakes."""
+        disk = StoppingDisk(self.machine, call)
+        other = FileStore(self.path, disk=PowerLossDisk(self.machine), session_timeout_ms=200)
+        with FileStore(self.path, disk=disk) as stopped, other, stopped.connect() as ours, other.connect() as theirs:
+            handle, their_handle = ours.open("a"), theirs.open("b")
+
+            def commit() -> None:
+                with contextlib.suppress(SessionLostError):
+                    self.promise.commit(handle, Random(0))
+
+            disk.stops.set()
+            thread = threading.Thread(target=commit)
+            thread.start()
+            assert disk.stopped.wait(LIMIT_S)
+            self.promise.commit(their_handle, self.random)
+            assert other.statistics().lock_break_count == 1
+            self.promise.commit(their_handle, self.random)
+            disk.wakes.set()
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()
+            self.promise.commit(their_handle, self.random)
+
     def commit_by(self, store: FileStore, handle: Handle) -> None:
         self.promise.commit(handle, self.random)
 
@@ -208,6 +255,8 @@ STEPS: dict[str, Callable[[Course], object]] = {
     "compaction": Course.compacted,
     "torn write": lambda course: course.death("pwrite", course.commit_by),
     "death before the sync": lambda course: [course.death("sync", course.commit_by) for _ in range(3)],
+    "a writer stopped before it writes": lambda course: course.stopped_writer("pwrite"),
+    "a writer stopped before it syncs": lambda course: course.stopped_writer("sync"),
     "death before the link": lambda course: course.death("link", course.compact_by),
     "a sync that fails": lambda course: course.error(["sync"], course.commit_by),
     "a write that fails and cannot be cut off": lambda course: course.error(["sync", "truncate"], course.commit_by),

@@ -11,6 +11,7 @@ import itertools
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import attrs
@@ -45,6 +46,7 @@ from spark_jms.store.jdbc.finder import JdbcFinder
 from spark_jms.store.jdbc.protocol import LockTakenError, Ownership, acquire
 from spark_jms.store.jdbc.retry import Clocks
 from spark_jms.store.jdbc.rows import CLASSES
+from spark_jms.store.jdbc.schema import require_writable
 from spark_jms.store.jdbc.settings import JdbcSettings, parse_jdbc, with_engine
 from spark_jms.store.jdbc.states import EngineState
 from spark_jms.store.jdbc.store import open_backend
@@ -52,6 +54,7 @@ from spark_jms.store.jdbc.tables import ddl, make_tables
 from spark_jms.store.ledger.backend import Transaction
 from spark_jms.store.ledger.entries import Cancelled, Waited
 from spark_jms.store.ledger.store import LedgerStore
+from tests.power_loss import Machine, PowerLossDisk
 from tests.process.proxy import Proxy
 from tests.unit.jdbc_raw import Raw, fill
 
@@ -446,6 +449,18 @@ def test_a_full_disk_acknowledges_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         engine.persistence._data.run("PRAGMA max_page_count=100000")
         handle.commit([Put("big", b"x" * 500_000)])
     assert database_module.LOCK_TIMEOUT_MS < 1_000
+
+
+def test_folders_of_a_new_sqlite_store_survive_a_loss_of_power(tmp_path: Path) -> None:
+    """S1, S9: SQLite syncs what is in the folder."""
+    root = tmp_path / "machine"
+    root.mkdir()
+    machine = Machine(root)
+    require_writable(str(root / "above" / "of" / "s.db"), PowerLossDisk(machine))
+    for seed in range(20):
+        image = machine.after_power_loss(Random(seed), tmp_path / str(seed))
+        assert (image / "above" / "of").is_dir()
+    machine.close()
 
 
 def test_prepared_transactions_survive_the_engine(uri: str) -> None:
