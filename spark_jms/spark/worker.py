@@ -10,10 +10,13 @@ dies, the connection ends and no signal comes. `StopSignal` tells the two apart.
 
 A third way has no sign of its own: `spark.stop()` without `query.stop()`. Spark ends a query when a job of it fails, and an idle
 query has none, so it continues to ask its source in a JVM without a SparkContext. Only Spark's local directories are gone.
+They are below /tmp unless `spark.local.dir` says otherwise, and many hosts delete there what nobody has used for ten days: so
+the source of a running query uses them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -27,6 +30,7 @@ from typing import Any
 _SIGNAL_WAIT_S = 5.0  # from the end of the connection to Spark's signal, while the driver lives
 _STOP_S = 20  # for `stop` after the signal: a store that hangs must not keep the process
 _POLL_S = 0.01
+_TOUCH_EVERY_S = 3600.0
 
 
 @functools.cache
@@ -70,7 +74,7 @@ class StopSignal:
 
 class SparkContextWatch:
     """Sees that the SparkContext of this process was stopped: Spark deletes its local directories then. Those that are missing
-    from the beginning tell nothing."""
+    from the beginning tell nothing. From `start` to `close` nothing else deletes them as unused."""
 
     def __init__(self, directories: str | None = None) -> None:
         """`directories` None: of the environment, where Spark names them for its Python processes."""
@@ -86,12 +90,21 @@ class SparkContextWatch:
         self._stop = stop = threading.Event()
 
         def watch() -> None:
+            touched_s = -_TOUCH_EVERY_S
             while not stop.wait(every_s):
                 if self.is_stopped():
                     act()
                     return
+                if (now_s := time.monotonic()) - touched_s >= _TOUCH_EVERY_S:
+                    touched_s = now_s
+                    self._touch()
 
         threading.Thread(target=watch, name="jmsq SparkContext", daemon=True).start()
+
+    def _touch(self) -> None:
+        for one in self._directories:
+            with contextlib.suppress(OSError):
+                os.utime(one)
 
     def close(self) -> None:
         self._stop.set()

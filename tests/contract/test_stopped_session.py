@@ -133,3 +133,13 @@ def test_watch_ends_and_starts_again(directories: list[Path]) -> None:
     wait_until(lambda: bool(acted))
     assert acted == ["open"]
     assert not SparkContextWatch().is_stopped()
+
+
+def test_local_directories_of_a_running_query_do_not_grow_old(root: str, directories: list[Path]) -> None:
+    """C9: a host that deletes unused directories of /tmp does not end a query without shuffles, which uses none."""
+    for one in directories:
+        os.utime(one, (0, 0))
+    source, start = started(root)
+    wait_until(lambda: all(one.stat().st_mtime > 0 for one in directories))
+    assert source.latestOffset(start, LIMIT) == start
+    source.stop()
