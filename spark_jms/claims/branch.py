@@ -85,6 +85,8 @@ class Branch:
             result = begun.wait(wait_s)
         except LaneBusyError:
             self._unknown = self._unknown or writes
+            if self._monotonic_s() > (self._older_self_until_s or 0.0):
+                self._forget_older_self()
             raise self._away("its store does not answer in time", lost=writes and begun is not None) from None
         except RecordCorruptError:
             raise
@@ -95,12 +97,12 @@ class Branch:
                 raise
             raise self._paused(error) from error
         except (StoreError, SessionEndedException) as error:
-            self.older_self, self._older_self_until_s = None, None
+            self._forget_older_self()
             raise self._paused(error, lost=isinstance(error, OutcomeUnknownError)) from error
         if self.why_away:
             log.warning("server %s answers again", self.server)
         self.why_away, self._pause_s = "", 0.0
-        self.older_self, self._older_self_until_s = None, None
+        self._forget_older_self()
         return result
 
     def is_due(self) -> bool:
@@ -116,6 +118,7 @@ class Branch:
             return
         self._stopped, self._retry_s = stopped, self._monotonic_s()
         if stopped:
+            self._forget_older_self()
             self._unknown = True  # also if the lane is busy now
             self._end_session()
             self._away("an administrator has stopped it")
@@ -151,6 +154,9 @@ class Branch:
             self.generation += 1
             with suppress(StoreError):
                 dropped.close()
+
+    def _forget_older_self(self) -> None:
+        self.older_self, self._older_self_until_s = None, None
 
     # -- errors ---------------------------------------------------------------------------------------------------
     def _paused(self, error: Exception, *, lost: bool = False) -> ServerAwayError:

@@ -9,6 +9,9 @@ that answer, and claims them on each under one claim id, one write a server. Wha
     did not, because it was away,         keeps its messages of the batch before, under their old claim; they are not delivered
     or a record was held                  again, and acknowledged when the server answers
 
+While another instance of the same query lives on one of the servers, this one claims nothing on the others: both would give
+different messages the same batch number, and their sink would drop one of the two batches.
+
 A claim whose server did not answer in time is in no offset: it was never delivered, so it is dropped when the server answers,
 like one that Spark has not logged. A query that is restarted while its last batch has messages of an away server goes on without
 them (left_out.py). What it acknowledges while a server is away is noted in the root (noted_progress.py).
@@ -163,8 +166,9 @@ class DistributedSubscriber:
         number = max([claim_number(start.claim), *(one.progress.claimed for one in prepared.values())]) + 1
         claim = claim_id(number, secrets.token_hex(8))
         narrowed = any(one.trial is not None for one in prepared.values())
-        continued = continuation(prepared, claim) if narrowed else None
-        shares = {} if narrowed else self._shares(prepared, limits, targets)
+        alone = not self._has_older_self()
+        continued = continuation(prepared, claim) if narrowed and alone else None
+        shares = self._shares(prepared, limits, targets) if alone and not narrowed else {}
         trial = continued.trial if continued else None
         servers = {self._branches.server_of(m) for m in continued.members} if continued else set()
         waiting = {m for one in prepared.values() for m in one.waiting}
@@ -468,8 +472,10 @@ class DistributedSubscriber:
             return [one for found in self._branches.each(Subscriber.held_back) for one in found]
 
     def waits_for(self, targets: Mapping[int, int], within_ms: int) -> bool:
-        """As `Subscriber.waits_for`, without the members of servers that are away."""
-        return any(self._of_targets(targets, partial(Subscriber.waits_for, within_ms=within_ms)))
+        """As `Subscriber.waits_for`, without the members of servers that are away. True while another instance of the query lives."""
+        return self._has_older_self() or any(
+            self._of_targets(targets, partial(Subscriber.waits_for, within_ms=within_ms))
+        )
 
     def left(self, targets: Mapping[int, int]) -> list[LeftMessages]:
         """As `Subscriber.left`, without the members of servers that are away."""
@@ -519,6 +525,10 @@ class DistributedSubscriber:
             made.close()
             raise DestinationReplacedError()
         return made
+
+    def _has_older_self(self) -> bool:
+        """Another instance of this query lives on one of the servers."""
+        return any(branch.older_self is not None for branch in self._branches.values())
 
     def _each_if_open(self, act: Callable[[Subscriber], T]) -> list[T]:
         with self._lock:

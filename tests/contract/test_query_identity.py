@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from spark_jms import connect
 from spark_jms.claims import progress
 from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.stores import store_of
+from spark_jms.claims.distributed import DistributedSubscriber
+from spark_jms.claims.stores import open_stores, store_of
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.core.batch import Batch, Limits, claim_number
 from spark_jms.core.placement import HOME
@@ -24,6 +26,8 @@ from spark_jms.errors import (
 from spark_jms.log.domain import Domain
 from spark_jms.store import MemoryStore, Store
 from spark_jms.testing import memory_domain
+from spark_jms.testing.waiting import wait_until
+from tests.contract.servers import Away, applied, next_batch, queue_on
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +63,36 @@ def test_copied_checkpoint_claims_nothing_while_its_original_runs() -> None:
         second = original.next_batch(first, Limits(max_messages=4))
         assert second is not None
         assert [claim_number(first.claim), claim_number(second.claim)] == [1, 2]
+        original.close()
+
+
+def test_copy_and_original_never_claim_on_different_servers(tmp_path: Path) -> None:
+    """C9, D4: servers were away, and each of the two has met another one first. Both would give their next batches the same number,
+    with messages of their own server, and the sink would drop one of them."""
+    root = applied(tmp_path, queue_on("a", "b"))
+    domain = Domain(root)
+    with open_stores(domain) as store:
+        original, copy = (
+            DistributedSubscriber(domain, store, "orders", "-", "q", ConsumerSettings()) for _ in range(2)
+        )
+        start = Batch("q", table=original.table_id)
+        for one, server in ((original, "b"), (copy, "a")):
+            with Away(root, server):
+                assert one.next_batch(start, Limits()) is None
+        for one, server in ((original, "b"), (copy, "a")):
+
+            def is_found_out(one: DistributedSubscriber = one, server: str = server) -> bool:
+                return one.next_batch(start, Limits()) is None and "QueryRunning" in one.away().get(server, "")
+
+            wait_until(is_found_out)
+        with connect(root, housekeeping=False) as context:
+            for server in ("a", "b"):
+                context.producer(f"{server}@orders").send(text=server)
+        for one in (original, copy):
+            assert one.next_batch(start, Limits()) is None
+            assert one.waits_for({0: 1, 1: 1}, 0), "Trigger.AvailableNow does not end while the other may end"
+        copy.close()
+        assert next_batch(original, start).delivered.keys() == {0, 1}
         original.close()
 
 
