@@ -6,25 +6,28 @@ consumed; so a query that names another one is found out before it changes anyth
 
 from __future__ import annotations
 
-from spark_jms.claims.stores import names_everywhere
+from contextlib import suppress
+
+from spark_jms.claims.stores import names_everywhere, timed_stores
 from spark_jms.core.batch import Batch
 from spark_jms.core.query_progress import PROGRESS
 from spark_jms.core.record_names import consumers_prefix
 from spark_jms.errors import DestinationReplacedError, ForeignCheckpointError, JmsqError
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
-from spark_jms.store import Store
+from spark_jms.store import Store, StoreError
 
 
 def check_origin(domain: Domain, store: Store, snapshot: Snapshot, subscription: str | None, batch: Batch) -> None:
-    """`batch` is the checkpoint's last offset. `subscription` None: the query of a topic names none, which is refused later.
-    Raises ForeignCheckpointError and DestinationReplacedError."""
+    """`batch` is the checkpoint's last offset. `subscription` None: the query of a topic names none, which is refused later. A server
+    that is away, or hangs, is left out, so that the query continues with the others. Raises ForeignCheckpointError and
+    DestinationReplacedError."""
     name = snapshot.destination.name
     if batch.table not in ("", snapshot.table_id):
         raise other_table(domain, name, snapshot.table_id, batch)
     if subscription is None:
         return
-    known = _subscriptions_of(store, snapshot.table_id, batch.consumer)
+    known = _subscriptions_of(timed_stores(store), snapshot.table_id, batch.consumer)
     if known and subscription not in known:
         raise ForeignCheckpointError(
             f"the checkpoint of consumer {batch.consumer} belongs to the subscription {min(known)!r} of {name}, and the query names "
@@ -66,6 +69,7 @@ def _subscriptions_of(store: Store, table_id: str, consumer: str) -> set[str]:
     found = set()
     for record in names_everywhere(store, consumers_prefix(table_id)):
         _, subscription, name = record.rsplit("/", 2)
-        if name == consumer and PROGRESS in store.peek(record):
-            found.add(subscription)
+        with suppress(StoreError):
+            if name == consumer and PROGRESS in store.peek(record):
+                found.add(subscription)
     return found

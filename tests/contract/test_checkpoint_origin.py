@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,14 +12,18 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from spark_jms import connect
 from spark_jms.claims import views
 from spark_jms.errors import DestinationReplacedError, ForeignCheckpointError, JmsqError, OptionError, TriggerError
 from spark_jms.log.domain import Domain
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
+from spark_jms.store.errors import StoreAbsentError
+from spark_jms.store.file.backend import FileBackend
+from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.testing import memory_domain
 from tests.contract.poison_query import send
-from tests.contract.servers import applied
+from tests.contract.servers import applied, queue_on
 from tests.contract.source_steps import next_offset, texts_of
 
 LIMIT = ReadMaxRows(1000)
@@ -105,6 +110,43 @@ def test_other_subscription_on_servers_is_refused(tmp_path: Path) -> None:
     root = applied(tmp_path, {"servers": servers, "destinations": {"prices": prices}})
     start, end = logged_batch(root, **S)
     check_refused(ForeignCheckpointError, "'s' of prices.*'t'", root, start, end, **{**S, "subscription": "t"})
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_server_that_goes_while_it_is_asked_does_not_end_the_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """C9, D4: it is away between two questions, or its store hangs. A restart continues with the other server."""
+    root = applied(tmp_path, queue_on("a", "b"))
+    with opened(root, destination="orders") as source:
+        start = source.initialOffset()
+        source.latestOffset(start, LIMIT)
+        source.latestOffset(start, LIMIT)
+    with connect(root, housekeeping=False) as context:
+        context.producer("a@orders").send(text="a")
+    read, peek, returns, expired = FileBackend.read, LedgerStore.peek, threading.Event(), list[FileBackend]()
+
+    def hanging(backend: FileBackend, question: Any) -> Any:
+        if backend._directory.endswith("/b"):
+            expired.extend([] if returns.wait(60.0) else [backend])
+        return read(backend, question)
+
+    def gone(store: LedgerStore, name: str) -> dict[str, bytes]:
+        if str(vars(store._backend).get("_directory")).endswith("/b"):
+            raise StoreAbsentError("b")
+        return peek(store, name)
+
+    if hangs:
+        monkeypatch.setattr(FileBackend, "read", hanging)
+    else:
+        monkeypatch.setattr(LedgerStore, "peek", gone)
+    try:
+        with opened(root, destination="orders") as source:
+            assert texts_of(source, start, next_offset(source, start)) == ["a"]
+            assert not expired, "the query has waited for the server"
+            returns.set()
+    finally:
+        returns.set()
 
 
 def test_other_destination_is_named(root: str) -> None:
