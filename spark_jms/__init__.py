@@ -6,6 +6,8 @@ with spark_jms.connect(root) as context: ...       # send and receive without Sp
 spark.readStream.format("jmsq")...                 # with Spark, nothing has to be registered
 
 Importing this package is light: the functions import pyarrow and the rest when they are called.
+
+Features: C10, D2, T17 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ def connect(
 
     `housekeeping=False` leaves purge and compaction to other processes: for short-lived programs. The names of subscriptions
     belong to the `client_id` and its policy. While a connection with a restricted id is open, another one with it is refused
-    (InvalidClientIDException); unrestricted ones may be many (C10). `connection_factory` is the name of one in the module
-    file, or one made here (D2). `server` is the home server, which senders and pinned receivers prefer (None: the environment
+    (InvalidClientIDException); unrestricted ones may be many. `connection_factory` is the name of one in the module
+    file, or one made here. `server` is the home server, which senders and pinned receivers prefer (None: the environment
     variable JMSQ_SERVER).
     Raises DomainError when there is no domain, connection factory or server of that name.
     """
@@ -63,7 +65,7 @@ def connect_pool(
     root: str | os.PathLike[str] | None = None, *, max_idle: int = 100, idle: DurationLike = "1 min", **arguments: Any
 ) -> ClientPool:
     """A pool of producers and consumers, for code that would make them for each use. `arguments` are those of `connect`. At most
-    `max_idle` are kept for `idle` without use. Use it in a `with` statement (T17)."""
+    `max_idle` are kept for `idle` without use. Use it in a `with` statement."""
     from functools import partial
 
     from spark_jms.client.pool import ClientPool

@@ -1,4 +1,4 @@
-"""The module file: the destinations of a domain as YAML, checked strictly, applied to a root (C3, C14, C16).
+"""The module file: the destinations of a domain as YAML, checked strictly, applied to a root.
 
     destinations:
       orders: {kind: distributed-queue, members: 4, maxMessageSize: 1 MiB}
@@ -12,6 +12,8 @@
 
 The keys and their values are declared in `spark_jms/settings`: destination.py, connection_factory.py, quota.py. Every violation is a
 ModuleFileError that names file, line, key, value and what is allowed; it is raised before anything changes at the root.
+
+Features: C3, C14, C16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A module file as a tree of nodes with their lines (C3): the step between YAML and `spark_jms.module`."""
+"""A module file as a tree of nodes with their lines: the step between YAML and `spark_jms.module`.
+
+Features: C3 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Whether there is certainly no store at a place, as far as this process can see (D4).
+"""Whether there is certainly no store at a place, as far as this process can see.
 
 Opening a store may take long: one that cannot be reached is tried again and again. This looks at the place alone: at a path, or
 whether an address refuses connections. A place that does not answer may be slow, so it is not absent.
+
+Features: D4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

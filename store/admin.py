@@ -1,6 +1,8 @@
 """What an administrator does to a store of any kind: look, check, dump, compact, migrate, salvage. `jmsq store` prints it.
 
 Each kind of store implements `Administration`; what works on the ledger of any store (dump, migrate) is here.
+
+Features: R14, S9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -64,12 +66,12 @@ def migrate(source_uri: str, target_uri: str) -> Migrated:
 
 
 def counts(uri: str) -> StoreInfo | None:
-    """R14: what the connections of the store have done, of all processes, where its kind counts that."""
+    """What the connections of the store have done, of all processes, where its kind counts that."""
     return administration_of(uri).counts()
 
 
 def salvage(source_uri: str, target_uri: str) -> Migrated:
-    """As `migrate`, from a store that is damaged: copies all that is readable up to the damage and around it (S9). It reads
+    """As `migrate`, from a store that is damaged: copies all that is readable up to the damage and around it. It reads
     the source without its engine and leaves it unchanged."""
     found = administration_of(source_uri).salvage()
     entries: list[Copied] = [entry for entry in found.entries if isinstance(entry, Copied)]

@@ -1,4 +1,7 @@
-"""What each kind of store does for its administrator. `store/uri.py` chooses the implementation by URI."""
+"""What each kind of store does for its administrator. `store/uri.py` chooses the implementation by URI.
+
+Features: R14, S9 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,13 @@ class Administration(ABC):
         """Gives back room while other processes use the store. Returns a sentence about what it did."""
 
     def counts(self) -> StoreInfo | None:
-        """R14: what its connections have done, for kinds of store that count it for all processes. None for others, and
+        """What its connections have done, for kinds of store that count it for all processes. None for others, and
         until an open store has reported, which takes a second."""
         return None
 
     @abstractmethod
     def salvage(self) -> Salvaged:
-        """Reads an unused store around its damage and changes nothing (S9). StoreInUseError while it is used,
+        """Reads an unused store around its damage and changes nothing. StoreInUseError while it is used,
         StoreUriError when this kind of store cannot be salvaged."""
 
 

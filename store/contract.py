@@ -2,6 +2,8 @@
 
 The contract is tested by `tests/contract/test_store_contract.py`, which runs on every backend. A store knows nothing of
 messages: a record set is a named set of (key, bytes) with an epoch, a holder and waiters.
+
+Features: C9, S2, S9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -129,7 +131,7 @@ class Store(_Closing):
     """The record sets of one root. Thread-safe. A forked child must open its own store: the inherited one refuses.
 
     Every answer, of a store, session or handle, was right at a moment between call and return, also in a process that was
-    stopped and woke while others continued (C9)."""
+    stopped and woke while others continued."""
 
     @abstractmethod
     def connect(self, label: str = "") -> Session:
@@ -158,11 +160,11 @@ class Store(_Closing):
 
     @abstractmethod
     def damaged(self) -> dict[str, str]:
-        """The record sets that the store refuses because their stored bytes are damaged: name -> what and where (S9)."""
+        """The record sets that the store refuses because their stored bytes are damaged: name -> what and where."""
 
     @abstractmethod
     def in_doubt(self) -> dict[str, tuple[str, ...]]:
-        """The prepared transactions that are not resolved yet: id -> names of the record sets they change (S2)."""
+        """The prepared transactions that are not resolved yet: id -> names of the record sets they change."""
 
     @abstractmethod
     def resolve(self, xid: str, commit: bool) -> None:

@@ -1,4 +1,7 @@
-"""What the administration of a store reports: values that `jmsq store` prints, the same for every kind of store."""
+"""What the administration of a store reports: values that `jmsq store` prints, the same for every kind of store.
+
+Features: R14, S9 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ class DumpedRecord:
 
 @dataclass(frozen=True)
 class Salvaged:
-    """What is readable of a damaged store (S9).
+    """What is readable of a damaged store.
 
     `entries` make a ledger in which every record set is free. `left_out` names each damaged place, `uncertain` the record
     sets that may have lost changes, `sessions` the sessions that were connected; a session that is still alive uses the
@@ -82,7 +85,7 @@ class Migrated:
 
 @dataclass(frozen=True)
 class ConnectionInfo:
-    """One connection of an open store: its requests since the store was opened, and its objects (R14)."""
+    """One connection of an open store: its requests since the store was opened, and its objects."""
 
     name: str
     create_count: int
@@ -94,7 +97,7 @@ class ConnectionInfo:
 
 @dataclass(frozen=True)
 class StoreInfo:
-    """An open store, as it reported last, at most a second ago (R14). Its counts are the sums of its connections'."""
+    """An open store, as it reported last, at most a second ago. Its counts are the sums of its connections'."""
 
     name: str
     physical_write_count: int

@@ -1,4 +1,4 @@
-"""Several stores behind one contract: the address of a record says which store has it (M10).
+"""Several stores behind one contract: the address of a record says which store has it.
 
     members/…        a record of the default store
     @a/members/…     the record members/… of the store called a
@@ -6,6 +6,8 @@
 The other stores are opened when they are first asked. One that cannot be opened or does not answer raises its own error;
 the others are not concerned. A commit is one atomic write of each store that it changes, the default store's first; what
 spans several stores and has to be atomic is a transfer (core/transfer.py).
+
+Features: M10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

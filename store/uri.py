@@ -1,6 +1,8 @@
 """From a URI to a store and to its administration: the only place that knows the kinds of stores.
 
 A kind is imported when one of its stores is opened.
+
+Features: R13 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def administration_of(uri: str) -> Administration:
 
 
 def admission_of(uri: str) -> Callable[[], None]:
-    """What a sender calls before each send: ResourceAllocationException while the store refuses new messages (R13). Needs no
+    """What a sender calls before each send: ResourceAllocationException while the store refuses new messages. Needs no
     open store, and none of what the store needs."""
     if scheme_of(uri) != "replicated":
         return _admit

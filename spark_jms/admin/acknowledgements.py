@@ -1,4 +1,7 @@
-"""The state of a destination's acknowledgement table (C14)."""
+"""The state of a destination's acknowledgement table.
+
+Features: C14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

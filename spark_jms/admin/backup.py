@@ -1,4 +1,4 @@
-"""A backup of a domain, consistent beside running senders and consumers (C19).
+"""A backup of a domain, consistent beside running senders and consumers.
 
 The order makes it consistent:
 
@@ -11,6 +11,8 @@ transaction's acknowledgement depends on another record, its coordinator in the 
 decided whatever a server's store says is acknowledged. What happened in between makes a record set older than its table, and
 `core/restored_state.py` mends that. Files that a purge or a compaction removes meanwhile stay on disk for `fileGrace`; when one
 is deleted all the same, its table is copied at a newer version, which is as good.
+
+Features: C19 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The files of a backup: the manifest that makes it complete, the record sets, and copies with checksums (C19).
+"""The files of a backup: the manifest that makes it complete, the record sets, and copies with checksums.
 
 backup.json                             manifest, written last: a backup without it is incomplete
 records.jsonl                           one record set a line, of the domain's own store
@@ -11,6 +11,8 @@ domain/_jmsq/connection-factories/<n>   their settings
 domain/_jmsq/quotas/<n>                 their settings
 domain/_jmsq/lease-terms/<server>/<n>   which servers were down, with `_jmsq/stopped-servers/<server>`
 domain/_jmsq/left-out/                  messages that queries have left out of batches
+
+Features: C19 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The staged files that a backup needs: of transactions and transfers that the copied records leave open (C19, T16, C18).
+"""The staged files that a backup needs: of transactions and transfers that the copied records leave open.
 
 They are in no table yet and may be the only copy of their messages. Whether a target has them, its own copy says: what is appended
 there is among its data files. The backup does not complete what is open, because a target may be paused, full or away for long.
+
+Features: C18, C19, T16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Revoke a claim (C16)."""
+"""Revoke a claim.
+
+Features: C16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A domain at one moment, for the console and for Prometheus (M5, M8). Only reads.
+"""A domain at one moment, for the console and for Prometheus. Only reads.
 
 What cannot be read is named, and hides nothing else: a damaged destination, a server or daemons that do not answer.
+
+Features: M5, M8 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

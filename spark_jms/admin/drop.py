@@ -1,4 +1,4 @@
-"""Drop a destination, with its messages and state (C18, C14).
+"""Drop a destination, with its messages and state.
 
 The steps, each durable before the next. A drop that was interrupted anywhere is finished by the next one:
 
@@ -9,6 +9,8 @@ The steps, each durable before the next. A drop that was interrupted anywhere is
     5  the register entry is removed                      the name is free
 
 The first of a send and step 1 decides: messages that were sent before it are counted, and nothing is sent after it.
+
+Features: C14, C18 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What a selector reads and what it skips (C7): the plan that a consumer with it would make of the backlog now."""
+"""What a selector reads and what it skips: the plan that a consumer with it would make of the backlog now.
+
+Features: C7, D6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -122,7 +125,7 @@ def _held_back(log: DeltaLog, snapshot: Snapshot, member: int, backlog: Ranges, 
 
 
 def _missed(snapshot: Snapshot, subscription: str | None, member: int) -> Ranges:
-    """What a subscription of a replicated topic skips: sent while its server was down (D6)."""
+    """What a subscription of a replicated topic skips: sent while its server was down."""
     if subscription is None:
         return EMPTY
     return missed(snapshot.destination, subscription, member, snapshot.last_sequence(member))

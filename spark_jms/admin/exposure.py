@@ -1,4 +1,7 @@
-"""Who may read a page that a command serves: this machine without a token, any other only with one (M5, M8)."""
+"""Who may read a page that a command serves: this machine without a token, any other only with one.
+
+Features: M5, M8 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Bring messages of members without consumers to members that have some, as a job (D5). core/forwarding.py has the rules.
+"""Bring messages of members without consumers to members that have some, as a job. core/forwarding.py has the rules.
 
 The messages go in transfers, as `jmsq move` takes them, so each is in one member at any time, whenever this process dies: the
 transfer that it leaves open is finished by the next process that opens the record. What is forgotten then is how long members
 have been idle: their waits begin again.
+
+Features: D5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""High marks of destinations, members, subscriptions and servers, and bytes received, kept by `jmsq services` (T17)."""
+"""High marks of destinations, members, subscriptions and servers, and bytes received, kept by `jmsq services`.
+
+Features: T17 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rounds of housekeeping over several destinations (C13, C14)."""
+"""Rounds of housekeeping over several destinations.
+
+Features: C13, C14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Move messages to another destination or member, exactly once (C18).
+"""Move messages to another destination or member, exactly once.
 
 Messages move in transfers of at most `BATCH` messages (claims/transfer.py). Between two of them the record is handed over,
 so consumers of the source continue. Claimed and moving messages stay where they are.
+
+Features: C18 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

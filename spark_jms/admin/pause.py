@@ -1,4 +1,7 @@
-"""Pause and resume production, insertion and consumption of a destination or of its members (T14)."""
+"""Pause and resume production, insertion and consumption of a destination or of its members.
+
+Features: D6, T14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def pause(
 ) -> Paused:
     """Pause these operations (production, insertion, consumption; all three by default) of the whole destination, or of
     some members. Repeatable: a pause that stands keeps its time. Raises OptionError, InvalidDestinationError: also for the
-    consumption of a replicated topic's member, whose messages belong to the subscriptions on all servers (D6)."""
+    consumption of a replicated topic's member, whose messages belong to the subscriptions on all servers."""
     return _set(domain, destination, _order(domain, destination, operations, members, resume=False))
 
 

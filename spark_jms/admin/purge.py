@@ -1,4 +1,7 @@
-"""Drop a backlog, or remove the files that every subscription has finished (C13, C14)."""
+"""Drop a backlog, or remove the files that every subscription has finished.
+
+Features: C13, C14, D6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ def drop_backlog(
     server: str | None = None,
 ) -> Purged:
     """Finish every message sent so far and not claimed, with rows in the acknowledgement table. `server`: of a replicated topic,
-    for the subscriptions there alone (D6). Raises InvalidDestinationError."""
+    for the subscriptions there alone. Raises InvalidDestinationError."""
     chosen = list(members)
     dropped = claimed = 0
     for name in _subscriptions(domain, store, destination, subscription, server):

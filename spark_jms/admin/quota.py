@@ -1,4 +1,7 @@
-"""Quotas for people: limits, usage, and who has reserved or waits for room (T1, T3, C14). Only reads."""
+"""Quotas for people: limits, usage, and who has reserved or waits for room. Only reads.
+
+Features: C14, T1, T3 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Bring messages back from an error destination to where they failed, exactly once (C8, C14, M2).
+"""Bring messages back from an error destination to where they failed, exactly once.
 
 Each origin's messages go in moves of their own (move.py). They arrive as they were sent: without the properties that the
 error destination added, and with their expiration if it lies ahead.
+
+Features: C8, C14, M2 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Rename a destination: its table stays where it is, and its state has the table's id in its names (C18, C14).
+"""Rename a destination: its table stays where it is, and its state has the table's id in its names.
 
 The steps, each durable before the next. A rename that was interrupted anywhere is finished by the next one:
 
     1  a register entry of the new name, with the same paths    both names work; no other table can take the new one
     2  a commit changes the name in the table's metadata, and begins a new epoch: a reservation under the old name covers no send
-    3  the ledgers of its quotas count it under the new name; shared ones under the old one too, until it has ended (T1)
+    3  the ledgers of its quotas count it under the new name; shared ones under the old one too, until it has ended
     4  the old register entry is removed
+
+Features: C14, C18, T1 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

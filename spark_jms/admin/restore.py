@@ -1,6 +1,8 @@
-"""Restoring a backup into an empty place (C19).
+"""Restoring a backup into an empty place.
 
 Tables first, then the stores, `domain.json` last: a restore that was interrupted leaves no domain, and is repeated.
+
+Features: C19 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

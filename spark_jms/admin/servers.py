@@ -1,4 +1,7 @@
-"""The servers of a domain as people see them (D1, D4, M10)."""
+"""The servers of a domain as people see them.
+
+Features: D1, D4, M10 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

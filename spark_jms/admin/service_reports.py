@@ -1,6 +1,8 @@
-"""What processes with services tell of themselves: for `jmsq services --status` (C14).
+"""What processes with services tell of themselves: for `jmsq services --status`.
 
 ROOT/_jmsq/services/<host>-<pid>    its engine, its services, and the lag, every few seconds; deleted when it ends
+
+Features: C14 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

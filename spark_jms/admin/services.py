@@ -1,8 +1,10 @@
-"""The services of a domain in one process: expiration, housekeeping, forwarding, lag and the usage history (T3, T6, C13, D5).
+"""The services of a domain in one process: expiration, housekeeping, forwarding, lag and the usage history.
 
 Each loop has a thread of its own, so one that hangs or fails holds up no other; a loop tells of one or more services. What a
 service does is safe to be killed at any moment, and may run in several processes: a lease, or the record's holder, decides
 who does it. So a restart needs nothing but the start.
+
+Features: C13, D5, T3, T6, T17 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -216,7 +218,7 @@ class DomainServices:
         return {FORWARDING: ServiceRound(moved, tuple(problems))}
 
     def measure_lag(self) -> Mapping[str, ServiceRound]:
-        """And raise the high marks by what it has seen (T17)."""
+        """And raise the high marks by what it has seen."""
         looked, rows, problems = dict[str, DestinationStatistics](), list[LagRow](), list[str]()
         for name in self._destinations():
             try:

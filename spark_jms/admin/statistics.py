@@ -1,4 +1,7 @@
-"""Backlog, claims, files and rates of a destination (C13, C14)."""
+"""Backlog, claims, files and rates of a destination.
+
+Features: C13, C14, T5, T7 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -80,9 +83,9 @@ class DestinationStatistics:
     current: int = 0  # as of a member
     pending: int = 0
     expired: int = 0  # messages, counted for each subscription that has not had them
-    header_estimate_bytes: int = 0  # the texts' rule of thumb; of a topic at most (T7)
+    header_estimate_bytes: int = 0  # the texts' rule of thumb; of a topic at most
     oldest: datetime | None = None  # when the oldest unfinished message was sent, or earlier: its file's first message
-    exceeds_threshold: bool | None = None  # its senders slow down by its own thresholds (T5); None: it has none
+    exceeds_threshold: bool | None = None  # its senders slow down by its own thresholds; None: it has none
     refusals: tuple[views.RefusalRow, ...] = ()  # messages that an error destination refuses for good
     held_back: tuple[HeldBack, ...] = ()  # of a consumer with the selector that was asked for
 

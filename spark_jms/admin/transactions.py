@@ -1,4 +1,7 @@
-"""The open transactions of a domain, as `jmsq transactions` shows them (T16, C14)."""
+"""The open transactions of a domain, as `jmsq transactions` shows them.
+
+Features: C14, T16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

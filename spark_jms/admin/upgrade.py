@@ -1,4 +1,4 @@
-"""Upgrade a domain: one of format version 1, and tables of earlier releases (C16).
+"""Upgrade a domain: one of format version 1, and tables of earlier releases.
 
 In a domain of format version 1 record sets get their new names and form, queries a record of their own:
 
@@ -13,6 +13,8 @@ Tables of releases that did not name the statistics which other programs may use
 one commit each, without a new format, so that jobs, clients and earlier releases continue meanwhile.
 
 After a crash at any point, `upgrade` again finishes the work: every step leaves alone what is done.
+
+Features: C16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

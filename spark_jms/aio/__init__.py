@@ -1,4 +1,4 @@
-"""The client for asyncio programs, on the same core (M7).
+"""The client for asyncio programs, on the same core.
 
 async with aio.connect(root) as context:
     async with context.producer("orders") as producer:
@@ -6,6 +6,8 @@ async with aio.connect(root) as context:
     async with context.consumer("orders") as consumer:
         async for message in consumer:
             await message.acknowledge()
+
+Features: M7 (docs/FEATURES.md)
 """
 
 from spark_jms.aio.consumer import AsyncConsumer

@@ -1,9 +1,11 @@
-"""Blocking calls of one event loop, in threads (M7).
+"""Blocking calls of one event loop, in threads.
 
 Each call gets a thread that is idle, or a new one. A call that may block for long (a receive, a request) is `start`ed; short ones
 `run`, at most AT_ONCE at a time, so there are about as many threads as consumers. Cancelling a coroutine does not end the call
 that it waits for: the call's effect takes place, and what it opens is discarded. The threads are daemons: none keeps the
 interpreter from exiting.
+
+Features: M7 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

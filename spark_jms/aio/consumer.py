@@ -1,8 +1,10 @@
-"""Receiving in coroutines (M7).
+"""Receiving in coroutines.
 
 A receive waits in a thread. When its coroutine is cancelled, the thread is told to stop waiting; a message that it has taken
 by then is kept, and the next receive returns it. So no message is lost, and each is delivered once. Until a coroutine has it,
 nothing acknowledges it, and what ends or recovers the consumer releases it as it was.
+
+Features: M7 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""An asyncio application's connection to a domain (M7)."""
+"""An asyncio application's connection to a domain.
+
+Features: M7 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

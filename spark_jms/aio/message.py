@@ -1,4 +1,7 @@
-"""A received message whose calls are coroutines (M7)."""
+"""A received message whose calls are coroutines.
+
+Features: T8, M7 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ class AsyncMessage(Message):
 
 
 class _CompressedAsyncMessage(AsyncMessage, CompressedMessage):
-    """Its body is compressed until the application reads it (T8)."""
+    """Its body is compressed until the application reads it."""
 
     __slots__ = ()
 

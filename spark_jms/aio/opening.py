@@ -1,4 +1,7 @@
-"""What opens something asynchronously: `await` it, or use it in `async with`, which also closes what it has opened (M7)."""
+"""What opens something asynchronously: `await` it, or use it in `async with`, which also closes what it has opened.
+
+Features: M7 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

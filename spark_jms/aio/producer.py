@@ -1,4 +1,7 @@
-"""Sending from coroutines: each send is an asynchronous send of the same core, whose completion wakes its coroutine (M7, T11)."""
+"""Sending from coroutines: each send is an asynchronous send of the same core, whose completion wakes its coroutine.
+
+Features: T5, T11, M7 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ class AsyncProducer:
         return await outcome
 
     async def _wait(self, size: int) -> None:
-        """For flow control (T5), then for room, without blocking the loop. Cancelled, or closed, the message costs neither."""
+        """For flow control, then for room, without blocking the loop. Cancelled, or closed, the message costs neither."""
         flow = flow_of(self._producer)
         if flow is None or flow.is_idle:
             await self._room.enter(size)

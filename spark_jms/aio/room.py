@@ -1,4 +1,7 @@
-"""Backpressure of asynchronous senders: how much of one context may be outstanding (M7)."""
+"""Backpressure of asynchronous senders: how much of one context may be outstanding.
+
+Features: M7 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

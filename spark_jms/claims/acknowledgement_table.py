@@ -1,8 +1,10 @@
-"""Writing the outbox of record sets to the acknowledgement table (C5, C14).
+"""Writing the outbox of record sets to the acknowledgement table.
 
 The store is the truth, and the table follows it. An acknowledgement waits in its record set's outbox until it is a row of
 the table. A transaction of the table keeps the position up to which it has a record set's rows, so that a repeated write
 adds nothing, whichever process repeats it.
+
+Features: C5, C14 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Acknowledging and releasing parts of open claims, as a plain client does (C8, C11)."""
+"""Acknowledging and releasing parts of open claims, as a plain client does.
+
+Features: C8, C11 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which subscriptions of a topic consumers use now, read from the store (C10)."""
+"""Which subscriptions of a topic consumers use now, read from the store.
+
+Features: C10 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

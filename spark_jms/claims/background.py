@@ -1,4 +1,4 @@
-"""The background thread of a source or a client: hand-over, outbox, housekeeping (C9, C13).
+"""The background thread of a source or a client: hand-over, outbox, housekeeping.
 
 A failed task is a statistic, a log line and a growing pause (`core/health.py`). Two tasks endanger a promise when they
 fail, so their errors also reach the application, once for each series of failures:
@@ -9,6 +9,8 @@ fail, so their errors also reach the application, once for each series of failur
     writing the acknowledgement table          the same, once the table could not be written for a minute
     the limit of a subscription                the log and the statistics; each plan applies the limit too
     housekeeping, the life-cycle log           the log, the statistics and `jmsq stat` alone
+
+Features: C9, C13 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

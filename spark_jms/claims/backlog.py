@@ -1,4 +1,7 @@
-"""Reading the backlog of a consumer's subscription, also on members that other consumers hold (C14)."""
+"""Reading the backlog of a consumer's subscription, also on members that other consumers hold.
+
+Features: C14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Which barriers of units of order a subscription has passed (T10). core/slots.py has the rules.
+"""Which barriers of units of order a subscription has passed. core/slots.py has the rules.
 
 The holder of a record looks after each of its writes, housekeeping looks at all records: what is done stays done, so an old
 state is good enough.
+
+Features: T10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

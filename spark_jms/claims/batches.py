@@ -1,7 +1,9 @@
-"""Making the next batch of a consumer (C5, C6, C8, C9).
+"""Making the next batch of a consumer.
 
 One call does all of this in one physical write: it acknowledges the previous batch, drops claims that Spark never
 logged, sweeps the claims of dead sessions, and claims the next messages.
+
+Features: C5, C6, C8, C9, T4, T16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -367,7 +369,7 @@ class BatchMaker:
         return changed
 
     def end_pledges(self) -> None:
-        """Of transactions that were decided, however long this consumer does not plan (T16)."""
+        """Of transactions that were decided, however long this consumer does not plan."""
         held = self._members.held
         pledged = {m: one for m, one in held.items() if one.state.pledges}
         if pledged:
@@ -378,7 +380,7 @@ class BatchMaker:
         return self._reconsidered.is_due({member: one.state for member, one in self._members.held.items()})
 
     def make_room(self) -> None:
-        """Apply the subscription's limit to the held members, however long this consumer does not plan (T4)."""
+        """Apply the subscription's limit to the held members, however long this consumer does not plan."""
         if self._table.snapshot.destination.messages_limit_override == UNLIMITED:
             return
         snapshot = self._table.refresh()

@@ -1,4 +1,4 @@
-"""A consumer's branch on one server: its session and records there, and what becomes of them when the server fails (M10).
+"""A consumer's branch on one server: its session and records there, and what becomes of them when the server fails.
 
     the branch is   a call ...                                   becomes
     -------------   ----------                                   -------
@@ -12,6 +12,8 @@
 
 A closed branch that opens again is to the store what a restarted consumer is: a new session that attaches to the record
 sets. A query finds its claims there; those of a plain client ended with its session. `generation` tells sessions apart.
+
+Features: M10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

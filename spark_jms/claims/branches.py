@@ -1,4 +1,4 @@
-"""All branches of one consumer of a destination that is on servers (M10, D3): which servers it takes messages of, and how long
+"""All branches of one consumer of a destination that is on servers: which servers it takes messages of, and how long
 it waits for each. branch.py has what becomes of one of them.
 
 A call reaches the servers that answer; what a server that is away means depends on the call:
@@ -8,6 +8,8 @@ A call reaches the servers that answer; what a server that is away means depends
     `insist`                   asked again for RESUME_S, for a batch that is to be delivered
 
 A consumer that is pinned to a server ends with it, whichever the call.
+
+Features: D3, M10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Whether a Spark checkpoint belongs to the destination and the subscription that its query names now (C5, C10, C18).
+"""Whether a Spark checkpoint belongs to the destination and the subscription that its query names now.
 
 An offset names its consumer and its table. The consumer's progress is in the store, under the subscription that the query has
 consumed; so a query that names another one is found out before it changes anything.
+
+Features: C5, C10, C18 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

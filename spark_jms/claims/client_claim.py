@@ -1,4 +1,7 @@
-"""A connection's claim to a restricted client id, for life (C10)."""
+"""A connection's claim to a restricted client id, for life.
+
+Features: C10 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

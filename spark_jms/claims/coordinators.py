@@ -1,4 +1,7 @@
-"""The coordinators of a domain's transactions: taken by commits, completed after a crash (T16). core/transaction.py has the rules."""
+"""The coordinators of a domain's transactions: taken by commits, completed after a crash. core/transaction.py has the rules.
+
+Features: T16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One consumer of a destination that is on servers: a branch on each, put together (M10, C5, C9, D8).
+"""One consumer of a destination that is on servers: a branch on each, put together.
 
 Each server has its own session, record sets and progress of the query (`branch.py`). A batch takes messages of all servers
 that answer, and claims them on each under one claim id, one write a server. What that leaves open is in the offset:
@@ -17,7 +17,9 @@ like one that Spark has not logged. A query that is restarted while its last bat
 them (left_out.py). What it acknowledges while a server is away is noted in the root (noted_progress.py).
 
 A plain client keeps nothing across sessions. When a server loses the session in which it has delivered messages that are not
-acknowledged, the consumer is closed. One that is pinned to a server is closed whenever it cannot reach it (D3).
+acknowledged, the consumer is closed. One that is pinned to a server is closed whenever it cannot reach it.
+
+Features: C5, C9, D3, D8, M10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

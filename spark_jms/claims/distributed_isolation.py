@@ -1,4 +1,4 @@
-"""Narrowing a failing batch of several servers to its poison message (M4). core/poison.py has the rule, isolation.py the
+"""Narrowing a failing batch of several servers to its poison message. core/poison.py has the rule, isolation.py the
 part of one server.
 
 Each server that has messages of the batch keeps a copy of its trial:
@@ -17,6 +17,8 @@ Each server that has messages of the batch keeps a copy of its trial:
                                        claimed once more on all its servers
 
 The convicted message is set aside first, together with its own server's copy, and the others are written then.
+
+Features: M4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

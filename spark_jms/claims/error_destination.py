@@ -1,6 +1,8 @@
-"""Messages that failed leave their member (C8, M4): to the error destination by a transfer, or for good where there is none.
+"""Messages that failed leave their member: to the error destination by a transfer, or for good where there is none.
 
 A consumer that dies in between neither loses nor doubles any.
+
+Features: C8, M4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Expired messages leave their member by the policy of the destination (T6): core/expiration.py has the rules.
+"""Expired messages leave their member by the policy of the destination: core/expiration.py has the rules.
 
 The holder of a record set calls this: a consumer for what its plan has found, the scan of a process for the rest. The log
 tells of a message once its end is written, so never twice; a process that dies in between has not logged it.
+
+Features: T6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

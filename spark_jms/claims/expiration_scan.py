@@ -1,10 +1,12 @@
-"""The active search for expired messages (T6): those that no consumer comes to, because their consumers are busy or dead, or
+"""The active search for expired messages: those that no consumer comes to, because their consumers are busy or dead, or
 refuse them, or because there are none.
 
 The process with the housekeeping lease of a destination searches, so one at a time. It looks at the log and at the record
 sets first, and a file only when a message of it may have expired since; the statistics of a file tell that most have none.
 Then it takes a record as an administrator does: its holder hands it over at its next boundary, and claims stay in it. A
 message that a consumer has, or a dead query whose batch is in doubt, does not expire.
+
+Features: T6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What is over of a destination that handles units of work (T6, T12): a unit expires as a whole."""
+"""What is over of a destination that handles units of work: a unit expires as a whole.
+
+Features: T6, T12 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reading claimed messages, also while compaction replaces their files: for Spark's tasks and the client (C5, C13)."""
+"""Reading claimed messages, also while compaction replaces their files: for Spark's tasks and the client.
+
+Features: C5, C13, T7, T8 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -45,13 +48,13 @@ def fetch(
     unpacks: bool = False,
     buffer: Callable[[], MessageBuffer] = process_buffer,
 ) -> Iterator[pa.RecordBatch]:
-    """The picked messages of one member, in `order`: FIFO, or another one, for which large claims page in `buffer` (T7).
+    """The picked messages of one member, in `order`: FIFO, or another one, for which large claims page in `buffer`.
     `redelivered` maps a delivery count above 1 to its messages.
 
     `files` are tried first; a file that compaction has replaced is looked up in the log. Raises DataLossError for
     messages that are in no file, or leaves them out when `fail_on_data_loss` is false. Raises DestinationReplacedError when
     the table is not `table_id` any more: the messages that have these sequences now are others. `last` keeps decoded rows
-    for the next call. With `unpacks`, compressed bodies are as they were sent (T8).
+    for the next call. With `unpacks`, compressed bodies are as they were sent.
     """
     found = _PickedRows(table, member, picks, files, table_id, last)
     stored = list(dict.fromkeys([*stored_columns(columns), *order.columns]))

@@ -1,5 +1,8 @@
 """Reading the files of a member while compaction replaces them: a file that is missing is looked up in the newest snapshot
-(C13)."""
+.
+
+Features: C13 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

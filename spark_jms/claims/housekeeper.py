@@ -1,4 +1,7 @@
-"""Housekeeping of a destination by one process at a time: the one that holds the destination's lease in the store (C13)."""
+"""Housekeeping of a destination by one process at a time: the one that holds the destination's lease in the store.
+
+Features: C13, C15, T1, T4, T6, T16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -182,7 +185,7 @@ class Housekeeper:
         recover_transfers(self._transfers, self._session, snapshot, self._state, names, pledges=self._pledges)
 
     def _recover_transactions(self) -> None:
-        """Whose owners died (T16). The look goes through the names of all records, so a domain without transactions has it rarely."""
+        """Whose owners died. The look goes through the names of all records, so a domain without transactions has it rarely."""
         now_s = time.monotonic()
         since_s = now_s - self._looked_for_transactions_s
         if since_s < self.TRANSACTIONS_EVERY_S or is_temporary(self._destination):
@@ -212,7 +215,7 @@ class Housekeeper:
         forget_barriers(self._messages, declared.slots.barriers, self._live)
 
     def _enforce_limits(self) -> None:
-        """Of subscriptions (T4)."""
+        """Of subscriptions."""
         snapshot = self._messages.refresh()
         known = [*snapshot.destination.subscriptions.values(), *self._live.values()]
         self._limits.enforce(self._session, snapshot, known, self._state, self._away)
@@ -223,7 +226,7 @@ class Housekeeper:
             self.rounds.add("life cycle", table)
 
     def _log_sent(self) -> None:
-        """Before the purge, which takes the files that tell when messages were sent (T6)."""
+        """Before the purge, which takes the files that tell when messages were sent."""
         if not self._messages.snapshot.destination.message_logging_enabled:
             return
         if self._life_cycle is None:
@@ -232,7 +235,7 @@ class Housekeeper:
         self._life_cycle.write_sent(self._messages.refresh())
 
     def publish_usage(self) -> bool:
-        """For senders (T1). On a server that is away, everything counts. False: other processes were faster each time."""
+        """For senders. On a server that is away, everything counts. False: other processes were faster each time."""
         if not publishes_usage(self._domain, self._messages.refresh().destination):
             return True
         state, live = self._state_now_unless_away, lambda _: self.live_names()
@@ -245,7 +248,7 @@ class Housekeeper:
         return self._state_now(subscription, member)  # what the round began with may be older than what is published
 
     def _delete_abandoned(self) -> None:
-        """Temporary destinations of dead contexts (C15). The housekeeping of a temporary one has a store of its own."""
+        """Temporary destinations of dead contexts. The housekeeping of a temporary one has a store of its own."""
         now_s = time.monotonic()
         if now_s - self._looked_for_abandoned_s >= self.ABANDONED_EVERY_S and not is_temporary(self._destination):
             self._looked_for_abandoned_s = now_s

@@ -1,4 +1,4 @@
-"""Narrowing a query's failing batch to its poison message (M4). core/poison.py has the rule.
+"""Narrowing a query's failing batch to its poison message. core/poison.py has the rule.
 
 The trial is stored with the query's progress before a replay delivers anything, so every later replay delivers the same
 part until that part has failed as well.
@@ -9,6 +9,8 @@ part until that part has failed as well.
                            `acknowledged`, `claim_again`: the rest is the next batch
 
 Where the destination is on several servers, distributed_isolation.py begins and ends the attempts.
+
+Features: M4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

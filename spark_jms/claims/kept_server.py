@@ -1,4 +1,7 @@
-"""One server's lease, kept by this process: what core/server_lease.py decides, done (D4)."""
+"""One server's lease, kept by this process: what core/server_lease.py decides, done.
+
+Features: D4 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

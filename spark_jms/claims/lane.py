@@ -1,4 +1,7 @@
-"""A thread that asks one server's store, so that a store that hangs holds up no other (M10). `ask_once` needs one for a moment."""
+"""A thread that asks one server's store, so that a store that hangs holds up no other. `ask_once` needs one for a moment.
+
+Features: M10 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

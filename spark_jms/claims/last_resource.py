@@ -1,5 +1,5 @@
 """A database as last resource of transactions: their decisions are rows of a table in the application's own database, which it
-commits with its other changes (T16). core/transaction.py has the rules.
+commits with its other changes. core/transaction.py has the rules.
 
     row of the coordinator       transaction n
     ----------------------       -------------
@@ -10,6 +10,8 @@ commits with its other changes (T16). core/transaction.py has the rules.
 
 A coordinator has one open transaction and its numbers rise, so it has one row, whose number only rises. An owner that slept
 through the recovery of its transaction, and through later ones, therefore finds n or a later number and cannot commit.
+
+Features: T16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

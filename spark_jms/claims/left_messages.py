@@ -1,4 +1,4 @@
-"""What a consumer leaves when it ends with all that it can have, and why (C6, C9): the warnings of Trigger.AvailableNow.
+"""What a consumer leaves when it ends with all that it can have, and why: the warnings of Trigger.AvailableNow.
 
 What keeps a message is looked up, in the store and in the table; it does not follow from this consumer's lack of it. Reasons that may
 end within moments are waited for before (`waits_for`):
@@ -6,6 +6,8 @@ end within moments are waited for before (`waits_for`):
     another consumer holds or wants the member's record     it hands the record over at its next boundary
     a claim is in doubt                                     its time-out may end within the wait
     anything else                                           is not waited for: a live consumer's claim is that consumer's
+
+Features: C6, C9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

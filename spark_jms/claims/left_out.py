@@ -1,4 +1,4 @@
-"""What a query leaves out of a batch that Spark has it deliver again, while a server of that batch is away (C5, D4).
+"""What a query leaves out of a batch that Spark has it deliver again, while a server of that batch is away.
 
 Only the server's store knows whether the messages still belong to the query. Delivered without asking, they might come twice and
 not flagged: an instance with a copy of the checkpoint may have dropped the claim, and delivered them as new ones. So the batch is
@@ -18,6 +18,8 @@ sink that had kept the smaller one. The mark lies in the root, and not in a stor
     ROOT/_jmsq/left-out/<table id>/<consumer>/<claim>/<member>      {"v": 1}
 
 It is deleted when the messages are released, and Spark cannot ask for the batch again: a later batch is acknowledged.
+
+Features: C5, D4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Positions of subscriptions that no longer exist, cleared by housekeeping (C10, C13): dropped ones, and ones that were not
+"""Positions of subscriptions that no longer exist, cleared by housekeeping: dropped ones, and ones that were not
 durable and whose consumers have died.
 
 `jmsq subscriptions --drop` clears the positions itself. But a consumer that was stopped in the wrong moment may write them
 once more, and a new subscription of the same name would take the messages they name for finished.
+
+Features: C10, C13 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writing the life-cycle table of a destination (T6).
+"""Writing the life-cycle table of a destination.
 
 Two writers, and neither of them on the way of a send or a receive:
 
@@ -7,6 +7,8 @@ Two writers, and neither of them on the way of a send or a receive:
 
 A transaction of the table keeps the position up to which it has a record set's events, or a member's sent messages. So a
 write that is repeated, by whatever process and after whatever crash, adds nothing, and each row's `key` is unique.
+
+Features: T6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

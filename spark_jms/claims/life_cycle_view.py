@@ -1,4 +1,7 @@
-"""The life-cycle log of a destination for people: its table, and what it does not have yet (T6). Only reads."""
+"""The life-cycle log of a destination for people: its table, and what it does not have yet. Only reads.
+
+Features: T6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

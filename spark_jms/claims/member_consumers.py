@@ -1,4 +1,7 @@
-"""How many consumers the members of a queue have now, server by server (D3, D5). Only reads."""
+"""How many consumers the members of a queue have now, server by server. Only reads.
+
+Features: D3, D5 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

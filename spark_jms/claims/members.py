@@ -1,7 +1,9 @@
-"""The records that one consumer holds: opened, changed in one physical write, handed over at boundaries (C9).
+"""The records that one consumer holds: opened, changed in one physical write, handed over at boundaries.
 
 A boundary is any call of `hand_over`: by the source's latestOffset, a client's receive, or their background thread.
 Claims stay in the record; the next owner skips claimed messages.
+
+Features: C9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

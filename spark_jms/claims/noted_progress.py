@@ -1,4 +1,4 @@
-"""What a query has acknowledged while a server was away, for a restart that meets only that server (C5, C9).
+"""What a query has acknowledged while a server was away, for a restart that meets only that server.
 
 The store of each server has the query's progress: the newest claim that the query has acknowledged there. A server that was away
 has an older one. A restart which only such servers answer would take an old copy of the checkpoint for the newest one, and the
@@ -10,6 +10,8 @@ before the other servers write it:
 A claim in a note is in Spark's commit log, so a note is true whatever happens to the batch that follows. Notes are created and never
 changed, and the highest one counts: an instance that stood still cannot take it back. They are deleted when all servers have
 written the progress. While all servers answer there is no note, and a batch costs nothing more.
+
+Features: C5, C9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

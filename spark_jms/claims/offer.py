@@ -1,8 +1,10 @@
-"""What one member offers to a batch, in the order of delivery (C12, T15).
+"""What one member offers to a batch, in the order of delivery.
 
 A plain destination delivers in the order of the sequences. For a sorted one the order needs the keys of every message that
 may be delivered now. Reading and sorting them costs time for the whole backlog, so the planner keeps the order that it has
 computed: the next plan continues behind what was claimed, and only new or returned messages make it sort again.
+
+Features: C12, T12, T15 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ class Offer:
 
     def first(self, count: int) -> Ranges:
         """The first `count` messages, or somewhat fewer if they are too scattered for one claim or belong together with
-        later ones. At least one unit of work, however large (T12)."""
+        later ones. At least one unit of work, however large."""
         if self.order is None:
             return self.picks.take(count).take_ranges(MAX_RANGES_PER_MEMBER)
         if self.ends is not None:

@@ -1,7 +1,9 @@
-"""Record sets that an administrator opens, changes and releases (C14, C16).
+"""Record sets that an administrator opens, changes and releases.
 
 For hand-over, an administrator is another consumer: it waits for the record, the holder hands it over at its next
 boundary, and the holder's claims stay in it.
+
+Features: C14, C16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

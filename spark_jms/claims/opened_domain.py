@@ -1,4 +1,7 @@
-"""Opening a domain on this host: every program that sends, receives or changes something does it so (C5)."""
+"""Opening a domain on this host: every program that sends, receives or changes something does it so.
+
+Features: C5 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Pins a new receiver or browser of a distributed queue to one of its members (D3). core/pinning.py has the rules."""
+"""Pins a new receiver or browser of a distributed queue to one of its members. core/pinning.py has the rules.
+
+Features: D3 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch may take of the members a consumer holds: its picks, before they are claimed (C6, C7, C12).
+"""What a batch may take of the members a consumer holds: its picks, before they are claimed.
 
 Messages are looked at in the order of their sequences; `_Windows` chooses where to look next, and scan.py judges the
 messages of a window. The order of delivery of a sorted destination is offer.py's.
@@ -12,6 +12,8 @@ continues with the next plan, behind the last message it looked at:
 
 A pass never looks back, so what was blocked at any time during the pass stays blocked until its end (core/unit_order.py).
 Else it could pick a later message of a unit of order before an earlier one that became available behind it.
+
+Features: C6, C7, C12 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

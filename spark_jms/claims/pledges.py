@@ -1,4 +1,7 @@
-"""Pledges of a record set, ended by its holder when their transactions are decided (T16). core/transaction.py has the rules."""
+"""Pledges of a record set, ended by its holder when their transactions are decided. core/transaction.py has the rules.
+
+Features: T16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The starting position of a subscription: earliest, latest, a sequence, a time (C6, C10)."""
+"""The starting position of a subscription: earliest, latest, a sequence, a time.
+
+Features: C6, C10 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

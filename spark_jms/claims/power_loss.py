@@ -1,9 +1,11 @@
-"""After a loss of power the first process on a host repairs the domain, before anything is sent or received (C5).
+"""After a loss of power the first process on a host repairs the domain, before anything is sent or received.
 
 The host was booted again since it wrote last (log/boots.py), so what it had not forced to the disk may be lost. The process takes
 each table back to what is left of it (log/power_loss.py), and asks the stores, which force what they acknowledge, for the numbers
 of messages that they know: no message gets one of these again. Of a destination on a server whose store does not answer, and that
 therefore cannot be asked, the next messages get numbers `UNKNOWN` higher. Consumers pass lost messages with a warning.
+
+Features: C5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

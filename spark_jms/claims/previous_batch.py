@@ -1,4 +1,4 @@
-"""The batch before the next one: acknowledged when Spark asks for more, resumed after a restart (C5, C8, C9).
+"""The batch before the next one: acknowledged when Spark asks for more, resumed after a restart.
 
 Spark asks for the batch after `start` only when everything up to `start` is in its commit log, so asking acknowledges
 `start`. A plain client passes a `start` without a claim; it acknowledges through `Acknowledger`.
@@ -11,6 +11,8 @@ partial copy). The sink has the batch, or replaces it by what it gets now. So it
     the claim holds                                              yes
     the batch's acknowledgement has finished                     yes; StaleCheckpointError when it was purged since
     was revoked, set aside or withheld before                    no: it came, or comes, with another batch, perhaps elsewhere
+
+Features: C5, C8, C9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

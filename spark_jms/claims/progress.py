@@ -1,4 +1,7 @@
-"""The record that a query holds for life: only its owner commits claims and acknowledgements (C9, C18)."""
+"""The record that a query holds for life: only its owner commits claims and acknowledgements.
+
+Features: C9, C18 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Messages that are refused for good are tried again when that may help (C8). core/refusal.py has the rule.
+"""Messages that are refused for good are tried again when that may help. core/refusal.py has the rule.
 
 The holder of a record set looks, before it plans and while it is idle, at what the targets declare; the scan for expired messages
 does so for what has expired. A target that cannot be reached now has not changed its mind: its messages stay refused.
+
+Features: C8 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Where record sets lie in the store: one record each, several objects in it (C9, C18)."""
+"""Where record sets lie in the store: one record each, several objects in it.
+
+Features: C9, C18 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""The redelivery limit (C8): messages that were delivered too often go to the error destination, or are discarded.
+"""The redelivery limit: messages that were delivered too often go to the error destination, or are discarded.
 
 A consumer that holds a member enforces the limit before it plans its next batch. While the error destination cannot take
 the messages, they stay where they are, and no consumer gets them. What it refuses for good waits for another declaration
 (reconsideration.py), and the others move without it.
+
+Features: C8 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The messages of one member of a queue that a consumer's selector refuses (C7, T10).
+"""The messages of one member of a queue that a consumer's selector refuses.
 
 They stay for other consumers. The planner remembers them, so that it reads none of them again, and with those that belong
 to units of order it remembers which messages wait behind them.
+
+Features: C7, T10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

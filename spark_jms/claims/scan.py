@@ -1,9 +1,11 @@
-"""Which messages may be delivered now: selector, delay, expiration, units of order (C7, C12).
+"""Which messages may be delivered now: selector, delay, expiration, units of order.
 
 Statistics decide first: a file whose messages may all be delivered is taken as a range, and one whose messages the
 selector refuses is refused, both unopened. Of any other file only the header columns are read, once: the planner
 remembers what a selector refuses. Within a unit of order, a message that is not delivered blocks those behind it
 (core/unit_order.py), so the messages of a member are looked at in order, even when a file has to be looked up again.
+
+Features: C7, C12, C17, D6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -341,14 +343,14 @@ def _scan_rows(
 
 
 def _missed(batch: pa.RecordBatch, sequences: pa.Int64Array, missed: Ranges) -> pa.BooleanArray:
-    """A JMS server that is down keeps no place for messages that are not persistent (D6)."""
+    """A JMS server that is down keeps no place for messages that are not persistent."""
     concerned = missed.between(sequences[0].as_py(), sequences[-1].as_py())
     volatile = pc.equal(batch.column("JMSDeliveryMode"), NON_PERSISTENT)
     return pc.and_(volatile, pc.is_in(sequences, concerned.numbers()))
 
 
 def _delayed(batch: pa.RecordBatch, due_ms: int) -> pa.BooleanArray:
-    """A message that was sent without a delay is due at once, even if its sender's clock is ahead of ours (C17)."""
+    """A message that was sent without a delay is due at once, even if its sender's clock is ahead of ours."""
     delivery = batch.column("JMSDeliveryTime")
     return pc.and_(pc.greater(delivery, due_ms), pc.greater(delivery, batch.column("JMSTimestamp")))
 

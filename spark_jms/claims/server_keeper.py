@@ -1,4 +1,4 @@
-"""Keeps the leases of the servers whose stores this process uses (D4). core/server_lease.py has the theory.
+"""Keeps the leases of the servers whose stores this process uses. core/server_lease.py has the theory.
 
 One thread looks at the leases; each store is asked in a thread of its own. A new term goes to the tables of the destinations in
 another thread:
@@ -8,6 +8,8 @@ another thread:
     with any destination in use         those that it uses, at once
     that has begun the term             all destinations of the domain, and notes that
     other                               all, when that is not noted within a while: the process that began it has died
+
+Features: D4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A message that cannot be decoded is set aside, so that its neighbours are delivered (C20). One in a unit of work takes the unit
-along, in one transfer: a part of the unit that stayed would never be complete (T12).
+"""A message that cannot be decoded is set aside, so that its neighbours are delivered. One in a unit of work takes the unit
+along, in one transfer: a part of the unit that stayed would never be complete.
 
 It moves by a transfer to the queue `jmsq-set-aside` of the domain, which is created when it is first needed. There its
 properties are text, without their types; text that is not UTF-8 is readable (core/utf8.py), and as `text` it becomes the body, byte
@@ -10,6 +10,8 @@ by byte. Three properties say where the message came from and why:
     JMS_JMSQ_SetAsideTypes   the types that its sender had declared
 
 `jmsq move jmsq-set-aside orders` brings it back.
+
+Features: C20, T12 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

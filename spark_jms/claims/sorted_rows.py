@@ -1,10 +1,12 @@
-"""The rows of a claim in the order of delivery, in bounded memory (T7, T15).
+"""The rows of a claim in the order of delivery, in bounded memory.
 
 A destination that sorts, or that delivers units of work together, gives a claim another order than the log has. Rows that fit
 half the message buffer are sorted in memory, where the join of their batches takes the other half. More are sorted in two passes:
 the first reads what decides the order, and gives each message its rank; the second reads the rows and puts each into the bucket
 of its rank, which pages. Then the buckets are read one by one, and each is sorted in memory. So a row is read twice from the log,
 whatever the size of the claim, and is in a page once.
+
+Features: T7, T15 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

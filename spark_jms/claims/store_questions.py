@@ -1,4 +1,7 @@
-"""Asks one server's store in threads of its own, so that a store that hangs holds up no caller (D4, M10)."""
+"""Asks one server's store in threads of its own, so that a store that hangs holds up no caller.
+
+Features: D4, M10 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

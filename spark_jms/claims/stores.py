@@ -1,4 +1,7 @@
-"""The stores of a domain, its own and those of its servers, as one (M10)."""
+"""The stores of a domain, its own and those of its servers, as one.
+
+Features: M10 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One consumer of a destination's members on one server (C5, C6, C8, C9, C10). The Spark source and the plain client get
+"""One consumer of a destination's members on one server. The Spark source and the plain client get
 theirs from `distributed.py`, which puts several together where a destination is on servers.
 
 The subscriber guards its parts with one lock, and ends with `close`:
@@ -11,6 +11,8 @@ The subscriber guards its parts with one lock, and ends with `close`:
     acknowledger.py    acknowledging and releasing, as a plain client does
     backlog.py         how much is left
     left_messages.py   why it is left
+
+Features: C5, C6, C8, C9, C10, T4, T6, T13, T16, M4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -159,7 +161,7 @@ class Subscriber:
             return self._batches.previous.protect(batch, time.monotonic())
 
     def keep_trial(self, trial: Trial) -> None:
-        """Store a copy of the trial (M4)."""
+        """Store a copy of the trial."""
         with self._lock:
             self._check_open()
             self._batches.isolation.keep(trial)
@@ -177,7 +179,7 @@ class Subscriber:
         return self._batches.isolation.runs
 
     def note_failure(self) -> None:
-        """Spark has given up the batch that it was processing (M4)."""
+        """Spark has given up the batch that it was processing."""
         with self._lock:
             if not self.closed:
                 self._batches.isolation.note_failure()
@@ -201,12 +203,12 @@ class Subscriber:
         )
 
     def is_due(self) -> bool:
-        """Messages have waited for a full batch as long as they may (T13)."""
+        """Messages have waited for a full batch as long as they may."""
         return self._batches.admission.is_due(time.monotonic() * 1000)
 
     @property
     def lingers(self) -> bool:
-        """Available messages wait for a full batch (T13)."""
+        """Available messages wait for a full batch."""
         return self._batches.admission.lingers
 
     def has_more(self) -> bool:
@@ -235,7 +237,7 @@ class Subscriber:
             return self._acknowledger.acknowledge(parts, whole=whole)
 
     def pledge(self, parts: Mapping[str, Mapping[int, Ranges]], ticket: Ticket, coordinator: str) -> Parts:
-        """Parts of open claims wait for the decision of a transaction (T16), in one write. Returns as `acknowledge` does."""
+        """Parts of open claims wait for the decision of a transaction, in one write. Returns as `acknowledge` does."""
         with self._lock:
             self._check_open()
             return self._acknowledger.pledge(parts, ticket, coordinator)
@@ -285,14 +287,14 @@ class Subscriber:
                     )
 
     def make_room(self) -> None:
-        """Apply the subscription's limit to what has arrived since the last plan (T4). A background thread calls this once a
+        """Apply the subscription's limit to what has arrived since the last plan. A background thread calls this once a
         second."""
         with self._lock:
             if not self.closed:
                 self._batches.make_room()
 
     def flush_life_cycle(self) -> None:
-        """Write waiting events to the life-cycle table (T6). A background thread calls this about once a second; nothing is
+        """Write waiting events to the life-cycle table. A background thread calls this about once a second; nothing is
         read or written while none wait. A table that cannot be written stops no consumer."""
         with self._lock:
             waiting = {m: held.state.life.waiting for m, held in self.members.held.items() if held.state.life.waiting}

@@ -1,7 +1,9 @@
-"""Applying the limit of a subscription to what has arrived in a member (T4). core/subscription_limit.py has the rules.
+"""Applying the limit of a subscription to what has arrived in a member. core/subscription_limit.py has the rules.
 
 The holder of the record set applies it: a consumer with each plan, and once a second while it does not plan; housekeeping,
 where no consumer holds the record. In between, a subscription may have more messages than its limit.
+
+Features: T4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

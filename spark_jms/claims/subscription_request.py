@@ -1,4 +1,7 @@
-"""Which subscription a consumer asks for, checked (C10)."""
+"""Which subscription a consumer asks for, checked.
+
+Features: C10 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

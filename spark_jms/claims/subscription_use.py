@@ -1,5 +1,8 @@
-"""A consumer's use of a topic's subscription, for as long as the consumer lives (C10). core/active_subscription.py has the
-rules; each topic has one record with all uses."""
+"""A consumer's use of a topic's subscription, for as long as the consumer lives. core/active_subscription.py has the
+rules; each topic has one record with all uses.
+
+Features: C10, D6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,7 @@ def use_subscription(
 
 
 def answering_servers(store: Store, declared: Destination, request: SubscriptionRequest) -> list[str]:
-    """The servers on which the subscription may be made, in random order; [] when it has its place (D6)."""
+    """The servers on which the subscription may be made, in random order; [] when it has its place."""
     if request.durable or not declared.is_replicated:
         return []
     wanted = declared.servers_in_use() if request.server is None else [request.server]

@@ -1,4 +1,7 @@
-"""Drop a durable subscription (C10, C14)."""
+"""Drop a durable subscription.
+
+Features: C10, C14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How the label of a session names its process, for the error that meets another process there (C9)."""
+"""How the label of a session names its process, for the error that meets another process there.
+
+Features: C9 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""One server's store, asked in a thread of its own and for a limited time, so that one that hangs delays no other (M10, C14).
+"""One server's store, asked in a thread of its own and for a limited time, so that one that hangs delays no other.
 
 After a call that does not return in time, all others fail at once until it has returned. A write that does not return in time
 raises OutcomeUnknownError: it may still be kept. What is opened too late, or closed meanwhile, is closed when the call has returned:
 the session lives, so no consumer could take its record.
+
+Features: C14, M10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Making, finishing and recovering the transfers of record sets (C18). core/transfer.py has the rules.
+"""Making, finishing and recovering the transfers of record sets. core/transfer.py has the rules.
 
     claimed          the origin's holder claims the messages and stages them at the target
     -> moving        it writes the intent, in one write of the store
@@ -7,6 +7,8 @@
 
 Whichever process holds the record next finishes its open transfers: a consumer before it plans, `jmsq move`, and
 housekeeping for records that no process holds.
+
+Features: C18 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What a client has claimed on each server and not finished (M10, C9).
+"""What a client has claimed on each server and not finished.
 
 A plain client keeps nothing across sessions: when a server loses the session in which it has delivered messages, others get
 them, so the client's consumer must end.
+
+Features: C9, M10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

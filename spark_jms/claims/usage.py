@@ -1,7 +1,9 @@
-"""Publishes what is unfinished of a destination, for senders, which have no store (T1, T3, T5). core/usage.py has the rule.
+"""Publishes what is unfinished of a destination, for senders, which have no store. core/usage.py has the rule.
 
 Housekeeping publishes every 2 seconds, and every process with consumers of the destination several times a second, because
 senders may wait for room. Only destinations that `publishes_usage` names publish; for all others nothing is read or written.
+
+Features: T1, T3, T5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

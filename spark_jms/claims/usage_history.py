@@ -1,7 +1,9 @@
-"""What the usage history lacks of each destination: sends, acknowledgements, expirations, and what is used now (T3).
+"""What the usage history lacks of each destination: sends, acknowledgements, expirations, and what is used now.
 
 core/usage_history.py has the rule, log/usage_history.py the table. Nothing here is on the way of a send or a receive, and a
 destination of which no message has moved costs a look at its logs and record sets.
+
+Features: T3 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

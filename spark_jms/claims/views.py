@@ -1,4 +1,7 @@
-"""Rows about a destination for people: claims, subscriptions, acknowledgements (C13, C14, C16). Only reads."""
+"""Rows about a destination for people: claims, subscriptions, acknowledgements. Only reads.
+
+Features: C13, C14, C16, T4 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ class SubscriptionRow:
 
     @property
     def has_limit(self) -> bool:
-        """Now, or it had one that has deleted messages (T4)."""
+        """Now, or it had one that has deleted messages."""
         return self.subscription_messages_limit != UNLIMITED or self.subscription_limit_deleted_count > 0
 
 

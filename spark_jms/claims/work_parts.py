@@ -1,4 +1,7 @@
-"""Parts of units of work as the files of a member have them (T12)."""
+"""Parts of units of work as the files of a member have them.
+
+Features: T12 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Which units of work a batch may take, beside the single messages that planner.py offers (T12). core/unit_of_work.py has the
+"""Which units of work a batch may take, beside the single messages that planner.py offers. core/unit_of_work.py has the
 rules.
 
 The properties of a message tell whether it is a part of a unit. They are read once for each message: this plan remembers
 the parts that are not finished, and judges those whose verdict may have changed (core/known_parts.py). A faulty part goes to the
 error destination, or is discarded where there is none; while it cannot, it is kept back.
+
+Features: T12 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

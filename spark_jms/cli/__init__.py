@@ -1,1 +1,4 @@
-"""The `jmsq` command (C14): see `spark_jms.cli.main`."""
+"""The `jmsq` command: see `spark_jms.cli.main`.
+
+Features: C14 (docs/FEATURES.md)
+"""

@@ -1,4 +1,7 @@
-"""`jmsq acks`: the acknowledgement table of a destination (C14)."""
+"""`jmsq acks`: the acknowledgement table of a destination.
+
+Features: C14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

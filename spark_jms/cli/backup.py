@@ -1,4 +1,7 @@
-"""`jmsq backup` and `jmsq restore` (C19)."""
+"""`jmsq backup` and `jmsq restore`.
+
+Features: C19 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

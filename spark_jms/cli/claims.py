@@ -1,4 +1,7 @@
-"""`jmsq claims`: list claims, or revoke one (C14, C16)."""
+"""`jmsq claims`: list claims, or revoke one.
+
+Features: C14, C16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`jmsq completion`: the script with which a shell completes commands, options and destination names (C14)."""
+"""`jmsq completion`: the script with which a shell completes commands, options and destination names.
+
+Features: C14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

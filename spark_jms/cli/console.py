@@ -1,4 +1,7 @@
-"""`jmsq console` (M8)."""
+"""`jmsq console`.
+
+Features: M8 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

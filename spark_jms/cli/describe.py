@@ -1,4 +1,7 @@
-"""`jmsq describe`: the settings of destinations, or every setting there is (C14, C16)."""
+"""`jmsq describe`: the settings of destinations, or every setting there is.
+
+Features: C14, C16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

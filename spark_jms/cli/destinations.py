@@ -1,4 +1,7 @@
-"""`jmsq apply` and `jmsq list`: what destinations there are (C3, C14)."""
+"""`jmsq apply` and `jmsq list`: what destinations there are.
+
+Features: C3, C14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

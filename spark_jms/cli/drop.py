@@ -1,4 +1,7 @@
-"""`jmsq drop`: delete a destination with its messages and state (C18, C14)."""
+"""`jmsq drop`: delete a destination with its messages and state.
+
+Features: C14, C18 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`jmsq events`: the life-cycle log of a destination (T6)."""
+"""`jmsq events`: the life-cycle log of a destination.
+
+Features: T6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`jmsq explain`: what a selector reads and what it skips (C7, C14)."""
+"""`jmsq explain`: what a selector reads and what it skips.
+
+Features: C7, C14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`jmsq forward`: messages of members without consumers go to members that have some (D5, C14)."""
+"""`jmsq forward`: messages of members without consumers go to members that have some.
+
+Features: C14, D5 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`jmsq housekeep`: housekeeping for domains without running jobs (C13, C14)."""
+"""`jmsq housekeep`: housekeeping for domains without running jobs.
+
+Features: C13, C14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""The `jmsq` command: apply, list, describe, stat, send, receive, browse, purge, drop, subscriptions, claims … (C14, C16).
+"""The `jmsq` command: apply, list, describe, stat, send, receive, browse, purge, drop, subscriptions, claims ….
 
 Exit codes: 0 done · 1 error (one line on stderr) · 2 wrong usage · 3 receive: no message arrived in time · 130
 interrupted · 141 the reader of our output has closed it. With --json an error is {"error": {"type", "message"}} on stderr.
 
 Command modules import only click at their top; each command loads pyarrow and rich when it needs them.
+
+Features: C14, C16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`jmsq send`, `receive`, `browse`: messages from and to a shell, through the client (C11, C14)."""
+"""`jmsq send`, `receive`, `browse`: messages from and to a shell, through the client.
+
+Features: C11, C14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

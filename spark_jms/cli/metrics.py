@@ -1,4 +1,7 @@
-"""`jmsq metrics`: the domain's figures for Prometheus (M5)."""
+"""`jmsq metrics`: the domain's figures for Prometheus.
+
+Features: M5 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`jmsq move`: messages go to another destination or member, exactly once (C18)."""
+"""`jmsq move`: messages go to another destination or member, exactly once.
+
+Features: C18 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What `jmsq` prints: tables for people, JSON for scripts (C14). Only a terminal gets ANSI codes."""
+"""What `jmsq` prints: tables for people, JSON for scripts. Only a terminal gets ANSI codes.
+
+Features: C14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`jmsq pause` and `jmsq resume`: stop and restart what a destination does (T14, C14)."""
+"""`jmsq pause` and `jmsq resume`: stop and restart what a destination does.
+
+Features: C14, T14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

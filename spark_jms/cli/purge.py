@@ -1,4 +1,7 @@
-"""`jmsq purge`: drop a backlog, or remove finished files (C13, C14)."""
+"""`jmsq purge`: drop a backlog, or remove finished files.
+
+Features: C13, C14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

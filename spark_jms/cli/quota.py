@@ -1,4 +1,7 @@
-"""`jmsq quota`: the quotas of a domain (T1, T3, C14)."""
+"""`jmsq quota`: the quotas of a domain.
+
+Features: C14, T1, T3 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

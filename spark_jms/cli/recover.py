@@ -1,4 +1,7 @@
-"""`jmsq recover`: repair a domain after a loss of power that no process has noticed (C5)."""
+"""`jmsq recover`: repair a domain after a loss of power that no process has noticed.
+
+Features: C5 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

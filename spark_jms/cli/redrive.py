@@ -1,4 +1,7 @@
-"""`jmsq redrive`: messages of an error destination go back to where they failed, exactly once (C8, C14, M2)."""
+"""`jmsq redrive`: messages of an error destination go back to where they failed, exactly once.
+
+Features: C8, C14, M2 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`jmsq rename`: give a destination another name (C18, C14)."""
+"""`jmsq rename`: give a destination another name.
+
+Features: C14, C18 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

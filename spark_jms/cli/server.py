@@ -1,4 +1,7 @@
-"""`jmsq server`: the servers of a domain (D1, D4, M10)."""
+"""`jmsq server`: the servers of a domain.
+
+Features: D1, D4, M10 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

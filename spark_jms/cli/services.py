@@ -1,4 +1,7 @@
-"""`jmsq services`: expiration, housekeeping, forwarding, lag and the usage history in one process (T3, T6, C13, C14, D5)."""
+"""`jmsq services`: expiration, housekeeping, forwarding, lag and the usage history in one process.
+
+Features: C13, C14, D5, T3, T6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

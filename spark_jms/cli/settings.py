@@ -1,7 +1,9 @@
-"""What every command of `jmsq` knows: the root, and whether to print JSON (C14).
+"""What every command of `jmsq` knows: the root, and whether to print JSON.
 
 `--root` and `--json` may stand before the command or after it. The one after it wins, then the one before it, then the
 environment variable JMSQ_ROOT. This module imports nothing heavy: `jmsq --help` and the shell's completion load it.
+
+Features: C14 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`jmsq stat`: backlog, claims, holders, files and rates of destinations, once or repeatedly (C13, C14)."""
+"""`jmsq stat`: backlog, claims, holders, files and rates of destinations, once or repeatedly.
+
+Features: C13, C14, R14, T17 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -292,7 +295,7 @@ def _of_members(found: Sequence[DestinationStatistics]) -> _Columns:
 
 
 def _of_marks(marks: Sequence[HighMarkRow]) -> _Columns:
-    """T17: the sums of destinations, and of servers; --json has members and subscriptions too."""
+    """The sums of destinations, and of servers; --json has members and subscriptions too."""
     from spark_jms.cli.output import human_bytes
 
     rows: list[tuple[object, ...]] = [
@@ -312,7 +315,7 @@ def _of_marks(marks: Sequence[HighMarkRow]) -> _Columns:
 
 
 def _of_store(counted: StoreInfo) -> _Columns:
-    """R14: under the text's names."""
+    """Under the text's names."""
     names = ("name", "CreateCount", "ReadCount", "UpdateCount", "DeleteCount", "ObjectCount")
     rows: list[tuple[object, ...]] = [
         (*_counts_of(counted), len(counted.connections), counted.physical_write_count),

@@ -1,4 +1,7 @@
-"""`jmsq store up`, `down`, `daemons`, `regions`, `daemon`, `admin`: the daemons of a replicated store (R3, R4, R6)."""
+"""`jmsq store up`, `down`, `daemons`, `regions`, `daemon`, `admin`: the daemons of a replicated store.
+
+Features: R3, R4, R6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

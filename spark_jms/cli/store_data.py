@@ -1,5 +1,8 @@
 """`jmsq store create`, `ddl`, `check`, `dump`, `compact`, `migrate`, `lock`, `resolve`: one store of any kind, by its URI or as
-the domain's store (C14, C16, S1)."""
+the domain's store.
+
+Features: C14, C16, S1 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The entry point of `storeadmin`: it names the extra when the packages of the replicated store are not installed (R6)."""
+"""The entry point of `storeadmin`: it names the extra when the packages of the replicated store are not installed.
+
+Features: R6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`jmsq subscriptions`: list subscriptions, or drop a durable one (C10, C14)."""
+"""`jmsq subscriptions`: list subscriptions, or drop a durable one.
+
+Features: C10, C14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

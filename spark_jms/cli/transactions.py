@@ -1,4 +1,7 @@
-"""`jmsq transactions`: open transactions of transacted sessions (T16, C14)."""
+"""`jmsq transactions`: open transactions of transacted sessions.
+
+Features: C14, T16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`jmsq upgrade`: bring a domain of an earlier release to this version's form (C16)."""
+"""`jmsq upgrade`: bring a domain of an earlier release to this version's form.
+
+Features: C16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Send and receive without Spark: producer, consumer, browser and listener, on the same tables and claims (C11).
+"""Send and receive without Spark: producer, consumer, browser and listener, on the same tables and claims.
 
 with connect(root) as context:
     context.producer("orders").send(text="hello", properties={"color": "red"})
     message = context.consumer("orders").receive(timeout=5)
+
+Features: C11 (docs/FEATURES.md)
 """
 
 from spark_jms.client.browser import Browser

@@ -1,8 +1,10 @@
-"""Carries a consumer's acknowledgements and releases to the record sets (C8, C11).
+"""Carries a consumer's acknowledgements and releases to the record sets.
 
 The application acknowledges and releases in memory (`Delivery`). This class writes both through the consumer's
 subscriber, in as few store writes as possible. Another consumer may hold the record at that moment; then the messages
 stay in `Delivery` until the record is handed over.
+
+Features: C8, C11 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Asynchronous sends of one context (T11): one thread sends what producers have queued, and then calls their listeners.
+"""Asynchronous sends of one context: one thread sends what producers have queued, and then calls their listeners.
 
     a send is   until                                                      it is in            counted by
     ---------   -----                                                      --------            ----------
@@ -26,6 +26,8 @@ first, in the same thread.
 
 The thread is a daemon: when the interpreter exits without closing the context, what is not complete may or may not be sent. A
 forked child has none of the parent's sends, and cannot send asynchronously by the parent's context.
+
+Features: T11 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

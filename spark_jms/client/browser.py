@@ -1,4 +1,7 @@
-"""Look at the messages of a destination without consuming them (C11)."""
+"""Look at the messages of a destination without consuming them.
+
+Features: C11 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

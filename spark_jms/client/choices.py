@@ -1,5 +1,8 @@
 """What a connection's factory and home server decide: the members of its senders and receivers, the pipeline of its
-consumers, and whether its senders wait (D2, D3, T9, T11)."""
+consumers, and whether its senders wait.
+
+Features: D2, D3, T9, T11 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""What an application may use in a `with` statement, which closes it at its end (C8, C11).
+"""What an application may use in a `with` statement, which closes it at its end.
 
 The end of a block is orderly unless an exception leaves the block: any, so SystemExit, KeyboardInterrupt, CancelledError and
 GeneratorExit too. A call of `close()` is orderly: it does not look for an exception. An orderly end acknowledges what a consumer
 with the mode "auto" or "dups-ok" has delivered.
+
+Features: C8, C11 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

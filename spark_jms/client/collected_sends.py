@@ -1,4 +1,7 @@
-"""The messages that a transacted session has sent and not committed (T16)."""
+"""The messages that a transacted session has sent and not committed.
+
+Features: T7, T16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from spark_jms.log.transfer import ROW_COLUMNS
 
 
 class CollectedSends:
-    """Of one destination, in the order in which they were sent. What exceeds the connection's message buffer pages (T7). The
+    """Of one destination, in the order in which they were sent. What exceeds the connection's message buffer pages. The
     session's lock guards it."""
 
     def __init__(self, log: DeltaLog, buffer: MessageBuffer) -> None:

@@ -1,8 +1,10 @@
-"""Many messages as columns at once (C2, C11).
+"""Many messages as columns at once.
 
 `to_columns` gives the same columns, and the same errors, for a list of messages as `compose` and `to_batch` do one by one.
 Most lists are plain dicts of plain values with few different sets of properties: their columns are built by name, without
 a Message each. Any other list, and any list that is refused, takes the way message by message, whose errors name the value.
+
+Features: C2, C11 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

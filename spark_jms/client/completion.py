@@ -1,4 +1,7 @@
-"""What an application gives an asynchronous send, to learn its outcome (T11)."""
+"""What an application gives an asynchronous send, to learn its outcome.
+
+Features: T11 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A received message whose body is compressed until the application reads it (T8)."""
+"""A received message whose body is compressed until the application reads it.
+
+Features: T8 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

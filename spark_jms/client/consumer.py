@@ -1,4 +1,4 @@
-"""What an application receives with (C7, C8, C9, C11).
+"""What an application receives with.
 
     acknowledge   a message is acknowledged
     -----------   -------------------------
@@ -16,8 +16,10 @@ block gives the message back: it comes again, flagged. So does a process that en
 
 A consumer claims `prefetch` messages at a time, and no other consumer gets them until it acknowledges or releases them.
 A slow consumer should keep `prefetch` small (1 at the least); a fast one gains by a larger value. One that acknowledges N
-messages at a time gains by 2 * N + 1: `statistics().advised_maximum` (T9). Several consumers of
+messages at a time gains by 2 * N + 1: `statistics().advised_maximum`. Several consumers of
 one member take turns with its record, at most about 0.1 s each; a consumer that has the record to itself never waits.
+
+Features: C7, C8, C9, C11, T9, T17 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ class Consumer(ClosedAtTheEnd):
         return self._receiver.statistics(self._listener.failures if self._listener else 0)
 
     def reset_statistics(self) -> None:
-        """Count from 0 again; the high mark begins with what is pending now (T17)."""
+        """Count from 0 again; the high mark begins with what is pending now."""
         self._process.check()
         if self._listener is not None:
             self._listener.failures = 0
@@ -156,13 +158,13 @@ def end_with_context(consumer: Consumer, *, orderly: bool) -> None:
 
 
 def put_to_rest(consumer: Consumer, *, orderly: bool) -> bool:
-    """Release everything, as its end does, and keep no member from other consumers until the next `receive` (T17). False: that is
+    """Release everything, as its end does, and keep no member from other consumers until the next `receive`. False: that is
     not possible, and the consumer can only be closed."""
     return consumer._receiver.rest(orderly=orderly)
 
 
 def is_usable(consumer: Consumer) -> bool:
-    """Whether an idle consumer can be used again (T17)."""
+    """Whether an idle consumer can be used again."""
     return consumer._receiver.usable
 
 

@@ -1,4 +1,7 @@
-"""What `Context.consumer` is given, checked and brought into the form that the rest has (C11)."""
+"""What `Context.consumer` is given, checked and brought into the form that the rest has.
+
+Features: C11 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

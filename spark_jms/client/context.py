@@ -1,4 +1,7 @@
-"""An application's connection to a domain: the store, the background threads, the producers and consumers (C11)."""
+"""An application's connection to a domain: the store, the background threads, the producers and consumers.
+
+Features: C10, C11, C15, D2, D3, T8, T9, T11, T16, T17, M1, M5 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -85,8 +88,8 @@ def connect(
 
     `housekeeping=False` leaves purge and compaction to other processes: for short-lived programs. The names of subscriptions
     belong to the `client_id` and its policy. While a connection with a restricted id is open, another one with it is refused
-    (InvalidClientIDException); unrestricted ones may be many (C10). `connection_factory` is the name of one in the module
-    file, or one made here (D2). `server` is the home server, which senders and pinned receivers prefer (None: the environment
+    (InvalidClientIDException); unrestricted ones may be many. `connection_factory` is the name of one in the module
+    file, or one made here. `server` is the home server, which senders and pinned receivers prefer (None: the environment
     variable JMSQ_SERVER).
     Raises DomainError when there is no domain, connection factory or server of that name.
     """
@@ -149,13 +152,13 @@ class Context(ClosedAtTheEnd):
         compression_threshold: int | None = None,
         producer_id: str | None = None,
     ) -> Producer:
-        """Of a destination, or of its member on a server (`server@destination`), to which all messages go then (D3).
+        """Of a destination, or of its member on a server (`server@destination`), to which all messages go then.
 
         `send_timeout` is how long a send waits while insertion is paused; 0: not at all. `exception_listener` is called with the
-        error when a one-way send has failed and the producer is closed for it (T11). Bodies of at least `compression_threshold`
-        bytes are compressed (None: as the connection factory says, never; T8). With `producer_id` the table counts its messages and
+        error when a one-way send has failed and the producer is closed for it. Bodies of at least `compression_threshold`
+        bytes are compressed (None: as the connection factory says, never). With `producer_id` the table counts its messages and
         drops those that are sent again; it sends no message one-way, and producers that were created with this id before send no
-        more (M1; one commit). Raises OptionError, and InvalidDestinationError, which lists the existing destinations, or the
+        more (one commit). Raises OptionError, and InvalidDestinationError, which lists the existing destinations, or the
         servers of this one."""
         self._check()
         send_timeout_s = seconds_of("send_timeout", send_timeout)
@@ -183,26 +186,26 @@ class Context(ClosedAtTheEnd):
         fail_on_data_loss: bool = True,
     ) -> Consumer:
         """A consumer of a queue, or of a topic's `subscription`. A named subscription is durable unless `durable` is False;
-        one that is not durable ends with its last consumer. Without a name the consumer has a subscription of its own, which
-        is not durable. Consumers that name the same subscription share its messages; `sharing="exclusive"` excludes others
-        (SubscriptionInUseError).
+         one that is not durable ends with its last consumer. Without a name the consumer has a subscription of its own, which
+         is not durable. Consumers that name the same subscription share its messages; `sharing="exclusive"` excludes others
+         (SubscriptionInUseError).
 
-        A new durable subscription starts at `starting_position` (default "latest": messages sent from now on): "earliest", a
-        datetime, {"sequence": 17} or {"sequence": {0: 17, 2: 5}} by member.
+         A new durable subscription starts at `starting_position` (default "latest": messages sent from now on): "earliest", a
+         datetime, {"sequence": 17} or {"sequence": {0: 17, 2: 5}} by member.
 
-        The consumer shares all members with the other consumers, unless `members` pins it to some. `server@destination` pins
-        it to the member on that server, and `pin=True` to a member of a queue that is chosen now (D3; None: as the connection
-        factory says). Such a consumer ends with a MemberLostException when it cannot reach that member any more.
+         The consumer shares all members with the other consumers, unless `members` pins it to some. `server@destination` pins
+         it to the member on that server, and `pin=True` to a member of a queue that is chosen now (None: as the connection
+         factory says). Such a consumer ends with a MemberLostException when it cannot reach that member any more.
 
-        `acknowledge` is "client", "individual", "auto" or "dups-ok": see spark_jms/client/consumer.py. The consumer claims
-        `prefetch` messages at a time (None: as the connection factory says, 10; -1: any number), at most `maxMessageSize` of
-        the connection factory together, and no other consumer gets them: keep it small where processing a message takes long
-        (T9). With `fail_on_data_loss=False` the consumer skips messages deleted from the table; otherwise they raise
-        DataLossError.
+         `acknowledge` is "client", "individual", "auto" or "dups-ok": see spark_jms/client/consumer.py. The consumer claims
+         `prefetch` messages at a time (None: as the connection factory says, 10; -1: any number), at most `maxMessageSize` of
+         the connection factory together, and no other consumer gets them: keep it small where processing a message takes long
+        . With `fail_on_data_loss=False` the consumer skips messages deleted from the table; otherwise they raise
+         DataLossError.
 
-        With a `listener`, a thread of the consumer calls it with each message until the consumer is closed.
-        Raises OptionError, InvalidSelectorError, InvalidDestinationError, SubscriptionInUseError, and MemberUnavailableError
-        when there is no member to pin to.
+         With a `listener`, a thread of the consumer calls it with each message until the consumer is closed.
+         Raises OptionError, InvalidSelectorError, InvalidDestinationError, SubscriptionInUseError, and MemberUnavailableError
+         when there is no member to pin to.
         """
         self._check()
         check_mode(acknowledge)
@@ -223,7 +226,7 @@ class Context(ClosedAtTheEnd):
         return self._consumers.create(given, acknowledge)
 
     def last_resource(self, name: str, connect: Callable[[], Any], *, create: bool = False) -> None:
-        """Register a database that can decide transactions (T16), under a name that all processes of the domain use for it.
+        """Register a database that can decide transactions, under a name that all processes of the domain use for it.
         `connect` gives a new connection of the Python database interface, to SQLite or PostgreSQL. With `create`, its table is made
         unless it is there. Transactions that are in doubt for this database are completed. Raises OptionError and
         LastResourceError."""
@@ -239,7 +242,7 @@ class Context(ClosedAtTheEnd):
         self, *, timeout: DurationLike | None = None, last_resource: str | None = None
     ) -> TransactedSession:
         """A session whose sends and acknowledgements, over any number of destinations, are one transaction up to its next
-        `commit()` or `rollback()` (T16). A transaction that takes longer than `timeout` is rolled back (None: the
+        `commit()` or `rollback()`. A transaction that takes longer than `timeout` is rolled back (None: the
         `transactionTimeout` of the connection factory, 1 h, or its `databaseTransactionTimeout`, 30 s). With `last_resource`, what
         the application changes by the session's `connection` belongs to it. Raises OptionError and LastResourceError."""
         self._check()
@@ -265,7 +268,7 @@ class Context(ClosedAtTheEnd):
     ) -> Browser:
         """Look at the messages of a destination, or of its member on a server (`server@destination`), without consuming
         them; with `include_finished`, also at those that are finished and still in the table. With `pin=True` the browser
-        shows one member of a queue, which is chosen now (D3; None: as the connection factory says).
+        shows one member of a queue, which is chosen now (None: as the connection factory says).
 
         Raises InvalidDestinationError, InvalidSelectorError, OptionError, and MemberUnavailableError when there is no member
         to pin to.
@@ -285,18 +288,18 @@ class Context(ClosedAtTheEnd):
     # -- request and reply -----------------------------------------------------------------------------------------
     def create_temporary_queue(self) -> TemporaryDestination:
         """A queue that is deleted when this context is closed or dies. Any context may send to it, by its `name`; only this
-        one may consume from it (C15)."""
+        one may consume from it."""
         return self._create_temporary("queue")
 
     def create_temporary_topic(self) -> TemporaryDestination:
         """A topic that is deleted when this context is closed or dies. Any context may send to it, by its `name`; only this
-        one may subscribe to it (C15)."""
+        one may subscribe to it."""
         return self._create_temporary("topic")
 
     def request(
         self, destination: str, *, timeout: DurationLike | None = None, **arguments: Unpack[MessageArguments]
     ) -> Message:
-        """Send a message, with the arguments of `Producer.send`, and wait for its reply (C15). The receiver replies with
+        """Send a message, with the arguments of `Producer.send`, and wait for its reply. The receiver replies with
         `message.reply(…)`, or sends to the message's `reply_to` with its correlation id. Several threads may wait at once.
 
         Raises RequestTimeoutError when no reply comes within `timeout` (None waits for ever), and what `Producer.send` raises.
@@ -322,7 +325,7 @@ class Context(ClosedAtTheEnd):
 
     def unsubscribe(self, topic: str, subscription: str) -> None:
         """Drop a durable subscription and its backlog. Raises InvalidDestinationError when there is none, and
-        IllegalStateException while a consumer uses it (C10)."""
+        IllegalStateException while a consumer uses it."""
         self._check()
         address = DestinationAddress.parse(topic)
         kept = self._destinations.kept_at(address, subscription)
@@ -383,14 +386,14 @@ class Context(ClosedAtTheEnd):
         )
 
     def reset_statistics(self) -> None:
-        """The high marks begin with what is open now, and the totals at 0 (T17)."""
+        """The high marks begin with what is open now, and the totals at 0."""
         self._process.check()
         self._producers.open.reset()
         self._consumers.open.reset()
 
     def metrics(self) -> ContextCollector:
         """What its producers and consumers have done, for Prometheus: `prometheus_client.REGISTRY.register(context.metrics())`. Needs
-        `spark-jms[metrics]` (M5)."""
+        `spark-jms[metrics]`."""
         with needs("metrics"):
             from spark_jms.client.metrics import ContextCollector
         return ContextCollector(self.statistics, self._producers.open, self._consumers.open, self._process)

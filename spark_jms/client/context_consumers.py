@@ -1,4 +1,7 @@
-"""The consumers of a context: opened, run by its background thread, and closed (C11)."""
+"""The consumers of a context: opened, run by its background thread, and closed.
+
+Features: C11 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """The destinations that a context uses: their logs and stores, their housekeeping, and the usage that the context publishes
-(C11, C13, T1)."""
+.
+
+Features: C11, C13, T1 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -100,7 +103,7 @@ class ContextDestinations:
             self._sending.sent(log, version)
 
     def publish_usage(self, destination: str) -> None:
-        """Of a destination with a consumer here, from now on (T1)."""
+        """Of a destination with a consumer here, from now on."""
         with self._lock:
             if destination not in self._publishers and not is_temporary(destination):
                 publisher = self._publishers[destination] = UsagePublisher(self._domain, self._store, destination)

@@ -1,4 +1,7 @@
-"""The producers of a context: those of applications, of transacted sessions, of requests and of replies (C11)."""
+"""The producers of a context: those of applications, of transacted sessions, of requests and of replies.
+
+Features: C11, T16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,7 @@ class ContextProducers:
     def create_transacted(
         self, destination: str, send_timeout: DurationLike | None, threshold: int | None, collect: Collect
     ) -> TransactedProducer:
-        """Of a transacted session, which collects its messages (T16)."""
+        """Of a transacted session, which collects its messages."""
         self._check()
         timeout_s = DEFAULT_SEND_TIMEOUT_S if send_timeout is None else seconds_of("send_timeout", send_timeout)
         made = self.create(

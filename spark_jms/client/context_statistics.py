@@ -1,4 +1,7 @@
-"""What a context tells of itself (T17)."""
+"""What a context tells of itself.
+
+Features: T7, T17 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from spark_jms.core.message_buffer import NOTHING_BUFFERED, BufferStatistics
 @dataclass(frozen=True)
 class ContextStatistics:
     """`…_high` and `…_total`: the most that were open at once, and how many were opened, since the context was opened or its
-    statistics were reset (T17)."""
+    statistics were reset."""
 
     producers: int
     consumers: int
@@ -23,7 +26,7 @@ class ContextStatistics:
     producers_total: int = 0
     consumers_total: int = 0
     listener_failures: int = 0  # completion listeners that raised
-    buffer: BufferStatistics = NOTHING_BUFFERED  # messages that wait, in memory and paged (T7)
+    buffer: BufferStatistics = NOTHING_BUFFERED  # messages that wait, in memory and paged
 
     @property
     def healthy(self) -> bool:

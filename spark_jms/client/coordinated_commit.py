@@ -1,5 +1,8 @@
-"""The commit of a transaction that has several destinations or consumers, by its owner (T16). core/transaction.py has the steps,
-and claims/coordinators.py does what is left of them for a dead owner."""
+"""The commit of a transaction that has several destinations or consumers, by its owner. core/transaction.py has the steps,
+and claims/coordinators.py does what is left of them for a dead owner.
+
+Features: T16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one consumer has claimed, by stage of delivery (C8, C11).
+"""What one consumer has claimed, by stage of delivery.
 
     prefetched   claimed, not yet shown to the application               released as it was, also when it expires
     held         on its way to a coroutine, which may be cancelled       released as it was
@@ -8,6 +8,8 @@
     returning    released by the application, not yet in the store       with or without the flag
 
 Plain values without I/O. The consumer's lock guards them.
+
+Features: C8, C11, T9, T16, T17 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ Key = tuple[int, int]  # member, sequence
 class ConsumerStatistics:
     """Counts since the consumer was created, or its statistics were reset; `prefetched`, `unacknowledged` and `returning` are
     current values, and `pending_high` the most that were prefetched or unacknowledged at once. `bytes` counts bodies and
-    properties of what was received (T17)."""
+    properties of what was received."""
 
     received: int = 0
     bytes: int = 0
@@ -43,10 +45,8 @@ class ConsumerStatistics:
     returning: int = 0
     pending_high: int = 0
     set_aside: int = 0  # messages that cannot be decoded
-    messages_maximum: int = 0  # claimed at a time at most; -1: no limit (T9)
-    advised_maximum: int | None = (
-        None  # 2 * interval + 1, by the calls of acknowledge() so far; None before the first (T9)
-    )
+    messages_maximum: int = 0  # claimed at a time at most; -1: no limit
+    advised_maximum: int | None = None  # 2 * interval + 1, by the calls of acknowledge() so far; None before the first
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Delivery:
         self.reset()
 
     def reset(self) -> None:
-        """Count from 0 again (T17)."""
+        """Count from 0 again."""
         self.received = self.redelivered = self.acknowledged = self.expired = self.returned = self.set_aside = 0
         self._acknowledged_at_once = self._calls = 0  # messages and calls of the application's acknowledge()
         self._bytes, self._pending_high = 0, self._pending
@@ -180,7 +180,7 @@ class Delivery:
                 self.acknowledged += 1
 
     def pledge(self, keys: Iterable[Key]) -> None:
-        """These delivered messages belong to a transaction from now on (T16)."""
+        """These delivered messages belong to a transaction from now on."""
         for key in keys:
             self.delivered.pop(key, None)
 
@@ -208,7 +208,7 @@ class Delivery:
             self.returning += [Return(claim, member, picks, False) for member, picks in members.items()]
 
     def give_back_parts(self, parts: Parts) -> None:
-        """Release these messages, which the application has seen and which belonged to a transaction that was rolled back (T16)."""
+        """Release these messages, which the application has seen and which belonged to a transaction that was rolled back."""
         self.returning += [
             Return(claim, member, picks, True) for claim, members in parts.items() for member, picks in members.items()
         ]

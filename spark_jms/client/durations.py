@@ -1,4 +1,7 @@
-"""Durations as arguments of the client (C11)."""
+"""Durations as arguments of the client.
+
+Features: C11 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

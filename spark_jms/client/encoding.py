@@ -1,8 +1,10 @@
-"""Convert between messages and message columns (C2).
+"""Convert between messages and message columns.
 
 A map message is a JSON object in `text`, with the vendor property JMS_JMSQ_BodyType = 'map'. Text, booleans, null,
 64-bit whole numbers and finite fractional numbers map to JSON directly. Values that JSON cannot express are objects with
 one entry: {"bytes": "<base64>"} and {"double": "NaN" | "Infinity" | "-Infinity"}.
+
+Features: C2, C20 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -218,7 +220,7 @@ def _map_value(name: str, value: object) -> object:
 # -- columns to messages ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Undecodable:
-    """A message that no reader can decode, and why (C20)."""
+    """A message that no reader can decode, and why."""
 
     member: int
     sequence: int

@@ -1,4 +1,7 @@
-"""A client's warning that messages which its selector takes wait behind others of their units of order (C7, T10)."""
+"""A client's warning that messages which its selector takes wait behind others of their units of order.
+
+Features: C7, T10 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""One large body as an Arrow array that shares its memory (C11, C2).
+"""One large body as an Arrow array that shares its memory.
 
 Arrow's builders copy a value, and Parquet needs twice its size besides. So a body of hundreds of MB is given to Arrow as it is:
 bytes always, text where Python has it in UTF-8 already, which is text of ASCII. Other text is encoded once.
+
+Features: C2, C11 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

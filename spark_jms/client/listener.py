@@ -1,4 +1,4 @@
-"""A listener: the consumer calls it with its messages, one at a time, in a thread of its own (C11).
+"""A listener: the consumer calls it with its messages, one at a time, in a thread of its own.
 
 the listener returns     auto, dups-ok: the consumer acknowledges the message, also when it is being closed, by another thread or
                          by the listener itself
@@ -7,6 +7,8 @@ the listener raises      the consumer releases the message and delivers it again
                          row, at most 1 s, and continues. SystemExit ends it as an error of the consumer does
 the consumer is closed   the exception listener gets a ConsumerClosedException with the reason as its cause, and the
 by an error              thread ends. Without an exception listener, `close` raises it
+
+Features: C11 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

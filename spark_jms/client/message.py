@@ -1,4 +1,7 @@
-"""A message as a Python value: consumers and browsers return it, producers accept it as a template (C2)."""
+"""A message as a Python value: consumers and browsers return it, producers accept it as a template.
+
+Features: C2, C8, C15, T12 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ class Message:
     sent again. `acknowledge()` and `reject()` are for a received message; a browsed or sent one has no consumer.
 
     A unit of work is received as one message without a body: `unit_of_work` has its messages in their order, and headers
-    and properties are those of the last one. It is acknowledged, rejected and released as one (T12).
+    and properties are those of the last one. It is acknowledged, rejected and released as one.
     """
 
     text: str | None = None
@@ -95,7 +98,7 @@ class Message:
 
     def acknowledge(self) -> None:
         """Acknowledge this message and, in the mode "client", everything else that its consumer has delivered so far, later messages
-        too. In the modes "auto" and "dups-ok" the consumer acknowledges by itself, and this does nothing (C8).
+        too. In the modes "auto" and "dups-ok" the consumer acknowledges by itself, and this does nothing.
 
         Raises IllegalStateException for a message that was not received, ConsumerClosedException when other consumers
         get it.
@@ -103,7 +106,7 @@ class Message:
         self._delivery("acknowledge").acknowledge(self)
 
     def reject(self, delay: DurationLike | None = None) -> None:
-        """Return this one message to the queue; its next delivery is flagged and counted, to this or another consumer (C8).
+        """Return this one message to the queue; its next delivery is flagged and counted, to this or another consumer.
 
         No consumer gets it before the delay is over (to 0.1 s, or 2 % of a longer delay); None is the destination's
         `redeliveryDelay`. Without a delay it comes before later messages. Later messages of its unit of order wait for it.
@@ -115,7 +118,7 @@ class Message:
         receipt.reject(self, None if delay is None else seconds_of("delay", delay))
 
     def reply(self, **arguments: Unpack[MessageArguments]) -> Message:
-        """Send a reply to this message's `reply_to`, with the arguments of `Producer.send`, and return it as sent (C15). Its
+        """Send a reply to this message's `reply_to`, with the arguments of `Producer.send`, and return it as sent. Its
         correlation id is this message's, or this message's id if it has none. It acknowledges nothing: acknowledge the
         request after the reply.
 

@@ -1,4 +1,7 @@
-"""The metrics of a client program: which figure of its statistics each is (M5). client/metrics.py gives them to Prometheus."""
+"""The metrics of a client program: which figure of its statistics each is. client/metrics.py gives them to Prometheus.
+
+Features: M5 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""What a client program's producers and consumers have done, as a collector of prometheus_client (M5).
+"""What a client program's producers and consumers have done, as a collector of prometheus_client.
 
 One series for each destination, not for each producer or consumer: they come and go, and are too many. What closed ones have
 counted stays. `reset_statistics()` of a producer or consumer takes its part away, as a restart of the program would.
+
+Features: M5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The numbers of one open producer id (M1). spark_jms/core/producer_sequence.py has the rules."""
+"""The numbers of one open producer id. spark_jms/core/producer_sequence.py has the rules.
+
+Features: M1 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The one-way sends of one producer: which go, how many since the last that waited, and what became of them (T11).
+"""The one-way sends of one producer: which go, how many since the last that waited, and what became of them.
 
 A one-way send is an asynchronous send whose CompletionListener is this object. The rules are in spark_jms/core/one_way.py.
+
+Features: T11 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

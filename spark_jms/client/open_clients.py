@@ -1,4 +1,7 @@
-"""The producers, or the consumers, of one context: those that are open, and what the closed ones have counted (T17, M5)."""
+"""The producers, or the consumers, of one context: those that are open, and what the closed ones have counted.
+
+Features: T17, M5 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,7 @@ class OpenClients(Generic[C]):
         return found
 
     def reset(self) -> None:
-        """The high mark begins with what is open now, and the total at 0 (T17)."""
+        """The high mark begins with what is open now, and the total at 0."""
         with self._lock:
             self.high, self.total = len(self._open), 0
 

@@ -1,4 +1,7 @@
-"""What a client's receiver or browser is pinned to, and what it shows (D3)."""
+"""What a client's receiver or browser is pinned to, and what it shows.
+
+Features: D3 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

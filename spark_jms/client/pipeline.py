@@ -1,4 +1,7 @@
-"""The pipeline of a consumer: what it claims at a time, and what of that it keeps (T9, T13)."""
+"""The pipeline of a consumer: what it claims at a time, and what of that it keeps.
+
+Features: T7, T9, T13 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ class BatchReader:
         self._kept_bytes = 0
 
     def read(self, batch: Batch, receipt: Receipt) -> ReadBatch:
-        """What has no room in the buffer goes back, and is read again from the log (T7). Raises DataLossError, or what reading
+        """What has no room in the buffer goes back, and is read again from the log. Raises DataLossError, or what reading
         files raises; then nothing of the batch is kept."""
         self.forget()
         units = self._table.snapshot.destination.handles_units_of_work

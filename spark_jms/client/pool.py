@@ -1,4 +1,4 @@
-"""A pool: producers and consumers that are used again instead of made again (T17).
+"""A pool: producers and consumers that are used again instead of made again.
 
     pool = spark_jms.connect_pool(root)
     with pool.producer("orders") as producer: ...      # perhaps shared with other threads
@@ -8,6 +8,8 @@ All of a pool are of one context, which the first use opens. What an application
 consumer that comes back acknowledges and releases what it has, as at the end of its own block, and releases its members, which
 other consumers take meanwhile. An idle one is closed after `idle` without use, or when more than `max_idle` are idle. That happens
 when the pool is used, so it has no thread. A forked child has nothing of its parent's: its first use opens a context of its own.
+
+Features: T17 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Sending without Spark: one message or many, each call or chunk in one commit (C2, C4, C11); asynchronously and one-way (T11)."""
+"""Sending without Spark: one message or many, each call or chunk in one commit; asynchronously and one-way.
+
+Features: C2, C4, C11, T5, T11, T12, T17, M1 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -63,11 +66,11 @@ class Producer(ClosedAtTheEnd):
     not, except for CommitOutcomeUnknownError. Sends of several threads share commits. Each member keeps the order of one
     producer's messages, and the whole destination keeps the order of one `group_id`. Messages of several
     threads have no order among them. With `completion`, `send` returns at once, and a thread of the context calls the listener
-    when the message is sent (T11).
+    when the message is sent.
 
     Single messages go to the members in turn; `send_many` gives each member an equal consecutive share of a chunk.
 
-    A producer with an id counts its messages in the table: 1, 2, 3 … (M1). With `sequence`, the application gives the number itself: a
+    A producer with an id counts its messages in the table: 1, 2, 3 …. With `sequence`, the application gives the number itself: a
     number that the table has is not sent again. Numbers have no gaps (SequenceGapError), and opening an id fences the producers
     that opened it before (ProducerFencedError).
     """
@@ -158,10 +161,10 @@ class Producer(ClosedAtTheEnd):
         MessageSizeError before anything is written, and ProductionPausedError or, after the send time-out,
         InsertionPausedError while an administrator has paused the destination.
 
-        `sequence` is the number of the message in its producer id (M1). If the table has it, nothing is sent, the message returned has
+        `sequence` is the number of the message in its producer id. If the table has it, nothing is sent, the message returned has
         no id, and `statistics().duplicates` counts it. Raises SequenceGapError and ProducerFencedError.
 
-        With `completion`, this is JMS's asynchronous send (T11). It returns None once the message is queued, and waits only while
+        With `completion`, this is JMS's asynchronous send. It returns None once the message is queued, and waits only while
         5,000 messages or 32 MiB of this context are not complete, and for flow control. One thread of the context calls
         `completion.on_completion(message)` with the message as sent, or `completion.on_exception(message, error)`, for one
         message after the other in the order of this producer's sends. Errors of the arguments are raised here.
@@ -254,7 +257,7 @@ class Producer(ClosedAtTheEnd):
         before it are sent, and the error says how many messages they held. With `transaction=(application id, version)`
         the whole call is one commit, and repeating it sends nothing: nor does any version that is not above the last
         one of that application id. With `sequence`, the number of the first message in the producer id, those that the table has are
-        not sent again (M1).
+        not sent again.
         """
         self._check()
         if chunk_messages < 1:
@@ -293,10 +296,10 @@ class Producer(ClosedAtTheEnd):
     def send_unit_of_work(
         self, messages: Iterable[Message | MessageArguments], name: str | None = None, *, sequence: int | None = None
     ) -> SendReport:
-        """Send Messages, or dicts with the arguments of `send`, as one unit of work, in one commit (T12): a destination with
+        """Send Messages, or dicts with the arguments of `send`, as one unit of work, in one commit: a destination with
         `unitOfWorkHandlingPolicy: SingleMessageDelivery` delivers them as one message, in this order. `name` is that of the
         unit, and is used for no other unit; None makes one. Several senders can contribute to a unit, with `send` and the
-        properties JMS_BEA_UnitOfWork…. `sequence` is the number of the first message in the producer id (M1).
+        properties JMS_BEA_UnitOfWork…. `sequence` is the number of the first message in the producer id.
         """
         self._check()
         self._check_sequence(sequence)
@@ -421,7 +424,7 @@ class Producer(ClosedAtTheEnd):
         )
 
     def _keep_pace(self, messages: int) -> None:
-        """Wait while flow control keeps the next messages back (T5)."""
+        """Wait while flow control keeps the next messages back."""
         if self._flow is not None:
             self._flow.wait(messages)
 
@@ -482,7 +485,7 @@ class Producer(ClosedAtTheEnd):
         self._waited()
         return SendReport(rows, int(done), sent.sequences, duplicate=not done)
 
-    # -- the numbers of a producer id (M1) ------------------------------------------------------------------------------
+    # -- the numbers of a producer id ------------------------------------------------------------------------------
     @property
     def producer_id(self) -> str | None:
         return None if self._numbers is None else self._numbers.producer_id
@@ -494,7 +497,7 @@ class Producer(ClosedAtTheEnd):
         return self._required_numbers().last
 
     def resume(self) -> int:
-        """Continue behind the last message of the producer id in the table, and return its number (M1). After a
+        """Continue behind the last message of the producer id in the table, and return its number. After a
         CommitOutcomeUnknownError, or the error of an asynchronous send, messages without `sequence` are refused until this call,
         because their number would depend on what became of those before them. Waits until asynchronous sends are sent."""
         self._check()
@@ -560,7 +563,7 @@ class Producer(ClosedAtTheEnd):
         return now if self._one_way is None else replace(now, one_way=self._one_way.sent, deleted=self._one_way.deleted)
 
     def reset_statistics(self) -> None:
-        """Count from 0 again (T17)."""
+        """Count from 0 again."""
         self._process.check()
         with self._lock:
             self._statistics = ProducerStatistics()

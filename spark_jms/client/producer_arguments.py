@@ -1,4 +1,7 @@
-"""What an application gives a producer, checked: a template, chunks of messages, a transaction (C11)."""
+"""What an application gives a producer, checked: a template, chunks of messages, a transaction.
+
+Features: C11 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Receives for a Consumer: claims a few messages, delivers them one by one, acknowledges or releases them (C7, C8, C9, C11).
+"""Receives for a Consumer: claims a few messages, delivers them one by one, acknowledges or releases them.
 
 Inside: applications see `Consumer` and `Message`. The consumer, its listener's thread and the context's background thread
 call the receiver.
+
+Features: C7, C8, C9, C11, T4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -402,7 +404,7 @@ class Receiver:
             self._untold = True
 
     def make_room(self) -> None:
-        """The context's background thread calls this once a second: apply the subscription's limit (T4)."""
+        """The context's background thread calls this once a second: apply the subscription's limit."""
         if self._failure is None and not self._closing.is_set():
             self._subscriber.make_room()
 

@@ -1,4 +1,7 @@
-"""Replies to received messages, each to its JMSReplyTo (C15)."""
+"""Replies to received messages, each to its JMSReplyTo.
+
+Features: C15 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Requests that wait for their reply (C15).
+"""Requests that wait for their reply.
 
 All requests of a context share one temporary queue, its inbox. A request carries the inbox's name as JMSReplyTo and a
 correlation id of its own, and takes the reply that has this correlation id, or the request's message id as one. The inbox's
 listener hands each reply to the thread that waits for it; a reply that comes after the time-out is dropped, and so is a
 second one.
+
+Features: C15 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

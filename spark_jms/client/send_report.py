@@ -1,4 +1,7 @@
-"""What a producer tells of its sends: the result of a call, and its counts (C11, T17)."""
+"""What a producer tells of its sends: the result of a call, and its counts.
+
+Features: C11, T17, M1 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class ProducerStatistics:
 @dataclass(frozen=True)
 class SendReport:
     """The result of `send_many`. `duplicate`: the transaction was in the log already, and nothing was sent. `duplicates`: messages
-    that were not sent because the table has their numbers (M1)."""
+    that were not sent because the table has their numbers."""
 
     messages: int
     commits: int

@@ -1,4 +1,4 @@
-"""The transaction of a transacted session: what it has collected, and how it ends (T16).
+"""The transaction of a transacted session: what it has collected, and how it ends.
 
 what it has                                   commit() is
 -----------                                   -----------
@@ -6,6 +6,8 @@ messages for one destination                  one commit of its log
 messages of one consumer, on one server       one write of the store
 only changes of its last resource             the commit of that connection
 anything else                                 coordinated_commit.py, with the steps of core/transaction.py
+
+Features: T16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Concurrent sends of one process share files and one commit (C5, C11).
+"""Concurrent sends of one process share files and one commit.
 
 1. A sender queues its messages. `GroupCommit` makes one sender the leader, and the leader takes all that is queued.
 2. The leader converts the messages of all senders at once. When one of them is refused, it converts each sender's alone.
@@ -16,12 +16,14 @@
     of staging, or before the log has it     each sender, as a copy        not sent
     while the log is written                 each sender, as a copy        unknown (CommitOutcomeUnknownError)
     of a producer's numbers: sent already,   its own sender                not sent; the others' are
-    a gap, fenced (M1)
+    a gap, fenced
     an interrupt (Ctrl-C) of the leader      the leader                    unknown to it; the other senders look into the
                                                                            log, and send again what is certainly not there
 
 Messages stay in the order in which they were queued, so each thread's own sends keep theirs. One thread may also queue the
-sends of many callers at once: `send_all`, for asynchronous sends (T11).
+sends of many callers at once: `send_all`, for asynchronous sends.
+
+Features: C5, C11, T11, M1 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The temporary destinations that a context owns (C15)."""
+"""The temporary destinations that a context owns.
+
+Features: C15 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans of sends, receives and acknowledgements, by OpenTelemetry's conventions for messaging (M5).
+"""Spans of sends, receives and acknowledgements, by OpenTelemetry's conventions for messaging.
 
     span                kind       is one                                                    links to
     ----                ----       ------                                                    --------
@@ -11,6 +11,8 @@ A sender's span is the trace context of its messages, unless they have one: core
 
 All of it is off unless the application has imported opentelemetry and set a tracer provider: nothing here imports it before, and a
 call then costs a look at `sys.modules`.
+
+Features: M5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

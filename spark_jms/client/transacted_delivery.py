@@ -1,4 +1,7 @@
-"""The messages that a consumer of a transacted session has delivered: pledged, then acknowledged or returned (T16)."""
+"""The messages that a consumer of a transacted session has delivered: pledged, then acknowledged or returned.
+
+Features: C15, T16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class TransactedDelivery:
 
     @property
     def dies_with_context(self) -> bool:
-        """The record sets are in this process's memory: nothing of them is to be recovered (C15)."""
+        """The record sets are in this process's memory: nothing of them is to be recovered."""
         return is_temporary(self._subscriber.destination)
 
     def delivered(self) -> dict[Key, str]:

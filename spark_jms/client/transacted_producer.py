@@ -1,4 +1,7 @@
-"""A producer of a transacted session: its messages are sent by the session's commit (T16)."""
+"""A producer of a transacted session: its messages are sent by the session's commit.
+
+Features: T16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
 """Transacted sessions: what their producers send and their consumers receive is one transaction, to the next commit or rollback,
-over any number of destinations (T16). docs/TRANSACTIONS.md is their page.
+over any number of destinations. docs/TRANSACTIONS.md is their page.
 
 A listener may call `commit` and `rollback` of its session itself. With `transaction_batch` its thread does so: after so many
 messages, or when none waits; and it rolls back when the listener raises.
+
+Features: T16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

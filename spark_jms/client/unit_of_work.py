@@ -1,4 +1,7 @@
-"""Units of work as a client sends and receives them (T12)."""
+"""Units of work as a client sends and receives them.
+
+Features: T12 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Line charts as SVG, drawn on the server: the page needs no script (M8). Pure."""
+"""Line charts as SVG, drawn on the server: the page needs no script. Pure.
+
+Features: M8 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

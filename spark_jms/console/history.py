@@ -1,4 +1,7 @@
-"""The past of a domain as the page draws it: backlog and rates of each destination, bounded (M8). Pure."""
+"""The past of a domain as the page draws it: backlog and rates of each destination, bounded. Pure.
+
+Features: M8 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The page as HTML, from a history (M8). Pure. Everything that a domain names is escaped."""
+"""The page as HTML, from a history. Pure. Everything that a domain names is escaped.
+
+Features: M8 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

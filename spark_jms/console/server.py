@@ -1,4 +1,7 @@
-"""Serving the page: localhost without a token, any other address only with one (M8)."""
+"""Serving the page: localhost without a token, any other address only with one.
+
+Features: M8 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

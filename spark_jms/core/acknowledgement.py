@@ -1,7 +1,9 @@
-"""The outbox of a record set: acknowledgements that wait for the acknowledgement table (C5, C14).
+"""The outbox of a record set: acknowledgements that wait for the acknowledgement table.
 
 The outbox is bounded in rows and in bytes. While the table cannot be written, the two oldest rows are folded into one:
 the outbox keeps every message and loses only which claim it belonged to.
+
+Features: C5, C14 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

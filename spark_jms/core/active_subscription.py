@@ -1,4 +1,4 @@
-"""Subscriptions that consumers use now: which of them may use one together, and which end with their consumers (C10). Pure.
+"""Subscriptions that consumers use now: which of them may use one together, and which end with their consumers. Pure.
 
     name        in the table   ends                        consumers
     ---------   ------------   -------------------------   ------------------------------------------
@@ -15,6 +15,8 @@ When a consumer comes that takes more, the subscription begins there with the me
 The store has one record for each topic with all uses. A use counts while its session lives. A subscription that is not
 durable is entered *before* its floors are read, and a purge reads the record *after* it has fixed its snapshot. So either
 the purge meets the entry, or every message that it removes was sent before the subscription began.
+
+Features: C10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

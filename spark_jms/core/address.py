@@ -1,10 +1,12 @@
-"""Names of destinations and of their members (D3).
+"""Names of destinations and of their members.
 
     orders         the destination: all its members
     east@orders    its members on the server `east`; `home` is the domain's own store
 
 A destination that targets servers has one member on each, so there the address names one member. Without servers all
 members are on `home`.
+
+Features: D3, D6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class DestinationAddress:
 
     def read_members(self, declared: Destination) -> list[int] | None:
         """The members whose messages a consumer or browser of this address gets; None: all. A subscription on one server of a
-        replicated topic gets those of all members (D6). Raises InvalidDestinationError."""
+        replicated topic gets those of all members. Raises InvalidDestinationError."""
         members = self.members(declared)
         return None if declared.is_replicated else members
 

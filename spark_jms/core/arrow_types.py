@@ -1,7 +1,9 @@
-"""Arrow of other libraries: the same values in the types that message columns have (C2). Pure.
+"""Arrow of other libraries: the same values in the types that message columns have. Pure.
 
 Libraries have several layouts for one kind of value: text with long offsets (Spark with `useLargeVarTypes`), as views (Polars,
 DuckDB) or as a dictionary (pandas' categories), runs, and their own names for a stored type. A sender may give any of them.
+
+Features: C2 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Load balancing: which of the members that routing may use one sender uses (D2, D3, D9). Pure.
+"""Load balancing: which of the members that routing may use one sender uses. Pure.
 
 Each rule narrows what the one above has left, unless it would leave nothing:
 
@@ -14,6 +14,8 @@ Units of order go to the member of their slot or path, whatever a sender prefers
 
 The draw gives each (sender, member) a number and takes the lowest: a sender whose member is not usable draws another one,
 and all others stay where they are. Tasks of one query draw the same member without asking each other.
+
+Features: D2, D3, D9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A batch as a Spark offset, and the limits and shares by which it is made (C5, C6)."""
+"""A batch as a Spark offset, and the limits and shares by which it is made.
+
+Features: C5, C6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

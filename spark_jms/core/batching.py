@@ -1,4 +1,4 @@
-"""When a batch of messages is made: at once, or when more have come (T13, C6).
+"""When a batch of messages is made: at once, or when more have come.
 
 `messagingPerformancePreference` of a destination trades the time that a message waits against the number of batches:
 
@@ -12,6 +12,8 @@
 
 A query of Spark has no `messagesMaximum`: its batches have no limit unless `maxMessagesPerTrigger` sets one, so 0 is like 25
 there, and a batch of FULL_BATCH messages is full.
+
+Features: C6, T13 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bodies that a sender compresses stay compressed until they are read (T8).
+"""Bodies that a sender compresses stay compressed until they are read.
 
 A message whose body has at least so many bytes as its producer's compression threshold is stored with a GZIP body:
 
@@ -9,6 +9,8 @@ A message whose body has at least so many bytes as its producer's compression th
 A body that does not get smaller stays as it is. Limits on the size of a message count what was sent. Moving messages, selectors and
 compaction leave the bodies compressed; the client decompresses one when the application reads it, and a query of Spark where its
 `columns` name `text` or `body`. Only rows with such a body are looked at one by one: GZIP has no kernel.
+
+Features: T8 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

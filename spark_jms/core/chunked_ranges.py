@@ -1,9 +1,11 @@
-"""A large set of sequences in chunks, so that a change copies and stores only the chunks it touches (C5, C18).
+"""A large set of sequences in chunks, so that a change copies and stores only the chunks it touches.
 
 A member may have millions of scattered finished messages above its floor. As one value they would be read, merged and
 written with every acknowledgement. Here every chunk covers `SPAN` sequences and is stored under a key of its own: as
 pairs or compressed steps while it has few ranges, as a compressed bitmap of at most 32 KiB when it has many. A chunk is
 decoded when something asks for it. Values are immutable.
+
+Features: C5, C18 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A claim: messages that a consumer has taken and not acknowledged (C8, C9)."""
+"""A claim: messages that a consumer has taken and not acknowledged.
+
+Features: C8, C9 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

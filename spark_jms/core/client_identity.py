@@ -1,4 +1,4 @@
-"""Client identifiers: which connection a subscription belongs to (C10). Pure.
+"""Client identifiers: which connection a subscription belongs to. Pure.
 
     policy         connections with this client id   the subscription `billing` is kept as
     ------------   -------------------------------   -------------------------------------
@@ -8,6 +8,8 @@
 
 A subscription belongs to its client id *and* policy, so the three are different ones. No name has a colon or an @ in it. On a
 replicated topic a server comes before all of it: `east@app:billing` (subscription_name.py).
+
+Features: C10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

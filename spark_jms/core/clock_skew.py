@@ -1,8 +1,10 @@
-"""How far a process's clock is from the one that all processes of a domain share (C17). Pure.
+"""How far a process's clock is from the one that all processes of a domain share. Pure.
 
 That one is the clock of the file system or object store with the root: every process writes there, senders too, which open no
 store. A process notes its own time, writes a file, notes its time again, and reads the time that the file got. So the skew
 is known within bounds: the file was written between the two, and its time may be cut off to whole seconds.
+
+Features: C17 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

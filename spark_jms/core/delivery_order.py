@@ -1,4 +1,7 @@
-"""The order in which a destination delivers: FIFO, its destination keys, or units of work together (T12, T15). Pure."""
+"""The order in which a destination delivers: FIFO, its destination keys, or units of work together. Pure.
+
+Features: T12, T15 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

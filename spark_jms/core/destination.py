@@ -1,7 +1,9 @@
-"""A destination: its settings and subscriptions, and how its Delta table stores them (C3, C16).
+"""A destination: its settings and subscriptions, and how its Delta table stores them.
 
 The settings are declared in `spark_jms/settings/destination.py`. They live in the table's own metadata, so they change by
 a commit to the log that orders the messages: a sender that planned on older settings notices when it commits.
+
+Features: C3, C15, C16, T5, T8, T14 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ class Destination(DestinationSettings):
     terms: Mapping[str, LeaseTerm] = attrs.field(factory=dict)  # server -> the newest term of its lease, as known here
     outages: Outages = NO_OUTAGES  # of a replicated topic
     slots: SlotMap | None = None  # once slots of units of order have moved
-    has_compressed: bool = False  # messages with compressed bodies are or were in the table (T8)
+    has_compressed: bool = False  # messages with compressed bodies are or were in the table
     leaving: frozenset[int] = frozenset()  # members that are to be removed and still have messages
     limited: frozenset[str] = frozenset()  # servers whose quota counts its members, because it has none of its own
     was_logged: bool = False  # the life-cycle log was on in an earlier declaration
@@ -138,7 +140,7 @@ class Destination(DestinationSettings):
 
     @property
     def thresholds(self) -> FlowThresholds:
-        """Of its own, for flow control (T5)."""
+        """Of its own, for flow control."""
         return thresholds_of(self)
 
     @property
@@ -328,7 +330,7 @@ class Destination(DestinationSettings):
     def same_declaration(self, other: Destination) -> bool:
         return self.name == other.name and to_metadata(self) == to_metadata(other)
 
-    # -- pauses (T14) ---------------------------------------------------------------------------------------------
+    # -- pauses ---------------------------------------------------------------------------------------------
     def check_production(self, members: Iterable[int], planned_epoch: int) -> None:
         """For a sender that planned by `planned_epoch` and has messages for these members. Raises ProductionPausedError,
         or InsertionPausedError, which may pass."""
@@ -452,7 +454,7 @@ def _placement(stored: Mapping[str, str]) -> Placement | None:
 
 
 def is_temporary(name: str) -> bool:
-    """A name that a context has given to a temporary destination (C15)."""
+    """A name that a context has given to a temporary destination."""
     return name.startswith(TEMPORARY_PREFIX)
 
 

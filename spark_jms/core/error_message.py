@@ -1,4 +1,4 @@
-"""What an error destination keeps of a message beside the message itself (C8): where it failed, why, how often, when.
+"""What an error destination keeps of a message beside the message itself: where it failed, why, how often, when.
 
 Properties say so, typed, so that selectors, SQL and `jmsq redrive` can use them:
 
@@ -8,6 +8,8 @@ Properties say so, typed, so that selectors, SQL and `jmsq redrive` can use them
     JMS_JMSQ_ErrorDeliveries   int: how often it was delivered there
     JMS_JMSQ_ErrorTime         long: when it was moved, ms since 1970
     JMS_JMSQ_ErrorExpiration   long: its JMSExpiration, if it had one; in the error destination it does not expire
+
+Features: C8 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

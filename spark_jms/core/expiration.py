@@ -1,10 +1,12 @@
-"""When messages expire, and who counts them (T6). Pure.
+"""When messages expire, and who counts them. Pure.
 
 A message expires when its time is over, no consumer has it and no transfer takes it. The holder of its record set finishes
 it there, so it is counted once, whether a consumer's plan or the scan of a process found it:
 
     Discard, Log    `RecordSet.expire`: finished and counted in one write; Log tells of it when that is written
     Redirect        a transfer to the error destination, which EXPIRER makes: counted when the transfer ends there
+
+Features: T6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

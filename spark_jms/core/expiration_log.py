@@ -1,4 +1,4 @@
-"""The line of the log that tells of an expired message, in the texts' format (T6). Pure.
+"""The line of the log that tells of an expired message, in the texts' format. Pure.
 
     <ExpiredJMSMessage JMSMessageID='ID:…' >
      <HeaderFields JMSPriority='7' JMSRedelivered='false' />
@@ -13,6 +13,8 @@ Where the format contradicts itself, we follow its examples: the attribute is JM
 and a string of more than 32 characters is shown as its first 30 and " ...". Within a value, the quote, `&`, `<` and control
 characters are escaped as in XML; the id is the exact string, as in the examples, though a `<` in it is not XML. spark-jms
 gives ids without such characters, so an entry without nulls is XML.
+
+Features: T6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flow control: how fast a sender may send while its destination or server is armed (T5). Pure; thresholds.py arms.
+"""Flow control: how fast a sender may send while its destination or server is armed. Pure; thresholds.py arms.
 
 A sender is free, or it has a limit in messages a second. The limit is evaluated every `interval / steps`, a step:
 
@@ -16,6 +16,8 @@ because the sender had nothing to send, is evaluated by the next look.
 
 A limited sender has a *debt*: messages that it has sent and that its limit has not paid for yet. It sends when its debt is
 paid. An idle sender saves nothing up.
+
+Features: T5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

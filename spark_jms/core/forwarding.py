@@ -1,4 +1,4 @@
-"""Forwarding between the members of a distributed queue: which member's messages go where, and when (D5). Pure.
+"""Forwarding between the members of a distributed queue: which member's messages go where, and when. Pure.
 
     a member ...                                                 is
     ------------                                                 --
@@ -10,6 +10,8 @@ Messages whose redelivery is delayed, or that were delivered too often, stay: th
 
 A member whose server did not answer, or is down, is neither, and its wait begins again. Where no member has consumers, nothing
 is forwarded. Each source's messages are shared evenly among the targets.
+
+Features: D5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

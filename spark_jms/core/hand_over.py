@@ -1,4 +1,4 @@
-"""How consumers share members: which records a consumer asks for (C9).
+"""How consumers share members: which records a consumer asks for.
 
 No consumer decides for another. Each one looks at the holders and waiters and asks for the records it lacks; an owner
 hands every requested record over at its next boundary. A consumer asks for:
@@ -8,6 +8,8 @@ hands every requested record over at its next boundary. A consumer asks for:
     every member, in turn                                         with a selector: only it can take its messages
     as many as it has fewer than members // consumers             from the consumers that hold most
     one, where the fewest wait                                    if it holds none, with more consumers than members
+
+Features: C9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The health of background work: what fails now, since when, and when it is tried again (C13).
+"""The health of background work: what fails now, since when, and when it is tried again.
 
     state      event      next       then
     -----      -----      ----       ----
@@ -8,6 +8,8 @@
     failing    success    working    a log line
 
 A failure of background work never fails a caller by itself; `docs/PROMISES.md` names the exceptions.
+
+Features: C13 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The most that destinations and servers have held, also while no process watches (T17). Pure.
+"""The most that destinations and servers have held, also while no process watches. Pure.
 
 A service looks at the domain every few seconds. A look raises marks and adds to what was received:
 
@@ -8,6 +8,8 @@ A service looks at the domain every few seconds. A look raises marks and adds to
 
 Marks are a maximum, and what was received stands beside the sequence that it reaches to. So looks of several processes, and looks
 that are repeated, add nothing twice; a look that is lost is made up for by the next.
+
+Features: T17 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The unfinished parts of units of work of one member, as a consumer knows them from plan to plan (T12). Pure.
+"""The unfinished parts of units of work of one member, as a consumer knows them from plan to plan. Pure.
 
 A million parts may wait for the rest of their units, and a plan comes several times a second. So a plan judges only the parts
 that are *awake*:
@@ -10,6 +10,8 @@ that are *awake*:
 
 What is asleep gets no verdict: only another part can complete its unit, and only time can end it. All parts of a unit are
 awake, or all are asleep.
+
+Features: T12 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

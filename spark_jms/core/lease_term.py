@@ -1,8 +1,10 @@
-"""The terms of a server's lease: the times during which it is held, and those during which it has lapsed (D4).
+"""The terms of a server's lease: the times during which it is held, and those during which it has lapsed.
 
 Terms are counted for each server, from 1, and each follows another in the domain by a file that only one process can create
 (log/server_leases.py). A destination's table has the newest term that it knows. A table never goes back to an earlier term, so
 processes that commit terms late, twice or in the wrong order leave every table at the newest one.
+
+Features: D4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

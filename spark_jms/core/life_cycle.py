@@ -1,4 +1,4 @@
-"""The life-cycle log: what became of messages, in a record set until it is a row of a table (T6).
+"""The life-cycle log: what became of messages, in a record set until it is a row of a table.
 
 A destination with `messageLoggingEnabled` logs events. Those of a subscription come from the transitions of its record set
 (message_state.py), and `LOGGED` says which:
@@ -20,6 +20,8 @@ position is one of 1, 2, 3 … of the record set; the table keeps the position u
 adds nothing. While the table cannot be written the oldest events are dropped beyond a bound: then positions are missing.
 
 `LifeCycle.is_on` and `now_ms` are not stored: the process that takes a record set sets them.
+
+Features: T6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

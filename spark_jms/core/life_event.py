@@ -1,4 +1,7 @@
-"""The events of the life-cycle log (T6): life_cycle.py says where they come from."""
+"""The events of the life-cycle log: life_cycle.py says where they come from.
+
+Features: T6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

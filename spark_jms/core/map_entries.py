@@ -1,4 +1,7 @@
-"""The entries of a column of maps, flat: which row each belongs to, and which entry of a row has a name (C2, C7)."""
+"""The entries of a column of maps, flat: which row each belongs to, and which entry of a row has a name.
+
+Features: C2, C7 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

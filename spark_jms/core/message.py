@@ -1,10 +1,12 @@
-"""The JMS message as columns: in Spark, in a Delta file, and the conversion between them (C2).
+"""The JMS message as columns: in Spark, in a Delta file, and the conversion between them.
 
 A message has 19 columns. A destination's files store fourteen of them; the others follow from the position of the message
 (`member`, `sequence`, `JMSDestination`) and from its deliveries (`JMSRedelivered`, `JMSXDeliveryCount`). Typed properties
 are text in the map `properties`; the vendor property `JMS_JMSQ_Types` names the types other than string
 ("amount:double,count:long"). A map message is JSON in `text`, marked by the vendor property `JMS_JMSQ_BodyType`. Times
 are milliseconds since 1970 UTC, as in JMS; 0 in JMSExpiration means never.
+
+Features: C2, C8 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -144,7 +146,7 @@ FOREIGN_COLUMNS = {"value": "text", "key": "JMSXGroupID", "headers": "properties
 
 def check_sendable(schema: pa.Schema, advice: CastAdvice = IN_SQL) -> None:
     """Raises MessageFormatError for a schema that does not fit messages: unknown or doubled columns, no body, a type that a
-    column cannot have, which the error says how to cast (C2)."""
+    column cannot have, which the error says how to cast."""
     names = schema.names
     unknown = [n for n in names if n not in COLUMNS]
     if unknown:
@@ -416,7 +418,7 @@ def deliver(
     delivery_counts: pa.Int32Array | int,
 ) -> pa.RecordBatch:
     """Stored rows as message columns, exactly of `arrow_schema(columns)`: adds position and delivery count (1 = delivered
-    for the first time) (C2, C8)."""
+    for the first time)."""
     rows = stored.num_rows
     arrays = []
     for name in columns:
@@ -448,7 +450,7 @@ def stored_columns(columns: tuple[str, ...]) -> list[str]:
 
 # -- typed properties as Python values ------------------------------------------------------------------------------------
 def encode_properties(properties: Mapping[str, object] | None) -> dict[str, str] | None:
-    """Python values to the stored text form: bool, int, float and str keep their JMS type (C2)."""
+    """Python values to the stored text form: bool, int, float and str keep their JMS type."""
     if not properties:
         return None
     check_property_names(list(properties))

@@ -1,4 +1,4 @@
-"""Which waiting rows of a process stay in memory, and where in its paging files the others are (T7). Pure.
+"""Which waiting rows of a process stay in memory, and where in its paging files the others are. Pure.
 
 Rows wait in *pieces*: for the commit of their transaction, or for their place in the order of delivery. Pieces are used in about
 the order in which they came, so the newest one is needed last. Therefore the new piece pages when the buffer has no room, and no
@@ -12,6 +12,8 @@ The buffer is not a quota: nothing waits for room in it. Messages in the hands o
 
 Pages are places in *segments*, files of about SEGMENT_BYTES. A place is never used twice. A segment whose pages are all free is
 deleted, so the files have at most the bytes of the pages that are left, and one segment's worth for each of these.
+
+Features: T7 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

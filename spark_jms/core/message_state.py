@@ -1,4 +1,4 @@
-"""The states of a message in a record set, and the table of its transitions (C5, C8, C9). The table executes:
+"""The states of a message in a record set, and the table of its transitions. The table executes:
 `RecordSet._move` looks every change up here.
 
     AVAILABLE   a consumer may claim it
@@ -10,6 +10,8 @@
 
 `redelivers` marks the transitions after which the next delivery is flagged and counted. redelivery.py decides when they
 happen.
+
+Features: C5, C8, C9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Points of time in messages: milliseconds since 1970 UTC (C2). Pure.
+"""Points of time in messages: milliseconds since 1970 UTC. Pure.
 
     given                                      it becomes
     a time with a zone, after 1970             its millisecond; a fraction counts as a whole one
@@ -6,6 +6,8 @@
     a time without a zone                      an error: it is another moment in each zone
 
 So no message comes before its time, and no life becomes none. Durations are rounded by settings/duration.py.
+
+Features: C2 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

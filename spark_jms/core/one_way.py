@@ -1,4 +1,4 @@
-"""One-way sends: which sends need not wait, and what a failed one does to its producer (T11). Pure.
+"""One-way sends: which sends need not wait, and what a failed one does to its producer. Pure.
 
 A connection factory with `oneWaySendMode` lets producers send without waiting. The first rule of UPGRADES that holds makes a send
 two-way: it waits, also for the one-way sends before it. WebLogic's other cases cannot occur here, or concern other calls: XA
@@ -11,6 +11,8 @@ Every `oneWaySendWindowSize`-th send in a row is two-way too. What a one-way sen
     OPEN       DELETED    TWO_WAY    the message is deleted and counted: over quota, paused, its server down
     OPEN       FAILED     CLOSED     the message is lost; the producer is closed, and the application learns it
     TWO_WAY    WAITED     OPEN       a two-way send has succeeded: the condition is over
+
+Features: T11 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

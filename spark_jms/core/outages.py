@@ -1,4 +1,4 @@
-"""Outages: which messages of a replicated distributed topic were sent while a server was down (D6). Pure.
+"""Outages: which messages of a replicated distributed topic were sent while a server was down. Pure.
 
 Such a topic stores a message once, in one of its members, and each server has subscriptions with positions in all members.
 So a server that is down misses a part of each member:
@@ -16,6 +16,8 @@ Once the server is up, its subscriptions get the persistent messages of an outag
 would have kept in memory alone. With `storeEnabled: false` they skip them all.
 
 An outage whose messages have been removed from the table is forgotten with the next commit that takes a server down or up.
+
+Features: D6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pauses: operations of a destination that an administrator has stopped (T14).
+"""Pauses: operations of a destination that an administrator has stopped.
 
 A pause is of one operation, and of the whole destination or of one member. A member is paused while either stands. Pauses
 lie in the table's metadata, beside the subscriptions and apart from the declaration, so each is a commit to the log that
@@ -15,6 +15,8 @@ resume, unless it was due before the pause.
 
 Each pause notes the routing epoch that it began, and a sender the epoch by which it planned; so "before" needs no clock.
 While consumption is paused, no message is claimed. Acknowledging, releasing and browsing continue.
+
+Features: T14 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

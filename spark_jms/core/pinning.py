@@ -1,4 +1,4 @@
-"""To which member of a distributed queue a new receiver or browser is pinned (D3). Pure.
+"""To which member of a distributed queue a new receiver or browser is pinned. Pure.
 
 Each rule narrows what the one above has left, unless it would leave nothing:
 
@@ -6,6 +6,8 @@ Each rule narrows what the one above has left, unless it would leave nothing:
     those on the home server of the connection, with affinity; a browser has none
     those without consumers, for a receiver
     one of them by chance
+
+Features: D3 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

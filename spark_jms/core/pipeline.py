@@ -1,7 +1,9 @@
-"""The pipeline of a consumer: how many of the messages that it claimed it keeps, and how many it should claim (T9).
+"""The pipeline of a consumer: how many of the messages that it claimed it keeps, and how many it should claim.
 
 A consumer claims `messagesMaximum` messages at a time. Together they have at most `maxMessageSize` bytes. The planner chooses by
 the averages of files, which are compressed; the consumer counts what it reads, and returns what is too much.
+
+Features: T9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

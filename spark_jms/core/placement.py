@@ -1,4 +1,4 @@
-"""Where the members of a destination are: their ids, their servers, and the slots of units of order (D1, T10).
+"""Where the members of a destination are: their ids, their servers, and the slots of units of order.
 
 A destination that targets servers has one member on each (uniform). Ids are given once: a server that is removed and added
 again gets a member with a new id, so no record set, offset or acknowledgement ever means another member than it meant.
@@ -10,6 +10,8 @@ again gets a member with a new id, so no record set, offset or acknowledgement e
     removes a server           goes, if it is empty; else it leaves, and goes later
 
 `slots` is the first map of the units of order. When members are added or removed, slots move, and slots.py has the map.
+
+Features: D1, T10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

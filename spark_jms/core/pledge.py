@@ -1,4 +1,7 @@
-"""A pledge: messages of a claim that a transaction acknowledges if its coordinator decides so (T16). transaction.py has the theory."""
+"""A pledge: messages of a claim that a transaction acknowledges if its coordinator decides so. transaction.py has the theory.
+
+Features: T16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Poison messages: which part of a failing batch is delivered next, until the poison message is alone (M4).
+"""Poison messages: which part of a failing batch is delivered next, until the poison message is alone.
 
 Spark replays a batch that its sink could not take, with the same offset, until it succeeds. A *trial* of the batch's claim
 narrows what the replays deliver. Its messages are in a fixed order, by member and then by sequence:
@@ -30,6 +30,8 @@ delivered nothing: the newest copy counts, and its attempt has ended with the dr
 
 An attempt *failed* when Spark stopped the source in the middle of it. When the driver died, nothing is known of the
 messages: deaths are counted apart and narrow nothing.
+
+Features: M4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

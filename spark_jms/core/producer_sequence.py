@@ -1,4 +1,4 @@
-"""Idempotent producers: the messages of a producer id are numbered 1, 2, 3 … in each destination (M1). Pure.
+"""Idempotent producers: the messages of a producer id are numbered 1, 2, 3 … in each destination. Pure.
 
 The destination's table keeps one Delta transaction for each producer id, `producer/<id>`. Its version holds two numbers:
 
@@ -36,6 +36,8 @@ k + 1 as number k after message k has failed, and after a restart it would conti
     COUNTING    UNKNOWN: the outcome of a send is unknown    STOPPED
     STOPPED     RESUMED: the application has read `last`     COUNTING    raise SequenceGapError
     any         FENCED                                       FENCED      raise ProducerFencedError
+
+Features: M1 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

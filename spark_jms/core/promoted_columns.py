@@ -1,4 +1,4 @@
-"""Promoted properties: typed columns of a destination's table beside the map of properties (C7). Pure.
+"""Promoted properties: typed columns of a destination's table beside the map of properties. Pure.
 
 A column repeats what the map says; the map stays the truth. So a selector's answer, and the order of a sorted destination,
 must be the same with the column and without it, whenever the property was promoted. The rule that makes it so:
@@ -13,6 +13,8 @@ A file has none when it was written before the promotion (or after its end), or 
 column cannot take. The column takes the value that a selector sees: whole numbers of any of the four types where they fit,
 float and double where the column has them exactly, text and booleans. A long is no double, as in selectors; text is no
 number. Compaction writes the columns again, by the declaration of that moment.
+
+Features: C7 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

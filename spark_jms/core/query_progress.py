@@ -1,10 +1,12 @@
-"""What a query has claimed and acknowledged, in a record of its own (C9, C18).
+"""What a query has claimed and acknowledged, in a record of its own.
 
 A query holds this record for life, and its handle takes part in every write of the query's claims and acknowledgements.
 So of two instances of one query, as a copied Spark checkpoint makes them, only one can commit anything.
 
 A trial (poison.py) is stored here and not in the claim's record sets: they may be handed over while the batch runs, and a
 failure has to be noted at once.
+
+Features: C9, C18 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A quota: who may send how much, decided by many processes without a server (T1, T2). Pure.
+"""A quota: who may send how much, decided by many processes without a server. Pure.
 
 A quota's ledger is a sequence of entries; each has the whole state after it. A process reads the newest entry N, decides, and
 creates entry N + 1 if there is none: of several processes one succeeds, and the others read again. The state has
@@ -44,6 +44,8 @@ its sender has decided uses the reservation, also where the maximum was lowered 
 
 The exceptions, where usage may exceed the maximum: it was lowered; a destination with messages joined the quota; messages move
 between members of one destination, where they count twice until the transfer has ended.
+
+Features: T1, T2 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

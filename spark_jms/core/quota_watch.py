@@ -1,4 +1,4 @@
-"""How long one process has seen the requests of a quota's ledger unchanged (T1). Pure.
+"""How long one process has seen the requests of a quota's ledger unchanged. Pure.
 
 Senders on other hosts have other clocks, so a process judges by its own: it notes when it has first seen a request as it is now.
 A sender that waits renews its request every few seconds, which changes it. One that has died does not, and one whose reservation
@@ -11,6 +11,8 @@ stays the same has not committed.
 
 A process that lives for less than that, as `jmsq send`, would see no request as old. It takes those for old whose time by the
 clock of their own sender ended ABANDONED_MS ago, far more than clocks differ.
+
+Features: T1 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

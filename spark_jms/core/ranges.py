@@ -1,8 +1,10 @@
-"""Sets of sequence numbers as sorted, disjoint, closed ranges (C5).
+"""Sets of sequence numbers as sorted, disjoint, closed ranges.
 
 The pick of a whole backlog is one range, whatever its size; the pick of a selector may be half a million single numbers.
 Both must be cheap, so the bounds are two arrays of 64-bit integers. Most sets are few ranges, often one: Python combines
 them faster than a call of Arrow would. Many ranges are combined by Arrow's kernels. Values are immutable.
+
+Features: C5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

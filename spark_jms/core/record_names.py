@@ -1,5 +1,8 @@
-"""The names of records in the store (C9, C18). They carry the id of the destination's table, not its name: a destination
-that is dropped and created again starts with records of its own, and renaming one moves nothing."""
+"""The names of records in the store. They carry the id of the destination's table, not its name: a destination
+that is dropped and created again starts with records of its own, and renaming one moves nothing.
+
+Features: C9, C18 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record set: the finished state of one (destination, subscription, member), and all its changes (C5, C8, C9).
+"""The record set: the finished state of one (destination, subscription, member), and all its changes.
 
 Sets represent the states of messages; message_state.py has the table of their transitions:
 
@@ -12,6 +12,8 @@ Sets represent the states of messages; message_state.py has the table of their t
 
 A message is in exactly one of them. Every method returns a new record set and reads neither clock nor disk. The holder of
 the record writes the result to the store in one commit; record_set_form.py has the stored form.
+
+Features: C5, C8, C9, T4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -274,7 +276,7 @@ class RecordSet:
         return replace(self._finish(picks), outbox=self.outbox.appended(row), position=row.position, life=life)
 
     def limited(self, last: int, picks: Ranges, claim: str, epoch: int, now_ms: int) -> RecordSet:
-        """The subscription's limit was applied to the messages up to `last`: available ones make room (T4)."""
+        """The subscription's limit was applied to the messages up to `last`: available ones make room."""
         after = self.discard(picks, LIMIT, claim, epoch, now_ms) if picks else self
         return replace(after, limit=LimitAccount(last, self.limit.dropped + picks.count))
 

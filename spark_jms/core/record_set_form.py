@@ -1,4 +1,4 @@
-"""The stored form of a record set: several objects of one record, so that a change writes only what it changed (C5, C18).
+"""The stored form of a record set: several objects of one record, so that a change writes only what it changed.
 
     key                     value
     ---                     -----
@@ -22,6 +22,8 @@ format version of its own, and what they have finished meanwhile is taken out wh
 
 A claim's object keeps messages of it that were acknowledged later: finished messages are taken out when it is read. So an
 acknowledgement writes the head, one row of the outbox and the chunks it touches, however large the claim is.
+
+Features: C5, C18 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Record sets of format version 1, one JSON value each, as `jmsq upgrade` reads them (C16)."""
+"""Record sets of format version 1, one JSON value each, as `jmsq upgrade` reads them.
+
+Features: C16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

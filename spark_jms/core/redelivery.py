@@ -1,5 +1,5 @@
 """Redelivery: when a claim is revoked, how often and when each of its messages comes again, and when it no longer does
-(C8, C9).
+.
 
 A claim whose session died is revoked at once, unless its consumer can replay the batch: then it is in doubt until the
 consumer comes back or the in-doubt timeout is over. A revoked message goes to another consumer, flagged and counted.
@@ -31,6 +31,8 @@ second time.
 
 A message that was shown more often than the destination's redelivery limit allows (limit 0: once) goes to the error
 destination, or is discarded where there is none.
+
+Features: C8, C9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

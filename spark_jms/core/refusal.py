@@ -1,4 +1,4 @@
-"""Messages that cannot leave their member, because the destination that shall take them refuses them for good (C8). Pure.
+"""Messages that cannot leave their member, because the destination that shall take them refuses them for good. Pure.
 
 A failed message moves to an error destination, and one that cannot be decoded to `jmsq-set-aside`. What prevents that
 
@@ -16,6 +16,8 @@ set keeps a `MessageRefusal` of it until it is finished, or
     unit of work              the destination delivers no units of work   consumers get it, as a single message
 
 `ends` is this table, but for its first row, which another destination decides. target_rules.py finds what breaks a rule.
+
+Features: C8 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The record set that a restored consumer finds (C19). Pure.
+"""The record set that a restored consumer finds. Pure.
 
 A backup reads the store at one moment and each table later. Compared with the table, the record set is old in three ways,
 and `restored` mends each:
@@ -8,6 +8,8 @@ and `restored` mends each:
     a claim is open                                                   its consumer lives in another domain: released, flagged
 
 A message that an open transfer moves stays with its transfer. What was finished at the moment of the store stays finished.
+
+Features: C19 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

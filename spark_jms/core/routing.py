@@ -1,8 +1,10 @@
-"""Routing: the member that a message goes to (C4, D2).
+"""Routing: the member that a message goes to.
 
 A unit of order (JMSXGroupID) hashes to one of 1,024 slots, and a slot belongs to one member, so its messages stay in
 order; paths are the exceptions (unit_paths.py). Other messages go round robin, at random or by weight. Round robin splits a
 batch into equal consecutive shares, which balances as well as single messages do and copies no bodies.
+
+Features: C4, D2 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

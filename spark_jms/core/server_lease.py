@@ -1,4 +1,4 @@
-"""When a server counts as away, and what each process does about it (D4). Pure.
+"""When a server counts as away, and what each process does about it. Pure.
 
 A server is a store; it has no process of its own. So the processes that use the store keep the server's lease: a small file in
 the domain with a token, which they replace while the store answers them. Each process decides by what it sees itself:
@@ -28,6 +28,8 @@ What can go wrong, and what it costs: processes with answers may all be slow whe
 is down although its store answers; senders avoid it until the first process with an answer ends that term, within a second.
 Nothing is lost by it, and no message comes twice: which messages are whose is in the store alone. A process that stood still
 itself, for half of the length, begins to measure again, because the others may have stood still with it.
+
+Features: D4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

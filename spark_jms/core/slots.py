@@ -1,4 +1,4 @@
-"""Which member has which slots of the units of order, and the barriers behind slots that have moved (T10). Pure.
+"""Which member has which slots of the units of order, and the barriers behind slots that have moved. Pure.
 
 A unit of order hashes to one of 1,024 slots, and a slot belongs to one member. When members are added or removed, slots
 move so that each member has its share, and no more of them than that takes. The commit that moves slots sees the last
@@ -35,6 +35,8 @@ A slot that had to stay follows when the barriers in its way are passed. A leavi
 
 Tables of earlier versions have slots that did return: their barriers run in circles, and are kept as they are until they are
 passed, because there the two numbers do split messages that wait.
+
+Features: T10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

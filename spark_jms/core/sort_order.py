@@ -1,4 +1,4 @@
-"""The order of delivery of a sorted destination: its destination keys (T15, C12). Pure.
+"""The order of delivery of a sorted destination: its destination keys. Pure.
 
 A destination without keys is FIFO: messages come in the order of their sequences. With keys, the first key decides, then the
 next, and last the sequence. Messages that lack a key come after the others. Within a unit of order the order of sending
@@ -6,6 +6,8 @@ stays: a message comes no earlier than those of its unit that were sent before i
 
 A key is written `JMSPriority descending` or, for a user property, `amount descending double`. JMSMessageID stands for the
 order of arrival, so `JMSMessageID descending` is LIFO; it costs no more than FIFO.
+
+Features: C12, T15 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

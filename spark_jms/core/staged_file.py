@@ -1,4 +1,7 @@
-"""A data file that is written and not in a log yet (C5)."""
+"""A data file that is written and not in a log yet.
+
+Features: C5, T8 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class StagedFile:
 
     @property
     def has_compressed(self) -> bool:
-        """Bodies of some messages are compressed (T8)."""
+        """Bodies of some messages are compressed."""
         return f'"{COMPRESSED_BODIES}":true' in self.stats
 
     def add_action(self, first_sequence: int, *, data_change: bool) -> dict[str, dict[str, object]]:

@@ -1,4 +1,7 @@
-"""Looking up a step in a state table (T16). A step that the table does not have is refused by name, and changes nothing."""
+"""Looking up a step in a state table. A step that the table does not have is refused by name, and changes nothing.
+
+Features: T16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the files of a destination are compressed (T8).
+"""How the files of a destination are compressed.
 
 All columns are compressed with Snappy. With `storeMessageCompressionEnabled` the bodies, which are `text` and `body`, have the codec
 that `messageCompressionOptions` names instead; headers and properties, which planning and selectors read, stay fast. Parquet has
@@ -6,6 +6,8 @@ no LZF: LZ4, which is as fast, stands for it. Readers find the codec in each fil
 
 The body of a very large message stays uncompressed unless the setting says otherwise: a codec needs as much memory as the body
 once more, and a sender shall need at most three times its size.
+
+Features: T8 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The limit of a subscription: which of its messages make room for new ones (T4). Pure.
+"""The limit of a subscription: which of its messages make room for new ones. Pure.
 
 Messages arrive at a subscription in the order of their sequences. One that finds it full takes the place of the *head*, the
 message that would be delivered first among those that were there before:
@@ -15,6 +15,8 @@ its last part arrived.
 In a log nothing happens at the moment of an arrival. The holder of the record set decides later, for all messages that
 have arrived since it last found too many; `LimitAccount` remembers up to where that was. So a message that was over the limit
 and could not be dropped is not dropped without a new arrival, even when that becomes possible.
+
+Features: T4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The server in the name of a subscription of a replicated distributed topic (D6). Pure.
+"""The server in the name of a subscription of a replicated distributed topic. Pure.
 
     kept as          its positions in all members are          durable
     -------          ----------------------------------        -------
@@ -8,6 +8,8 @@
     billing          each on the server of its member          yes; a topic that is not replicated
 
 So `billing` on one server is another subscription than `billing` on another, as it would be on two topics.
+
+Features: D6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the positions of a subscription are (D6, D7). Pure.
+"""Where the positions of a subscription are. Pure.
 
     the destination is                     the record set of a subscription and a member is on
     ------------------                     -------------------------------------------------------
@@ -7,6 +7,8 @@
     a replicated distributed topic         the server of the subscription: that one has a record set for every member
 
 The messages are always in the destination's table, once.
+
+Features: D6, D7 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

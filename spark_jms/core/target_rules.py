@@ -1,10 +1,12 @@
-"""Which messages of a transfer its target refuses for good, and what counts for its maxMessageSize (C2, C8). Pure.
+"""Which messages of a transfer its target refuses for good, and what counts for its maxMessageSize. Pure.
 
 What was sent counts: not what spark-jms has added since, and what compression has saved does count. So a message that a destination
 has taken fits into every other one with the same limit.
 
 Of a unit of work all messages are refused with the one that breaks a rule: neither the part that moved nor the part that stayed would
 ever be complete.
+
+Features: C2, C8 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Thresholds of a destination or server: when it tells its senders to slow down (T5). Pure.
+"""Thresholds of a destination or server: when it tells its senders to slow down. Pure.
 
 Each of the two measures, messages and bytes, is armed and unarmed by itself, with a band in between that changes nothing:
 
@@ -7,6 +7,8 @@ Each of the two measures, messages and bytes, is armed and unarmed by itself, wi
     armed        armed         armed          unarmed
 
 The destination or server is armed while one of its measures is.
+
+Features: T5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The trace context of W3C in the properties of messages: which sender's span a message belongs to (M5). Pure.
+"""The trace context of W3C in the properties of messages: which sender's span a message belongs to. Pure.
 
 Both names are identifiers, so they are property names of JMS, and selectors, `columns` and Spark can use them. A message keeps the
 context that it was given; baggage is not carried.
+
+Features: M5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

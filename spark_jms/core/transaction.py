@@ -1,4 +1,4 @@
-"""Transactions: sends to several destinations and acknowledgements of several consumers, all or none, exactly once (T16).
+"""Transactions: sends to several destinations and acknowledgements of several consumers, all or none, exactly once.
 
 A commit has a *coordinator*: a record in the domain's home store, `transactions/<slot>`, which one process holds at a time and uses
 for one commit after the other. Its state is a life (`nonce`), the newest number given in it, and the transaction that is open.
@@ -51,6 +51,8 @@ the next message of a unit cannot overtake what the transaction made of the one 
 
 `STEPS` is the second table and `outcome_of_pledge` executes the first. A target that waits (a pause, a quota) or is blocked does
 not keep the other targets from their messages.
+
+Features: T16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

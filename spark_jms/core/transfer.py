@@ -1,4 +1,4 @@
-"""Transfers: messages that move from a record set to other destinations, all or none, exactly once (C18).
+"""Transfers: messages that move from a record set to other destinations, all or none, exactly once.
 
 A transfer is an *intent* in the origin's record set. It names the messages that move and, for each target, the table and
 the files staged there. The intent is durable before anything is appended, so whichever process opens the record next
@@ -23,6 +23,8 @@ appended, there is no way back. `STEPS` is this table, and `next_step` executes 
 A slot has one open intent at a time, and its numbers rise, so a target keeps one transaction for each slot. A record set
 that was lost or restored from an older copy would count from an older number again and read transactions of other
 messages as its own; `nonce` tells its lives apart: a record set that meets a number it has not given takes a new one.
+
+Features: C18 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Checks that the typed properties of a batch can be read back (C2, C20).
+"""Checks that the typed properties of a batch can be read back.
 
 A sender may give the map of properties as it is stored, with the entry JMS_JMSQ_Types ("amount:double,count:long"), as a
 stream does that is piped on. A value that does not have its declared type would make the message undecodable for every
 reader, so the sender gets the error. Values are checked by columns; only a value that fails is looked at by itself.
+
+Features: C2, C20 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

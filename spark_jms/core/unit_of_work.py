@@ -1,4 +1,4 @@
-"""Units of work: messages that are delivered together or not at all (T12). Pure.
+"""Units of work: messages that are delivered together or not at all. Pure.
 
 Three properties make a message part of a unit of work, on a destination that handles them
 (`unitOfWorkHandlingPolicy: SingleMessageDelivery`):
@@ -23,6 +23,8 @@ unfinished messages, in the order of arrival:
     anything else                                             it waits
 
 A unit has its place in the order of delivery where its last part arrived.
+
+Features: T12 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Units of order: which messages wait for an earlier one of their unit (T10). Pure.
+"""Units of order: which messages wait for an earlier one of their unit. Pure.
 
 The messages of a unit are delivered in the order of their sequences, so none is delivered while an earlier one cannot be:
 
@@ -11,6 +11,8 @@ The messages of a unit are delivered in the order of their sequences, so none is
 
 A message that is finished, expired (refused or not) or lost blocks nothing. A topic's subscription finishes what its selector
 refuses.
+
+Features: D5, T10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ def with_default_unit(rows: pa.RecordBatch, unit: str | None) -> pa.RecordBatch:
 
 
 def refuse_units(rows: pa.RecordBatch, destination: str) -> None:
-    """For a destination that forwards messages between its members (D5). Raises MessageFormatError when a sender's row belongs
+    """For a destination that forwards messages between its members. Raises MessageFormatError when a sender's row belongs
     to a unit."""
     units = rows.column("JMSXGroupID")
     if units.null_count < len(units):

@@ -1,4 +1,4 @@
-"""The path service: units of order whose member is down when they begin go to another one, and stay there (T10). Pure.
+"""The path service: units of order whose member is down when they begin go to another one, and stay there. Pure.
 
 `unitOfOrderRouting: path-service`. A unit belongs to the member of its slot (slots.py), as with hashing, unless the table has
 a *path* for it, which names another member. So only exceptions are kept, and while all members are up there are none:
@@ -39,6 +39,8 @@ exist until they end.
 
 Transfers (`jmsq move`, redrive, error destinations) follow the paths that stand when they are appended, and make none. A send to
 `server@destination` does neither.
+
+Features: T10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

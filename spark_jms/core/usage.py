@@ -1,4 +1,4 @@
-"""What a destination holds for its consumers: messages that are not finished, and their bytes (T1, T3). Pure.
+"""What a destination holds for its consumers: messages that are not finished, and their bytes. Pure.
 
 Senders open no store, so they cannot read what consumers have finished. A process that can, publishes for each member what was
 unfinished up to the member's last sequence at that time. A sender adds what its own snapshot of the log has behind that
@@ -16,6 +16,8 @@ Messages in flight, delayed and claimed ones are not finished. A topic's message
 it, and counts once. A publication that is late overstates the usage; nothing understates it.
 
 Bytes are those of the data files. A file counts with all its bytes until all its messages are finished.
+
+Features: T1, T3 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What passed through each destination, minute by minute, and what it held then (T3). Pure.
+"""What passed through each destination, minute by minute, and what it held then. Pure.
 
 Each count has a position up to which the history has it, and the position is written with the count:
 
@@ -10,6 +10,8 @@ Each count has a position up to which the history has it, and the position is wr
 So a round that is repeated adds nothing, whichever process repeats it and wherever it was killed, and a history that begins
 again from the tables has the same sums. `used` is no sum but what was seen last in the window; a window in which it did not
 change and nothing passed has no row.
+
+Features: T3 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

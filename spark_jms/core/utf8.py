@@ -1,4 +1,4 @@
-"""Text whose bytes are not UTF-8 (C2, C20). Pure.
+"""Text whose bytes are not UTF-8. Pure.
 
 Arrow, Parquet and Spark keep such text as it is: Spark's `CAST(value AS STRING)` makes it of any bytes. Python cannot read it. A
 sender's is refused (`first_invalid`). What an earlier version or another writer has stored stops no reader:
@@ -6,6 +6,8 @@ sender's is refused (`first_invalid`). What an earlier version or another writer
     a consumer, a browser            finds the message undecodable, and shows its text as `readable` gives it
     units, selectors, the planner    read names by `readable`, so one message hides no other
     a move                           keeps the bytes: `map_rows` and `map_column` carry them as Python's surrogate escapes
+
+Features: C2, C20 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -29,7 +29,9 @@ _LOOK_S = 0.1
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m spark_jms.demo.receiver", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_jms.demo.receiver", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--name", required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--batch", type=int, required=True, help="most messages of a micro-batch")

@@ -1,4 +1,4 @@
-"""How many messages have expired in each minute, by subscription: a streaming aggregation over the life-cycle table (T6).
+"""How many messages have expired in each minute, by subscription: a streaming aggregation over the life-cycle table.
 
     spark-submit spark_jms/jobs/expired_counts.py --root /data/messages --destination orders \\
       --output /data/expired/orders --checkpoint /data/expired/orders-checkpoint
@@ -7,6 +7,8 @@ The destination has its life-cycle log switched on (`messageLoggingEnabled`); re
 Delta table with the columns subscription, minute and messages, which each batch replaces. Delta and the checkpoint make a
 batch that is repeated after a kill the same batch, so the counts are those of a recount from the life-cycle table, as long as
 that has its rows (`acknowledgementRetention`): what was purged before the first start is not in them.
+
+Features: T6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The services of a domain as Structured Streaming queries (T3, T6, C13).
+"""The services of a domain as Structured Streaming queries.
 
 A service reads logs and record sets itself; the query only decides when. Its source is Spark's `rate`, whose rows no task ever
 reads, and each batch is one round. All that must survive is in the tables and the store, so a query may be killed in any batch,
@@ -6,6 +6,8 @@ and its checkpoint only keeps the number of the batch.
 
 Each service has a query of its own, with a name and a checkpoint; one that ends is started again. A batch costs about 0.1 s of CPU
 time, whatever it does, so no query has a batch more often than every 5 s.
+
+Features: C13, T3, T6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The Delta tables beside a destination's own, of its acknowledgements and of its life-cycle log: their columns (C14, T6)."""
+"""The Delta tables beside a destination's own, of its acknowledgements and of its life-cycle log: their columns.
+
+Features: C14, T6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room for messages in a destination with a quota: what a commit to its log must have (T1). core/quota.py has the theory.
+"""Room for messages in a destination with a quota: what a commit to its log must have. core/quota.py has the theory.
 
     decide on a snapshot -- no quota, or grants cover the files -> commit
             |
@@ -6,6 +6,8 @@
 
 The destination names its quota, or the servers whose quotas count its members, in its own metadata, so the commit that gives it
 another quota orders before or after each send. Members on several servers need room in the quota of each: of all, or of none.
+
+Features: T1 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

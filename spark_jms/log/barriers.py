@@ -1,5 +1,8 @@
-"""Passing barriers of units of order, and forgetting them: commits to the metadata of the destination's table (T10). core/slots.py
-has the rules."""
+"""Passing barriers of units of order, and forgetting them: commits to the metadata of the destination's table. core/slots.py
+has the rules.
+
+Features: T10 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

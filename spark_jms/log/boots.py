@@ -1,10 +1,12 @@
-"""Which boot of each host has written to a domain last (C5).
+"""Which boot of each host has written to a domain last.
 
 ROOT/_jmsq/boots/<host>         the id of the boot
 ROOT/_jmsq/boots/.<host>.lock   held by the process that repairs the domain after a new boot
 
 Only a domain in a directory has them, and only hosts that tell their boot's id (Linux): a host that was booted again may have lost
 what it had not forced to the disk. A container needs a host name that survives the boot.
+
+Features: C5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pauses by which housekeeping lets the application's threads run (C13).
+"""Pauses by which housekeeping lets the application's threads run.
 
 One thread at a time runs Python, and it gives up its turn only after 5 ms unless it waits for something. A sender waits for
 small things some thirty times a send. So beside a thread that computes for 20 ms a send would take 20 ms. Housekeeping
@@ -6,6 +6,8 @@ therefore works in steps of about a millisecond, and sleeps as long as each took
 A sleep of 0 s would not wake the others.
 
 What takes minutes, as the search for a million expired messages, also rests in proportion to its work: consumers need the cores.
+
+Features: C13 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Writing a Delta checkpoint (C13).
+"""Writing a Delta checkpoint.
 
 A Delta checkpoint is a Parquet file with the state of a table at one version: one row for the protocol, one for the
 metadata, one per transaction and active file. `_last_checkpoint` points to the newest one, and new readers start there. Our
 own, because delta-rs, which writes them too, would more than double the size of an installation. It has no tombstones of
 removed files: readers need none, and clean-up has lists of its own (removed_files.py), so a checkpoint costs the same after
 a million removals.
+
+Features: C13 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

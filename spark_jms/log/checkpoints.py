@@ -1,4 +1,4 @@
-"""Delta checkpoints: which ones a log has, and reading one (C3, C5).
+"""Delta checkpoints: which ones a log has, and reading one.
 
 A table is read from its newest checkpoint and the commit files behind it. `_last_checkpoint` names the newest one, but it is
 a hint: it may be lost, damaged or late, and then the listing of the log decides (`LogListing`).
@@ -6,6 +6,8 @@ a hint: it may be lost, damaged or late, and then the listing of the log decides
 A checkpoint has no `commitInfo`, so it does not tell which program made the commits before it. Therefore each of our
 commits notes its own version as a transaction (`NEWEST_OWN_COMMIT`). We never commit on top of a change that we refuse, so
 only the commits behind that version can hold one, and `LogReplay.judge` looks at them.
+
+Features: C3, C5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

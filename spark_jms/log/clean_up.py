@@ -1,4 +1,7 @@
-"""Delta checkpoints, and the deletion of files that are no longer needed (C13)."""
+"""Delta checkpoints, and the deletion of files that are no longer needed.
+
+Features: C13 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

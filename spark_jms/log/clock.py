@@ -1,4 +1,7 @@
-"""Measures the skew of this process's clock against the root's (C17). core/clock_skew.py has the rule."""
+"""Measures the skew of this process's clock against the root's. core/clock_skew.py has the rule.
+
+Features: C17 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The sends of a transaction to one destination: staged together, and admitted before the decision (T16)."""
+"""The sends of a transaction to one destination: staged together, and admitted before the decision.
+
+Features: T16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Committing to a table's log: the only way anything gets into it (C5).
+"""Committing to a table's log: the only way anything gets into it.
 
     refresh -> prepare(snapshot) -> decide(snapshot, prepared) -> append as version + 1 -- created --> Committed
        ^                                                                |
@@ -7,6 +7,8 @@
 `prepare` does all I/O that the decision needs: it stages files, routes them again, asks the store. `decide` is pure: an
 immutable snapshot (and what was prepared) in, a decision out. Each attempt decides on the newest snapshot, so a decision
 never overlooks a transaction that is in the log already, a changed declaration or a removed file.
+
+Features: C5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Compaction: runs of neighbouring files of a member become one file; sequences do not change (C13).
+"""Compaction: runs of neighbouring files of a member become one file; sequences do not change.
 
 `runs` decides what to merge, on the files of an immutable snapshot. The merged file is written without the log's lock; only
 the commit takes it, and checks again that the files are still in the log. A file that cannot be read is left out of the
 runs, named by the monitor, and tried again after growing pauses.
+
+Features: C13 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

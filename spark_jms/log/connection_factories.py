@@ -1,5 +1,8 @@
-"""The connection factories of a domain (D2): one small file for each, ROOT/_jmsq/connection-factories/<name>, which `apply`
-writes. A connection reads its own once, when it is opened."""
+"""The connection factories of a domain: one small file for each, ROOT/_jmsq/connection-factories/<name>, which `apply`
+writes. A connection reads its own once, when it is opened.
+
+Features: D2 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A data file of a destination as the log names it (C3)."""
+"""A data file of a destination as the log names it.
+
+Features: C3 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Applying declarations: destinations created and changed as the module file declares them (C3, C16).
+"""Applying declarations: destinations created and changed as the module file declares them.
 
 A declaration lives in the metadata of the destination's table, so a change is a commit to the log that also orders the
 messages: a sender that routed by an older declaration notices at its commit.
+
+Features: C3, C16, D6, T1, T6, T10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -109,7 +111,7 @@ def _follow_quota(domain: Domain, wanted: Destination) -> None:
 
 
 def follow_server_quotas(domain: Domain) -> None:
-    """Every destination without a quota of its own counts in those of its servers that have one (T1). Repeatable: after an
+    """Every destination without a quota of its own counts in those of its servers that have one. Repeatable: after an
     interrupted `apply`, the next one does the rest."""
     known = domain.quotas.server_quotas()
     limited = {server for server, quota in known.items() if quota.has_maximum}
@@ -183,7 +185,7 @@ def _of_history(destination: Destination) -> Destination:
 
 
 def _begin_life_cycle(domain: Domain, wanted: Destination) -> None:
-    """The life-cycle log is switched on: its table names the messages that are sent from now on (T6)."""
+    """The life-cycle log is switched on: its table names the messages that are sent from now on."""
     if not wanted.message_logging_enabled:
         return
     messages, table = domain.log(wanted.name).refresh(), domain.life_cycle(wanted.name)
@@ -342,7 +344,7 @@ def decide_change(
 
 def _check_subscriptions(now: Destination, after: Destination) -> None:
     """Durable subscriptions on a server of a replicated topic stay possible. Raises MemberRemovalError or
-    InvalidDestinationError (D6)."""
+    InvalidDestinationError."""
     for name in sorted(now.subscriptions) if after.is_replicated else ():
         server = server_of_subscription(name)
         if server not in after.servers_in_use():
@@ -367,7 +369,7 @@ def _span(snapshot: Snapshot, member: int) -> Span:
 
 
 def decide_leaving(wanted: Destination, snapshot: Snapshot) -> Decision | None:
-    """Pure. The members that `wanted` lacks get nothing new, until they are empty and can be removed (T10)."""
+    """Pure. The members that `wanted` lacks get nothing new, until they are empty and can be removed."""
     now = snapshot.destination
     if _is_below_first_members(now, wanted):
         return None  # refused for good: it changes nothing

@@ -1,8 +1,10 @@
-"""Following and appending to a Delta log (C3, C5).
+"""Following and appending to a Delta log.
 
 Reading: `refresh` applies the commit files that were added since the last call. Writing: `append` creates the next commit
 file unless it exists. That put-if-absent is the compare-and-swap on which everything else stands. It costs the same at
 version 10 and at version 5,000, unlike a commit of delta-rs (see docs/ARCHITECTURE.md).
+
+Features: C3, C5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

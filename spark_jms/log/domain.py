@@ -1,4 +1,4 @@
-"""A domain: one root with its destinations, its store and its format version (C3, C14, C16).
+"""A domain: one root with its destinations, its store and its format version.
 
 ROOT/<destination>/                          the Delta table of a destination, unless the register names another path
 ROOT/_jmsq/domain.json                       format version, id, store, interval of the search for expired messages
@@ -23,6 +23,8 @@ ROOT/_jmsq/boots/<host>                      the boot that wrote last: log/boots
 ROOT/_jmsq/lost/<boot>/                      what a loss of power has damaged: log/power_loss.py
 ROOT/_jmsq/store/                            the default file store
 ROOT/_jmsq/stores/<server>/                  the file store of a server
+
+Features: C3, C14, C16, R13, S3, T1, T5, T6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ class Domain:
         return self.storage.get(DOMAIN_FILE) == self._file
 
     def expiration_scan_interval_ms(self) -> int:
-        """As it is declared now (T6); 0: none. Raises DomainError."""
+        """As it is declared now; 0: none. Raises DomainError."""
         data = self.storage.get(DOMAIN_FILE)
         if data is None:
             raise self._unreachable()
@@ -206,7 +208,7 @@ class Domain:
         return self._shared_log(path, f"life cycle of {destination}")
 
     def usage_of(self, destination: str) -> MessageUsage:
-        """The messages of a destination that are not finished, and their bytes, at most (T1, T5). Opens no store: what
+        """The messages of a destination that are not finished, and their bytes, at most. Opens no store: what
         consumers finish shows a moment later. Exact where the destination `measures_usage`; elsewhere all messages in its
         table count. Raises InvalidDestinationError."""
         return self.usages.at(self.log(destination).refresh())
@@ -239,7 +241,7 @@ class Domain:
                     del self._logs[path, name]
 
     def _admit(self) -> None:
-        """ResourceAllocationException while the domain's store is above yellow (R13)."""
+        """ResourceAllocationException while the domain's store is above yellow."""
         if self._admission is None:
             from spark_jms.store.uri import admission_of
 
@@ -256,7 +258,7 @@ class Domain:
 
 
 def store_uri(root: str, store: str, domain_id: str) -> str:
-    """`file` means beside the tables. A database store gets the domain's id, so that no two domains share one (S3)."""
+    """`file` means beside the tables. A database store gets the domain's id, so that no two domains share one."""
     if store == DEFAULT_STORE:
         return f"{root}/_jmsq/store"
     if store.startswith(_JDBC):

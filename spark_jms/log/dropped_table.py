@@ -1,4 +1,7 @@
-"""The end of a table: the commit that drops it, and the deletion of its files (C18, C15)."""
+"""The end of a table: the commit that drops it, and the deletion of its files.
+
+Features: C15, C18 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which destination is the error destination of which, and whether it takes what the other one does (C3, C8)."""
+"""Which destination is the error destination of which, and whether it takes what the other one does.
+
+Features: C3, C8 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reading one data file by ranges of sequences (C3)."""
+"""Reading one data file by ranges of sequences.
+
+Features: C3 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Which units of order the files of one table have, as far as this process has asked (T10).
+"""Which units of order the files of one table have, as far as this process has asked.
 
 Rows never change under a path, so what was read once stays true. While the member of many new units is down, each of their
 sends asks for the same files, and so does each round of housekeeping.
+
+Features: T10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Writing one data file: rows, ordinals, message ids and statistics (C3)."""
+"""Writing one data file: rows, ordinals, message ids and statistics.
+
+Features: C3, T8 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -150,7 +153,7 @@ class FileStatistics:
         self._incomplete: set[str] = set()
         self._unordered: set[str] = set()  # columns with values that have no place between minimum and maximum
         self.rows = 0
-        self.compressed = False  # some bodies are (T8)
+        self.compressed = False  # some bodies are
         self.low: dict[str, Any] = {}
         self.high: dict[str, Any] = {}
         self.nulls: dict[str, int] = {}

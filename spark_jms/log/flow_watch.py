@@ -1,6 +1,8 @@
-"""Whether a destination, or a server that it is on, tells its senders to slow down (T5). core/thresholds.py has the rule.
+"""Whether a destination, or a server that it is on, tells its senders to slow down. core/thresholds.py has the rule.
 
 A process looks at the usage once a second at most, while it sends; and not at all where there are no thresholds.
+
+Features: T5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""The file of a domain's high marks (T17). core/high_marks.py has the rule.
+"""The file of a domain's high marks. core/high_marks.py has the rule.
 
 ROOT/_jmsq/high-marks
 
 It is replaced as a whole, by the services and by an administrator's reset; of two processes that write at once the later one counts,
 and what the other saw is seen again by the next look. A damaged file is like none: the marks begin again.
+
+Features: T17 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Housekeeping keeps a destination small while readers and writers use it (C13).
+"""Housekeeping keeps a destination small while readers and writers use it.
 
 Every change is a commit without data change, which checks again that the files it replaces are still in the log. A file
 that leaves the log stays on disk for the destination's grace, for batches that still read it.
@@ -12,6 +12,8 @@ that leaves the log stays on disk for the destination's grace, for batches that 
 
 Housekeeping is not what a caller asked for, so its failures go to a `Monitor` and never to a sender or a receiver. Each
 step fails and pauses by itself; the others continue.
+
+Features: C13 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""A persistent map: the next one shares most of its entries with the one before (C5).
+"""A persistent map: the next one shares most of its entries with the one before.
 
 Entries lie in a large dict, which all maps of a series share, and a small one with what has changed since. Only the small
 one is copied for the next map; when it has grown, both are joined into a new large one. So with n entries a change costs on
 average half of `_MAX_CHANGED` copied entries and n / `_MAX_CHANGED` joined ones: about the same for 100 and for 10,000.
+
+Features: C5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Which sent messages a destination's life-cycle table lacks (T6).
+"""Which sent messages a destination's life-cycle table lacks.
 
 No send writes to it. A message is sent when the log of the destination's own table has it, so `sent_events` reads the numbers
 of that table: whatever process writes them here, and whenever, no message is missed and none is named twice.
+
+Features: T6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

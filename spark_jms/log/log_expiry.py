@@ -1,4 +1,4 @@
-"""Which files of a log are deleted: its age and its number of versions are bounded (C13).
+"""Which files of a log are deleted: its age and its number of versions are bounded.
 
 The log begins at a checkpoint: commit files and checkpoints of earlier versions are deleted, oldest first. That checkpoint is
 the newest one that is behind one of two bounds:
@@ -9,6 +9,8 @@ the newest one that is behind one of two bounds:
 So a reader of an older version, such as a Delta stream that lags behind or a query with time travel, finds every version of
 the last day while they are few, and always the last 5,000 and those of the last minute. Oldest first, because a writer that
 slept takes the existence of the version before its own as the proof that its own was not deleted.
+
+Features: C13 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

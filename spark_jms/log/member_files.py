@@ -1,4 +1,7 @@
-"""The active files of one member, ordered by sequence (C3)."""
+"""The active files of one member, ordered by sequence.
+
+Features: C3 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The message buffer of a process: rows that wait, in memory or in its paging files (T7).
+"""The message buffer of a process: rows that wait, in memory or in its paging files.
 
 A Context has one for the messages of its transacted sessions and its consumers; a task of Spark has one while it sorts the
 messages of its partition. core/message_buffer.py has the rule of what pages.
+
+Features: T7 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Staging messages: rows are routed to members, and each member's rows go to a file of its own (C4)."""
+"""Staging messages: rows are routed to members, and each member's rows go to a file of its own.
+
+Features: C4, T15 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ class MessageWriter:
         return self.write_normalised(compressed(rows, self._threshold))
 
     def write_normalised(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows of a sorted destination are stored in its order (T15). Returns them so."""
+        """Rows of a sorted destination are stored in its order. Returns them so."""
         rows = with_default_unit(rows, self._default_unit)
         places = self._order.storing(rows) if self._order else None
         if places is not None:

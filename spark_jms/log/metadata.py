@@ -1,4 +1,7 @@
-"""The metaData action by which a destination's declaration enters its table's log (C3)."""
+"""The metaData action by which a destination's declaration enters its table's log.
+
+Features: C3 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Watches background work: counts and logs its failures and paces the retries (C13)."""
+"""Watches background work: counts and logs its failures and paces the retries.
+
+Features: C13 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""The paging files of one process: bytes that left its memory for a while (T7).
+"""The paging files of one process: bytes that left its memory for a while.
 
 The files have no name: the directory shows none of them, and the system deletes them when the process closes them or dies, also
 by `kill -9`. So nothing of an earlier process has to be looked for. On a file system that knows no nameless files (O_TMPFILE) a
 file is created and removed in one step; a process that is killed between the two leaves one without bytes.
+
+Features: T7 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

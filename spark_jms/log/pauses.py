@@ -1,4 +1,7 @@
-"""Pausing and resuming a destination: commits to its table's metadata (T14). core/pause.py has the rules."""
+"""Pausing and resuming a destination: commits to its table's metadata. core/pause.py has the rules.
+
+Features: T14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

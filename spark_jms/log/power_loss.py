@@ -1,4 +1,4 @@
-"""What a loss of power can do to a Delta table in a directory, and the repair (C5).
+"""What a loss of power can do to a Delta table in a directory, and the repair.
 
 A file that was not forced to the disk may be missing, empty, short or full of zeros after a loss of power, whatever was written
 later. So
@@ -11,6 +11,8 @@ What is set aside lies in ROOT/_jmsq/lost/<boot>/, under its path. Messages that
 again: the commit that takes files out of the log records them, and those that a store knows beyond the table's last number, as
 `lost/<member>/<first>`. A data file is whole when it has its size and the end of a Parquet file: the file systems that keep a
 journal give a file its size after its content.
+
+Features: C5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

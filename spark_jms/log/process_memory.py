@@ -1,4 +1,7 @@
-"""How much memory this process may use: the limit of its control group, or what the machine has (T7)."""
+"""How much memory this process may use: the limit of its control group, or what the machine has.
+
+Features: T7 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Purge: files leave the log when every subscription has finished all their messages (C13).
+"""Purge: files leave the log when every subscription has finished all their messages.
 
 A purged file stays on disk for the destination's grace, for batches that still read it; clean-up deletes it.
+
+Features: C13, T1 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def purge(
     messages. `is_done` is asked without the log's lock, on an immutable snapshot: a done message stays done. The commit checks that
     the files are still in the log and that the declaration, with its subscriptions, is the one that was decided on;
     otherwise the purge decides again. `publish` comes before the first removal: a publication that another process has looked for
-    before that is then refused, so usage that falls with the files does not rise again (T1)."""
+    before that is then refused, so usage that falls with the files does not rise again."""
     report = report or HousekeepingReport()
     at_ms = now_ms() if now is None else now
     for _ in range(_MAX_DECISIONS):

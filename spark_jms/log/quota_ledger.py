@@ -1,4 +1,4 @@
-"""The ledger of a quota: numbered files, each created only if there is none (T1). core/quota.py has the theory.
+"""The ledger of a quota: numbered files, each created only if there is none. core/quota.py has the theory.
 
 ROOT/_jmsq/quota-ledgers/<ledger>/<number>     the state after entry <number>, its own mark, and the mark of the entry before it
 
@@ -16,6 +16,8 @@ lists the ledger, and its entry counts only if it is linked to the newest one wi
 A process deletes its own stray and reads again. That of a killed process can be above the newest entry, where the ledger was
 deleted and began again: `read` deletes the newest one if it is not linked to the one before it. So a ledger may be deleted at any
 time.
+
+Features: T1 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

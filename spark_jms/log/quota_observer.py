@@ -1,10 +1,12 @@
-"""What destinations with a quota hold, as a sender looks at their logs for the quota's ledger (T1). core/quota.py has the theory.
+"""What destinations with a quota hold, as a sender looks at their logs for the quota's ledger. core/quota.py has the theory.
 
 A look costs one question for the log's next version and one for the published usage. What follows from both is kept until one of
 them changes.
 
 A destination of the quota that cannot be read (its log is damaged, its folder cannot be opened) keeps in the ledger what it had,
 and the others continue. Only its own senders get the error.
+
+Features: T1 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

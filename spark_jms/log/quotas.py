@@ -1,10 +1,12 @@
-"""The quotas of a domain: their limits, and room for the messages of its senders (T1, T2). core/quota.py has the theory.
+"""The quotas of a domain: their limits, and room for the messages of its senders. core/quota.py has the theory.
 
 ROOT/_jmsq/quotas/<quota>               its settings, which `apply` writes
 ROOT/_jmsq/quota-ledgers/<ledger>/      its ledger: log/quota_ledger.py
 
 A shared quota has one ledger, called as the quota; of one that is not shared, each destination has its own: `<quota>@<destination>`.
 A sender that waits looks at the ledger and at what consumers have published every few milliseconds.
+
+Features: T1, T2 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

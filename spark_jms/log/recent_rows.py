@@ -1,7 +1,9 @@
-"""The rows of small files that this process has written lately: compaction takes them from here and opens no file (C13).
+"""The rows of small files that this process has written lately: compaction takes them from here and opens no file.
 
 Opening and reading a file of one message costs compaction as much as a quarter of its send, in the sender's own process. Rows
 never change under a path, so those in memory are those of the file. What is not here is read from the file.
+
+Features: C13 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

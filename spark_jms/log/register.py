@@ -1,7 +1,9 @@
-"""The register of a domain: which destinations there are, and where their tables lie (C3, C18).
+"""The register of a domain: which destinations there are, and where their tables lie.
 
 One small file for each destination. It names the paths, so a destination that is renamed moves no data, and one that is
 created while its name's path is occupied gets a path of its own.
+
+Features: C3, C18 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data files that left the log: on disk until the grace is over, then deleted (C13).
+"""Data files that left the log: on disk until the grace is over, then deleted.
 
 Which files left the log is in its commit files. Clean-up collects their names in lists, one for each of its rounds, and
 deletes the files of a list, then the list, when the grace of its newest file is over. So a round costs what it collects and
@@ -8,6 +8,8 @@ deletes, whatever stays: a million files that wait are some lists.
 
 A list has the removals up to its version that no earlier list has. Commit files are only deleted up to the newest list
 (log_expiry.py), so a process that continues for another one begins behind it.
+
+Features: C13 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Making the next snapshot: commit files and checkpoint rows applied to the snapshot before them (C3, C5)."""
+"""Making the next snapshot: commit files and checkpoint rows applied to the snapshot before them.
+
+Features: C3, C5 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

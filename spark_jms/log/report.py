@@ -1,4 +1,7 @@
-"""What housekeeping has done (C13)."""
+"""What housekeeping has done.
+
+Features: C13 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Routing staged files again whose members were removed before the commit (C4).
+"""Routing staged files again whose members were removed before the commit.
 
 A member keeps the order of one producer's messages. So the rows of removed members cannot just follow those of the members
 that remain: the rows of one producer, a task or a send, are written again in their order. Each file says in its footer which
 of its producer's rows it has. Only files for members that can be removed need that (those added after the creation), so
 other destinations write none of it.
+
+Features: C4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sending: staged files become messages in one commit (C4, C5).
+"""Sending: staged files become messages in one commit.
 
 What happens on a send:
 
@@ -9,6 +9,8 @@ What happens on a send:
    transaction and the paths of new units.
 4. `commit_prepared` creates the next log file; another writer may be first, then 2 to 4 run again. While insertion is
    paused, or the destination's quota has no room, `send` waits for as long as its caller allows.
+
+Features: C4, C5, R13, T8, M1 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -112,12 +114,12 @@ def send(
     declaration they were routed. When the declaration or a pause has changed since, `reroute` stages them again, which
     makes them new messages; without it only the rows of removed members are routed again, by `balancing`. Of several sends with one
     transaction exactly one counts, and the others delete their files. `numbered`: which of the messages are of producers with an id,
-    in their order (M1). While insertion is paused, or the destination's
+    in their order. While insertion is paused, or the destination's
     quota has no room, this waits up to `wait_s`.
 
     Raises QuotaExceededError, what `new_versions` raises, ProductionPausedError, InsertionPausedError, DestinationReplacedError when
     they were routed for another table, and CommitOutcomeUnknownError when the storage cannot tell whether it has the commit. After
-    any error but the latter nothing was committed. ResourceAllocationException while the domain's store is overloaded (R13)."""
+    any error but the latter nothing was committed. ResourceAllocationException while the domain's store is overloaded."""
     shipment, now = _Send(log, list(staged), routed_by, transaction, reroute, balancing), now_ms()
     deadline = time.monotonic() + wait_s
     room = Room(log, sender, deadline)
@@ -314,8 +316,8 @@ def decide_send(
 
 
 def number(snapshot: Snapshot, files: Sequence[StagedFile], now: int) -> Numbering:
-    """Give the files dense sequences behind each member's last one; txn actions keep the new last ones (C5). The first files
-    with compressed bodies raise the table's format, which earlier releases refuse (T8)."""
+    """Give the files dense sequences behind each member's last one; txn actions keep the new last ones. The first files
+    with compressed bodies raise the table's format, which earlier releases refuse."""
     actions: list[Action] = []
     last: dict[int, int] = {}
     sequences: dict[int, Ranges] = {}

@@ -1,4 +1,4 @@
-"""Housekeeping by senders: a destination that is only written to stays small as well (C13).
+"""Housekeeping by senders: a destination that is only written to stays small as well.
 
 A sender counts versions, and a thread of its own compacts and writes Delta checkpoints. The versions since the last Delta
 checkpoint decide, which are in the log: what one process leaves undone the next one finds.
@@ -11,6 +11,8 @@ checkpoint decide, which are in the log: what one process leaves undone the next
 
 At most one task for each destination waits. Failures are logged, and published in the domain for `jmsq stat`, because a sink
 has no store; they never reach the sender.
+
+Features: C13 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

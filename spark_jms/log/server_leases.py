@@ -1,9 +1,11 @@
-"""The files of the servers' leases (D4): core/server_lease.py has the theory.
+"""The files of the servers' leases: core/server_lease.py has the theory.
 
 ROOT/_jmsq/leases/<server>      the token of the last renewal, and the mark of a challenge
 
 A process replaces the whole file. Of two that do so at once the later one counts: a renewal that is lost is made again, because
 the mark is still there, and a mark that is lost was answered.
+
+Features: D4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Taking a server down and up: a commit to the table of each destination that is on it (D4).
+"""Taking a server down and up: a commit to the table of each destination that is on it.
 
 A server is down for a destination once its table says so: because an administrator has stopped it, or because its lease has
 lapsed (core/server_lease.py). The two are kept apart, so the end of one does not end the other. The commit begins a new routing
 epoch, so it is ordered with the messages: senders that planned before it route again at their commit, and whatever commits
 after it obeys it. Of a replicated topic it also begins or ends an outage (core/outages.py).
+
+Features: D4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

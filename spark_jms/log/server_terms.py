@@ -1,9 +1,11 @@
-"""The terms of the servers' leases, in the domain (D4): core/lease_term.py has the theory.
+"""The terms of the servers' leases, in the domain: core/lease_term.py has the theory.
 
 ROOT/_jmsq/lease-terms/<server>/<number>         since when the lease has lapsed, or that it is held
 ROOT/_jmsq/lease-terms/<server>/<number>.done    all destinations have this term
 
 A term begins when one process has created its file. The files before the newest one are deleted.
+
+Features: D4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The servers of a domain (D1, M10): names, each with a store of its own, for the record sets of the members on it.
+"""The servers of a domain: names, each with a store of its own, for the record sets of the members on it.
 
 One small file for each: ROOT/_jmsq/servers/<name>. The store in it is never changed. The server `home` has none: its store is the
 domain's own.
+
+Features: D1, T5, M10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ STOPPED = "_jmsq/stopped-servers"
 @dataclass(frozen=True)
 class ServerEntry:
     """`store` as the module file has it: `file`, a path or a URI. `lease_ms`: so long a store may be silent before its server
-    counts as away. `thresholds`: of flow control (T5)."""
+    counts as away. `thresholds`: of flow control."""
 
     store: str
     lease_ms: int = DEFAULT_LEASE_MS

@@ -1,10 +1,12 @@
-"""Which statistics of our files other programs may use (C3). Pure.
+"""Which statistics of our files other programs may use. Pure.
 
 Each file has statistics of some columns, which our planner, purge and expiration need: bounds of JMSXGroupID where its values are
 short, of a promoted property where it is complete, and so on. Delta allows that: a column without bounds may have any values.
 Programs on delta-rs do not: in a file that has bounds of one column, a column without bounds is NULL to them, so a filter on it
 finds no row. Delta's own property of the table names the columns whose statistics count, and all programs respect it. So it
 names those of which every file has bounds: never NULL, and numbers, which have them whatever their value.
+
+Features: C3 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""A destination's table at one version of its log: files by member, last sequences, transactions (C3, C5).
+"""A destination's table at one version of its log: files by member, last sequences, transactions.
 
 A snapshot is immutable. `DeltaLog` holds the newest one; `Replay` makes the next one from a commit file. Whatever
 decides on a snapshot therefore decides on one version, even if other threads follow the log meanwhile.
+
+Features: C3, C5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ class Snapshot:
         return DROPPED in (self.metadata.get("configuration") or {})
 
     def last_sequence(self, member: int) -> int:
-        """The last number given in this member; it outlives the files (C5)."""
+        """The last number given in this member; it outlives the files."""
         return self.transactions.get(f"{SEQUENCE_PREFIX}{member}", 0)
 
     def numbered_members(self) -> set[int]:

@@ -1,4 +1,7 @@
-"""Data files that are written and not in the log yet: a sender owns them until it commits or deletes them (C5, C13)."""
+"""Data files that are written and not in the log yet: a sender owns them until it commits or deletes them.
+
+Features: C5, C13 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

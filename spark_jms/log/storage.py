@@ -1,4 +1,4 @@
-"""The port through which every file of a domain is reached, and the clock of stored times (C5, C17).
+"""The port through which every file of a domain is reached, and the clock of stored times.
 
 `LocalStorage` (a directory) and `ObjectStorage` (an object store) implement it. The log needs one thing of both: a
 `create` that writes a whole file, and only if there is none. An object store's answer to that can mislead:
@@ -10,6 +10,8 @@
     an error           ours, or none yet
 
 So `settled` looks after each of these answers, and every storage that can mislead creates files through it.
+
+Features: C5, C17 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ def _unknown(storage: Storage, path: str, failure: OSError | None) -> WriteOutco
 
 
 def now_ms() -> int:
-    """The one clock of stored times (C17): this process's wall clock, in milliseconds since 1970 UTC."""
+    """The one clock of stored times: this process's wall clock, in milliseconds since 1970 UTC."""
     return time.time_ns() // 1_000_000
 
 

@@ -1,4 +1,7 @@
-"""Durable subscriptions of a topic: made and dropped by commits to its table's metadata (C10)."""
+"""Durable subscriptions of a topic: made and dropped by commits to its table's metadata.
+
+Features: C10 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

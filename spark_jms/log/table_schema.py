@@ -1,4 +1,7 @@
-"""A table's columns and first commit in the words of Delta's log (C3)."""
+"""A table's columns and first commit in the words of Delta's log.
+
+Features: C3 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

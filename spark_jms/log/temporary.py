@@ -1,4 +1,4 @@
-"""Temporary destinations: tables that go with the context that created them (C15).
+"""Temporary destinations: tables that go with the context that created them.
 
 ROOT/_jmsq/temporary/owners/<name>      the owner's session in the domain's store
 ROOT/_jmsq/temporary/tables/<name>/     the tables of its messages and of its acknowledgements
@@ -11,6 +11,8 @@ to one; only its owner opens it for anything else, and keeps its record sets in 
 
 The owner deletes. When it has died, its session is dead for good, and housekeeping deletes in its place. A deletion that
 was interrupted anywhere is repeated by the next round.
+
+Features: C15 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

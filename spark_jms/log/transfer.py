@@ -1,6 +1,8 @@
-"""A transfer at its target: files staged, appended or refused by one commit of the target's log (C18).
+"""A transfer at its target: files staged, appended or refused by one commit of the target's log.
 
 core/transfer.py has the rules. Nothing here deletes a file that the log may name: two processes may finish one transfer.
+
+Features: C18 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

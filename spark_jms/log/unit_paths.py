@@ -1,4 +1,7 @@
-"""Paths of units of order in a destination's log: made by sends, ended by housekeeping (T10). core/unit_paths.py has the rules."""
+"""Paths of units of order in a destination's log: made by sends, ended by housekeeping. core/unit_paths.py has the rules.
+
+Features: T10 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

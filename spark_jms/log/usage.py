@@ -1,4 +1,4 @@
-"""The usage of destinations as senders read it, without a store (T1, T3, T5). core/usage.py has the rule.
+"""The usage of destinations as senders read it, without a store. core/usage.py has the rule.
 
 ROOT/_jmsq/published-usage/<table id>/<number>     what was unfinished when a process with the record sets looked
 
@@ -6,6 +6,8 @@ The newest number counts. A process reads it, looks at the record sets, and crea
 what is published never becomes older, however long a process stands still in between. The one that was late looks again. Files
 before the newest one are deleted; one that is created late, below the newest, is never read. A missing or damaged file is like
 none: all messages in the log then count.
+
+Features: T1, T3, T5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

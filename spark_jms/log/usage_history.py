@@ -1,10 +1,12 @@
-"""The table of the usage history: one Delta table of a domain, one row for each destination and minute (T3).
+"""The table of the usage history: one Delta table of a domain, one row for each destination and minute.
 
 ROOT/_jmsq/usage-history/    its partition `member` is the hour, counted from 1970
 
 A file has all windows of one hour. One that cannot be read stays beside the file with those that follow, for an administrator to
 restore. A change writes the files of its hours again and takes out the old ones, in one commit, which also
 keeps the positions (core/usage_history.py) and ends the hours that are older than 30 days.
+
+Features: T3 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Wakes receivers when a log of this host gets a commit (C11).
+"""Wakes receivers when a log of this host gets a commit.
 
 The operating system reports new files of a local directory (inotify). It does not report what another host writes to a
 network file system, and object stores report nothing. So a watch only shortens the wait: receivers poll as well, and poll
 often until a watch has proved that it sees the commits of their log.
+
+Features: C11 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The figures of a domain as a collector of prometheus_client (M5)."""
+"""The figures of a domain as a collector of prometheus_client.
+
+Features: M5 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Every metric of a domain: its name, its labels, and how a sample gives its values (M5). Pure.
+"""Every metric of a domain: its name, its labels, and how a sample gives its values. Pure.
 
 Names follow Prometheus: base units, `_total` for what only grows, a time as seconds since 1970. Messages are never labels, nor are
 consumers, sessions and claims; subscriptions that are not durable come and go, so they are one series.
+
+Features: M5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Serving metrics over HTTP: localhost without a token, any other address only with one (M5)."""
+"""Serving metrics over HTTP: localhost without a token, any other address only with one.
+
+Features: M5 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
 """The settings of a connection factory: how the senders and receivers of its connections choose among the members of a
-distributed destination (D2, D3), how many messages its consumers claim at a time (T9), whether its senders wait (T11), and
-its flow control (T5). The keys have JMS's own names in WebLogic, in camel case.
+distributed destination, how many messages its consumers claim at a time, whether its senders wait, and
+its flow control. The keys have JMS's own names in WebLogic, in camel case.
 
 To add a key, add a line at the end of ConnectionFactory, and run `make docs`. Stored ones that lack the key have its default.
+
+Features: D2, D3, T5, T9, T11 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -191,7 +193,7 @@ class ConnectionFactory(Table):
         return OptionError(f"{row.name} of a connection factory is {value!r}, but must be {allowed}")
 
     def pipeline(self, *, listener: bool, topic: bool) -> int:
-        """How many messages a consumer claims at a time that gives no `prefetch`; NO_LIMIT: any number (T9)."""
+        """How many messages a consumer claims at a time that gives no `prefetch`; NO_LIMIT: any number."""
         prefetches = listener or self.synchronous_prefetch_mode == PREFETCH_ENABLED
         if not prefetches and not (topic and self.synchronous_prefetch_mode == PREFETCH_OF_TOPICS):
             return 1

@@ -1,4 +1,7 @@
-"""Settings as `jmsq describe` shows them: of one destination with their values, or all there are (C14, C16)."""
+"""Settings as `jmsq describe` shows them: of one destination with their values, or all there are.
+
+Features: C14, C16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The settings of a destination (C3, C16): keys of the module file, stored in the metadata of the destination's table.
+"""The settings of a destination: keys of the module file, stored in the metadata of the destination's table.
 
 To add a key, add a line at the end of DestinationSettings, and run `make docs`. Stored tables that lack the key have its
 default.
+
+Features: C3, C16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A destination key: a header or property by which a destination is sorted, and the direction (T15)."""
+"""A destination key: a header or property by which a destination is sorted, and the direction.
+
+Features: T15 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

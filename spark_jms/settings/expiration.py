@@ -1,4 +1,7 @@
-"""What happens to expired messages, and what is logged of them (T6)."""
+"""What happens to expired messages, and what is logged of them.
+
+Features: T6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

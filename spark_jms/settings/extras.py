@@ -1,7 +1,9 @@
-"""The extras of an installation, and the error for a part whose packages are not installed (C11).
+"""The extras of an installation, and the error for a part whose packages are not installed.
 
 `pip install spark-jms` brings the client and `jmsq`. Everything else imports its packages inside `needs(extra)`, or is
 reached through it, so that a missing one is named together with the command that installs it.
+
+Features: C11 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The options of format("jmsq") (C1, C6, C7). To add one, add a line to Options."""
+"""The options of format("jmsq"). To add one, add a line to Options.
+
+Features: C1, C6, C7 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

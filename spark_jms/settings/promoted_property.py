@@ -1,4 +1,7 @@
-"""A promoted property: a property of messages that is also a column of the destination's table (C7)."""
+"""A promoted property: a property of messages that is also a column of the destination's table.
+
+Features: C7 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

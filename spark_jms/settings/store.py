@@ -1,6 +1,8 @@
-"""The settings of stores (R3, R13, S1): variables of a daemon and its door, thresholds, options of store URIs.
+"""The settings of stores: variables of a daemon and its door, thresholds, options of store URIs.
 
 The store imports this module. It must not import other tables.
+
+Features: R3, R13, S1 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The names and defaults of WebLogic's texts on tuning and distributed destinations, and the settings that stand for them (T18).
+"""The names and defaults of WebLogic's texts on tuning and distributed destinations, and the settings that stand for them.
 
 `make docs` writes them into docs/OPTIONS.md. A setting that is not there yet is shown as "not yet", until a table of settings
 has it: nothing is to be changed here when it is added.
+
+Features: T18 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

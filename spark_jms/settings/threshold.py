@@ -1,4 +1,7 @@
-"""Pairs of thresholds, high and low, of destinations and servers (T5)."""
+"""Pairs of thresholds, high and low, of destinations and servers.
+
+Features: T5 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

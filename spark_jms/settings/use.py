@@ -1,4 +1,7 @@
-"""The uses of format("jmsq"), by the names that Spark gives them (C6)."""
+"""The uses of format("jmsq"), by the names that Spark gives them.
+
+Features: C6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

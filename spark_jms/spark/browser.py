@@ -1,4 +1,4 @@
-"""Batch reads: browsing never consumes (C1, C13, C16). The option `view` selects the rows:
+"""Batch reads: browsing never consumes. The option `view` selects the rows:
 
 messages          unfinished messages of the queue, or of the topic's `subscription`
 all               every message still in the table
@@ -7,6 +7,8 @@ claims            messages that consumers have claimed
 subscriptions     position and backlog of each subscription and member
 events            what became of messages: the life-cycle log
 usage             what passed through the destination in each minute, and what it held
+
+Features: C1, C13, C16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

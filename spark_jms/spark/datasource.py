@@ -1,4 +1,7 @@
-"""format("jmsq"): the entry point for Spark (C1). This module is cheap to import; each method imports what it needs."""
+"""format("jmsq"): the entry point for Spark. This module is cheap to import; each method imports what it needs.
+
+Features: C1 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

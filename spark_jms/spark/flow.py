@@ -1,10 +1,12 @@
-"""Flow control of a query's sink (T5). core/flow_control.py has the rules.
+"""Flow control of a query's sink. core/flow_control.py has the rules.
 
 Spark makes a new writer for each batch, and a new process may commit it, so the pace of a query stands in a file under the
 query's id. A commit waits until the batches before it are paid for, in bounds; its own messages then join the debt, once for
 each batch, however often Spark repeats its commit.
 
 ROOT/_jmsq/flow/<table id>/<query id>     JSON: the newest batch, the pace, what is armed; none while the query is free
+
+Features: T5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""A view or DataFrame over `format("jmsq")` that shows what is there now (C1).
+"""A view or DataFrame over `format("jmsq")` that shows what is there now.
 
 Spark 4.2 keeps the partitions that a Python reader has planned with the table of the plan (`PythonDataSourceV2.readInfo`), for
 all reads of every view and DataFrame made from it. They are planned once, on the driver: to plan in the tasks instead would make
 each executor open the store, and give each task a snapshot of its own. `REFRESH TABLE` does not reach them. So this clears
 what Spark keeps, and the next read plans again: one snapshot for all its tasks, as the first read had.
+
+Features: C1 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Parses the options of format("jmsq"), which `spark_jms/settings/options.py` declares (C1, C6, C7)."""
+"""Parses the options of format("jmsq"), which `spark_jms/settings/options.py` declares.
+
+Features: C1, C6, C7, M4 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -136,7 +139,7 @@ def check_written(options: Options, columns: Sequence[str]) -> None:
 
 
 def check_streaming(options: Options) -> None:
-    """Raises OptionError for a sink that is not declared idempotent, when batches shall be narrowed (M4)."""
+    """Raises OptionError for a sink that is not declared idempotent, when batches shall be narrowed."""
     if options.on_poison == "isolate" and not options.idempotent_sink:
         raise OptionError(
             "option onPoison is 'isolate', which repeats a batch with fewer messages: a sink that does not take each batch "

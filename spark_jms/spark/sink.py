@@ -1,14 +1,16 @@
-"""Sending from Spark: tasks write files, and the driver turns them into messages in one commit (C1, C4, C5).
+"""Sending from Spark: tasks write files, and the driver turns them into messages in one commit.
 
 A micro-batch is the transaction (query id, batch id): the log holds its commit once, however often Spark repeats the
 batch. A batch write has no such identity, because two writes in one foreachBatch share the query's; only `txnAppId` and
 `txnVersion` make it repeatable.
 
 While production is paused, a new batch fails by name before it writes; one that was planned before the pause is committed.
-While insertion is paused (T14), or the destination's quota has no room (T1), a batch waits at its commit for `sendTimeout`, at
+While insertion is paused, or the destination's quota has no room, a batch waits at its commit for `sendTimeout`, at
 most as long as its staged files are safe from clean-up, and then fails by name. Spark interrupts a task, but no commit: a query
 that is stopped meanwhile ends after the wait. A task must not wait instead, because it would keep a core from the query that makes
 the room.
+
+Features: C1, C4, C5, T1, T5, T14 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -150,7 +152,7 @@ class _Writer:
                 discard(storage, message.files)
 
     def _keep_pace(self, flow: SinkFlow, staged: Sequence[StagedMessage], batch_id: int) -> None:
-        """Wait while flow control keeps the batch back (T5), for half as long as its staged files are safe from clean-up."""
+        """Wait while flow control keeps the batch back, for half as long as its staged files are safe from clean-up."""
         if self.destination.thresholds or self.destination.servers:
             files = [file for message in staged for file in message.files]
             longest_s = patience_ms(files, self.destination, now_ms()) / 2000

@@ -1,7 +1,9 @@
-"""The streaming source: a batch has one partition per member, and the offset is the batch (C1, C4, C5, C6, C8).
+"""The streaming source: a batch has one partition per member, and the offset is the batch.
 
 The reader lives in one process on the driver per query and keeps the claims. Tasks get everything they need in their
 partition.
+
+Features: C1, C4, C5, C6, C8, T13, M4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -281,7 +283,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return batch.to_json() if batch is not None else start
 
     def _limits(self, subscriber: AnySubscriber) -> Limits:
-        """Where no minMessagesPerTrigger is given, with the destination's messagingPerformancePreference (T13)."""
+        """Where no minMessagesPerTrigger is given, with the destination's messagingPerformancePreference."""
         from spark_jms.core.batch import Limits
         from spark_jms.core.batching import query_limits
 
@@ -425,7 +427,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Spark calls this when the query ends, and when the driver has died. Only Spark sends the signal: then it has given
-        up the batch that it was processing (M4)."""
+        up the batch that it was processing."""
         with self._calls:
             self._end(failed=True)
 

@@ -7,9 +7,11 @@
     LEAVING   its client is back                            ALIVE
     any       its process is known to have ended            DEAD
 
-The engine can look up a process of its own host, so the records of a killed process are free at once (R8). A session that
+The engine can look up a process of its own host, so the records of a killed process are free at once. A session that
 a new engine finds in the ledger is ALIVE for session_timeout_ms, so that its client can come back. The engine calls `tick`
 several times a second: a longer silence means that the engine itself was stopped.
+
+Features: R8 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

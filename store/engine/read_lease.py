@@ -1,4 +1,4 @@
-"""What lets an engine answer a read from its memory: proof that it still owns the store (C9, S4, S6, R8).
+"""What lets an engine answer a read from its memory: proof that it still owns the store.
 
 Theory. An engine that was stopped does not know it, and another process may have become the engine meanwhile. A write cannot
 be kept then, because the persistence refuses it. A read asks no other process, so it needs a proof of its own.
@@ -14,6 +14,8 @@ wakes.
 
 The two periods differ because the clocks of two machines do not run at exactly the same rate. A suspended machine's clock
 counts on. A virtual machine that its host stops, clock included, is not covered.
+
+Features: C9, R8, S4, S6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@ Every write is one of two kinds, and both share physical writes through one grou
 process, which runs inside the write, and a proposal of a client in another process, which the log checks. Readers never
 wait for the disk; now and then one waits for a proof that this process still owns the store (read_lease.py). One background
 thread, the keeper, watches which sessions are alive, and closes the persistence at the end. When the engine loses its
-ownership it is disabled: it writes nothing more and answers no question (S6).
+ownership it is disabled: it writes nothing more and answers no question.
+
+Features: S6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

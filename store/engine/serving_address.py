@@ -1,4 +1,7 @@
-"""Where an engine serves the other processes: an address, and TLS around the connections beyond this machine (R17, S3)."""
+"""Where an engine serves the other processes: an address, and TLS around the connections beyond this machine.
+
+Features: R17, S3 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the bytes of a journal mean when not all of them are good (S9). Pure.
+"""What the bytes of a journal mean when not all of them are good. Pure.
 
     what is damaged                       where                                         judgement
     a section other than the head of      a frame follows, or it was acknowledged       damage of one record set, which the head
@@ -14,6 +14,8 @@ Zeros behind the last frame are its reserve (reserve.py), not damage.
 
 A frame is written only when the one before it is complete, so only the last one can be torn. The lock file (lock.py) knows
 the acknowledged length. Without it the length counts as 0, and damage of the last frame looks like a torn write.
+
+Features: S9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

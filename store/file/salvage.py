@@ -1,4 +1,4 @@
-"""What is readable of a damaged journal, up to and around the damage (S9). Changes nothing and takes no lock.
+"""What is readable of a damaged journal, up to and around the damage. Changes nothing and takes no lock.
 
 Theory. Values in the journal are absolute, so a key that was written after the damage is right again; whether a lost entry
 changed another key is unknown. For a damaged section the record set is known: it *may* have lost changes, and its epoch is
@@ -8,6 +8,8 @@ byte. An entry that does not fit what is left, and a waiter that was dropped, hi
 of all these, so every old owner stays fenced.
 
 A record set that was already refused when the journal was compacted is taken from the journal of that time, which was kept.
+
+Features: S9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

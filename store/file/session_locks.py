@@ -1,9 +1,11 @@
 """Which sessions are alive: one file per session, locked by its process for the session's whole life, with a heartbeat in it.
 
 A session is alive while its file is locked and its heartbeat is fresh. The operating system drops the lock when the
-process dies (crash, kill -9), so other sessions can take what it held at once (R8). The heartbeat goes stale when the
+process dies (crash, kill -9), so other sessions can take what it held at once. The heartbeat goes stale when the
 process is stopped and cannot report that. The file carries the time-out that its owner promised, and every process judges
 the session by that time-out.
+
+Features: R8 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The administration of a store in a database. Nothing here takes the engine's lock (C16, S1, S4)."""
+"""The administration of a store in a database. Nothing here takes the engine's lock.
+
+Features: C16, S1, S4 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
 """Connections to the database, and what its errors mean. The only file that knows both drivers.
 
-Keepalive (S8). On PostgreSQL every connection sets keepalives on both ends: on the client (libpq), so that an engine notices
+Keepalive. On PostgreSQL every connection sets keepalives on both ends: on the client (libpq), so that an engine notices
 within `statement_limit_s` that the database is gone, and on the server, so that the database notices within
 `orphan_limit_s` that the engine is gone and drops its lock. With the system's default that takes two hours. A proxy or
 firewall that swallows everything keeps the TCP connection alive for the kernel; so a watchdog thread cuts a connection that
 waits longer than `statement_limit_s` for an answer.
+
+Features: S8 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

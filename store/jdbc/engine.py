@@ -1,9 +1,11 @@
-"""The messaging engine of a data store: one process at a time, for as long as it holds the lock (S3 to S8).
+"""The messaging engine of a data store: one process at a time, for as long as it holds the lock.
 
 Its states are the table ENGINE_STATES (states.py). A disabled or hung engine cannot write, and this does not depend on that
 engine noticing: each write reads SIBOWNER in its own transaction, under a lock that excludes a new owner (persistence.py).
 An engine that only *hangs* still holds its lock, and no other process takes over until the hung process is ended; the log
 names that process.
+
+Features: S3, S4, S5, S6, S7, S8 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How a process finds the engine of a data store, or becomes it. The roles are the table ROLES (states.py)."""
+"""How a process finds the engine of a data store, or becomes it. The roles are the table ROLES (states.py).
+
+Features: S5 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -141,7 +144,7 @@ class JdbcFinder(EngineFinder):
         return self._engine.server
 
     def _wait(self, event: RoleEvent, why: str) -> None:
-        """One pause before the next attempt; the error of AT_THE_LIMIT after retry_limit_s of them (S5)."""
+        """One pause before the next attempt; the error of AT_THE_LIMIT after retry_limit_s of them."""
         self._role.step(event)
         waited_s, limit_s = self._retry.waited_s(), self.settings.retry_limit_s
         if self._retry.is_log_due():

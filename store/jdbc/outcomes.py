@@ -1,10 +1,10 @@
-"""SIBXACTS: the outcomes of the last commits, and the prepared transactions (S2). Pure.
+"""SIBXACTS: the outcomes of the last commits, and the prepared transactions. Pure.
 
     state        xid                     data                                     kept
     COMMITTED    g: base : first token   the tokens of the appends of one batch   the last OUTCOMES_KEPT (writing.py)
     PREPARED     x: its id               the promised changes, in sections        until it is resolved
 
-A damaged row is left as it is, and (S9)
+A damaged row is left as it is, and
 
     COMMITTED, identity matches        nothing is refused. The tokens are unknown, so the outcome of every append of that time
                                        that no other row names is unknown, never "not committed"
@@ -15,6 +15,8 @@ A damaged row is left as it is, and (S9)
 
 `identity` covers xid, state, base and position; `checksum` covers these and the data. Each batch begins at the position where
 the one before it ended. At a gap a row is missing, and every outcome before the gap is unknown too.
+
+Features: S2, S9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

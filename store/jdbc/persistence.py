@@ -1,4 +1,4 @@
-"""How the engine keeps its ledger in the database: load it, append to it, and never when another may own it (S2, S4, S6).
+"""How the engine keeps its ledger in the database: load it, append to it, and never when another may own it.
 
 One append is one transaction: lock SIBOWNER so that the owner cannot change (ROW SHARE on PostgreSQL; on SQLite the shared
 lock of the third connection does it), read INC_UUID, write the rows, write the outcome into SIBXACTS, commit. So an engine
@@ -12,6 +12,8 @@ resolved.
 
 The engine finds damage only while it loads the store; restoration.py and outcomes.py decide what is refused. It never
 changes or removes a damaged row, except the row of the engine, which every engine writes again.
+
+Features: S2, S4, S6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

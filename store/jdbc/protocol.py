@@ -1,4 +1,4 @@
-"""How an engine gets the lock of its data store, step by step (S4). STEPS is the protocol: the code executes it, and
+"""How an engine gets the lock of its data store, step by step. STEPS is the protocol: the code executes it, and
 docs/DATA-STORES shows it.
 
     connection  lock                             from   to
@@ -17,6 +17,8 @@ SQLite has no table locks, only locks on a whole file. So SIBOWNER0 and SIBOWNER
 `BEGIN EXCLUSIVE` there is the exclusive lock, a read transaction the shared one. The order is the same, with three
 differences: the locks belong to the operating system, so they fall with the process and are never orphaned; they hold on one
 host; and SIBOWNER cannot be read while it is locked exclusively.
+
+Features: S4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From the rows of the SIBnnn tables back to ledger entries, and what damaged rows cost (S1, S9). Pure.
+"""From the rows of the SIBnnn tables back to ledger entries, and what damaged rows cost. Pure.
 
 A damaged row stays in its table as it is, and
 
@@ -6,6 +6,8 @@ A damaged row stays in its table as it is, and
     persistent; identity or checksum matches             its record set is refused: the parent, or the row's own
     persistent; neither matches                          the whole store is refused: its record set is unknown
     persistent; the record set has no readable row       the whole store is refused: the name is unknown
+
+Features: S1, S9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

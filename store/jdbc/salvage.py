@@ -1,9 +1,11 @@
-"""What is readable of a damaged store in a database (S9). Pure.
+"""What is readable of a damaged store in a database. Pure.
 
 Salvage leaves out and names each row whose checksum does not match. When the row of a record set is damaged, it leaves out
 the objects of that record set as well. The identity of a damaged row tells which record set it belonged to; when the
 identity does not match either, salvage names the record set that the row refers to and every other one with which the
 checksum would match. Of a prepared transaction it keeps the undamaged parts.
+
+Features: S9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Whether all tables of a store exist and list what they should, and creating them (S1, S3). A refusal changes nothing."""
+"""Whether all tables of a store exist and list what they should, and creating them. A refusal changes nothing.
+
+Features: S1, S3 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Parses a jdbc URI (S1, S6, S8). `spark_jms/settings/store.py` declares its options.
+"""Parses a jdbc URI. `spark_jms/settings/store.py` declares its options.
 
     jdbc:sqlite:///path/file.db?option=value            also sqlite:///path/file.db
     jdbc:postgresql://user@host:port/db?option=value    also postgresql://…
 
 Other options go to libpq (`sslmode`, `passfile`, …); SQLite has none.
+
+Features: S1, S6, S8 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who serves a data store, and what becomes of an engine that loses its connection (S3 to S8): two tables that execute.
+"""Who serves a data store, and what becomes of an engine that loses its connection: two tables that execute.
 
 The model. The texts' messaging engine owns its data store alone, for life. Our store is opened by many processes, on
 several hosts. Both hold: a process that opens the store looks for the engine that serves it and becomes its client; if no
@@ -6,12 +6,14 @@ engine answers, the process tries to get the lock, and once it has the lock it *
 (store/engine). So the store has one owner, which may trust its memory, and only the engine queries the database.
 
 ROLES is what one process is to the store. ENGINE_STATES is the life of one engine, from the moment it has the lock. After a
-lost connection the setting `on_connection_loss` decides (S6): `failover` disables the engine at once, `retry` lets it try to
+lost connection the setting `on_connection_loss` decides: `failover` disables the engine at once, `retry` lets it try to
 regain its lock, under the same incarnation if no other engine had the store in between. A disabled engine never writes
 again; its process seeks an engine, as every other process does.
 
 Every change of role or state goes through `StateMachine.step`: an event that the table does not list raises, so it cannot
 happen. `draw` prints a table as the diagram in docs/DATA-STORES.md.
+
+Features: S3, S4, S5, S6, S7, S8 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ CONNECTION_LOSS: Mapping[str, EngineEvent] = {
     FAILOVER: EngineEvent.CONNECTION_LOST_FAILOVER,
     RETRY: EngineEvent.CONNECTION_LOST_RETRY,
 }
-"""By `on_connection_loss` (S6)."""
+"""By `on_connection_loss`."""
 
 ENGINE_STATES: Mapping[tuple[EngineState, EngineEvent], EngineState] = {
     (EngineState.SERVING, EngineEvent.CONNECTION_LOST_FAILOVER): EngineState.DISABLED,

@@ -1,4 +1,4 @@
-"""The seven tables (S1): what each holds, and the module that writes it.
+"""The seven tables: what each holds, and the module that writes it.
 
     SIBOWNER      me_uuid, inc_uuid, version, migration_version     which engine owns the store, and its current start
                                                                     (protocol.py)
@@ -18,6 +18,8 @@ restored from a copy of the persistent tables alone has every record set and eve
 of most damaged rows as well.
 
 All names are lower case in the database and need no quotes: SIBOWNER, sibowner and SibOwner are one table.
+
+Features: S1 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The port between the rules of a store and the medium that keeps its ledger: `Backend`, and the `Transaction` of one write."""
+"""The port between the rules of a store and the medium that keeps its ledger: `Backend`, and the `Transaction` of one write.
+
+Features: C9 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ class Backend(ABC):
 
 
 def evict_dead(transaction: Transaction, backend: Backend, witnesses: Collection[str], me: str) -> None:
-    """If one of the witnesses is dead, end all dead sessions, so that their records go to live ones (C9)."""
+    """If one of the witnesses is dead, end all dead sessions, so that their records go to live ones."""
     others = [session_id for session_id in witnesses if session_id != me]
     if not others or len(backend.alive(others)) == len(set(others)):
         return

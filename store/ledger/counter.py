@@ -1,4 +1,7 @@
-"""Counts the operations of a session, or of a store, for statistics (C16)."""
+"""Counts the operations of a session, or of a store, for statistics.
+
+Features: C16 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -4,15 +4,17 @@ Theory. A store is the fold of its entries, in order: every process that reads t
 backend is only a way to agree on the order of entries. What may happen to one record is decided by the table in record.py;
 the ledger finds the records that an entry concerns, checks all of them, and changes them only then.
 
-A prepared transaction (S2) is two entries: `Prepared` promises changes that its session may make now, `Resolved` makes
+A prepared transaction is two entries: `Prepared` promises changes that its session may make now, `Resolved` makes
 them or forgets them, whichever session owns the record by then. In between, the keys it names are locked against other
 writes; the record itself may change hands.
 
-A damaged record (S9) is out of the fold: `Damaged` takes it out, the fold passes over every later entry about it, and no
+A damaged record is out of the fold: `Damaged` takes it out, the fold passes over every later entry about it, and no
 session may read or change it. The other records continue, also those that share an entry with it. A prepared transaction
 that changes a damaged record cannot be resolved: its promise to the others stays a promise.
 
 Invariants, beside those of a record: every holder and waiter is connected; an id that ended never connects again.
+
+Features: S2, S9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The prepared transactions of a store: what each has promised, and so which keys it locks (S2). Pure."""
+"""The prepared transactions of a store: what each has promised, and so which keys it locks. Pure.
+
+Features: S2 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

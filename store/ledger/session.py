@@ -1,4 +1,7 @@
-"""Session and handle over any backend: what a consumer does with records, checked and fenced (C9)."""
+"""Session and handle over any backend: what a consumer does with records, checked and fenced.
+
+Features: C9 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The handshake that opens every connection of a store: mutual proof of a secret, without I/O (R2, R16, R17).
+"""The handshake that opens every connection of a store: mutual proof of a secret, without I/O.
 
     listener                        connector
     magic, nonce             ->
@@ -12,6 +12,8 @@ replayed, sent back to its maker, or used at another service. Frames (frames.py)
 
 A handshake is a table of steps for each side. A step waits for a number of bytes, and its method decides on them; it
 queues the answer or raises the error with which the handshake ends.
+
+Features: R2, R16, R17 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""The connections of a domain to its store, with the text's names, and their counts (R14). Pure.
+"""The connections of a domain to its store, with the text's names, and their counts. Pure.
 
     messaging.jmsServer.STORE                the record sets of queues and consumers, and everything else
     messaging.jmsServer.durablesubs.STORE    the record sets of durable subscriptions, which only topics have
 
 The text begins them with its maker's name, and has more for services that a domain does not have. A record set is read
-from the store when an engine opens it; later reads are answered from memory, and are not counted."""
+from the store when an engine opens it; later reads are answered from memory, and are not counted.
+
+Features: R14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

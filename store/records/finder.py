@@ -1,7 +1,9 @@
-"""The engine of a store on regions is the process that opened the regions (C9, R8, R15).
+"""The engine of a store on regions is the process that opened the regions.
 
 A process that needs the engine first tries to open the regions. If it succeeds, it starts the engine and publishes its
 address in the Global Directory; otherwise it reads there how to reach the process that has them.
+
+Features: C9, R8, R15 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""The ledger of record sets as a journal on the objects of one connection (C9, R15).
+"""The ledger of record sets as a journal on the objects of one connection.
 
 The engine appends batches of ledger entries; the snapshot is the whole ledger. Each carries the tokens of the appends
 that were kept, so that a new engine can tell a client what became of an append whose answer was lost.
 
-A full store refuses values that make the ledger larger. It keeps everything else (R13): when there is no room for the
+A full store refuses values that make the ledger larger. It keeps everything else: when there is no room for the
 batch, the log writes a snapshot of the ledger with the batch instead, for which the journal always has room.
+
+Features: C9, R13, R15 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -148,7 +150,7 @@ class RecordLog:
         return Loaded(self._journal.position, tuple(replay.entries), tuple(outcomes.tokens), outcomes.known_since)
 
     async def append(self, batch: LedgerBatch) -> None:
-        """Durable when it returns. StoreFullError for a batch that writes values and makes the ledger larger (R13)."""
+        """Durable when it returns. StoreFullError for a batch that writes values and makes the ledger larger."""
         journal = self._journal
         assert journal is not None, "load() comes first"
         tokens = [(token, batch.position) for token in batch.tokens]

@@ -1,4 +1,7 @@
-"""What the engine of a store on regions writes to: a record log, in a store instance that this process opened."""
+"""What the engine of a store on regions writes to: a record log, in a store instance that this process opened.
+
+Features: R13 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class ReplicatedPersistence(Persistence):
 
     def append(self, batch: LedgerBatch) -> None:
         """Above yellow too: senders are refused there (published_overload.py), and consumers claim and acknowledge what the
-        tables have. Only a full store refuses what makes it larger (R13)."""
+        tables have. Only a full store refuses what makes it larger."""
         self._call(self._append(batch))
 
     async def _append(self, batch: LedgerBatch) -> None:

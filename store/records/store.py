@@ -1,4 +1,7 @@
-"""Record sets on a replicated store: the engine is the process that opened the regions (C9, R15)."""
+"""Record sets on a replicated store: the engine is the process that opened the regions.
+
+Features: C9, R15 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

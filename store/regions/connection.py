@@ -1,7 +1,9 @@
-"""One connection between daemons, or of a client and a daemon, over asyncio: the handshake, then frames (R2, R17).
+"""One connection between daemons, or of a client and a daemon, over asyncio: the handshake, then frames.
 
 The connection hands a message over in the turn of the event loop in which its last byte arrives: a task that waits for it
 would cost each write of the store one turn more on each of its four ways.
+
+Features: R2, R17 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gathering up the entries of removed regions, so that they cost nothing in every list (R8, R10).
+"""Gathering up the entries of removed regions, so that they cost nothing in every list.
 
 A removed region keeps its folder with the versions of its entry: a writer that slept must find its number used. An hour
 later a daemon moves the folder away. `gathered/NAME`, an empty file, still says that the region was removed, to a daemon that
@@ -16,6 +16,8 @@ the daemon of the mark has certainly ended, it builds on the mark. Another daemo
 only one gets the number. A daemon that has marked a folder checks that the path leads to it before it moves it. A writer
 with an earlier version works in the folder that it has opened, wherever that is, and checks afterwards that the path still
 leads there.
+
+Features: R8, R10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     regions/NAME_admin_meta.f          exists while an administrator deletes it
     daemons/directory.id               the directory's identity; written once, by the first daemon that starts on it
     daemons/dNNN.lock                  locked while the daemon lives; holds its incarnation
-    daemons/dNNN.secret                proves that a process may read this directory; new at each start of the daemon (R17)
+    daemons/dNNN.secret                proves that a process may read this directory; new at each start of the daemon
     daemons/STORE.engine               the address of the process that serves the store
     daemons/entries/NAME/VERSION       the region's entry, with its checksum; the highest version counts
     daemons/gathered/NAME              the region was removed, and its entry gathered up
@@ -26,6 +26,8 @@ first daemon that starts on it: that daemon requires rs_daemons.cfg, which an em
 the highest number, and looks again when that file was removed. A writer that was stopped for so long finds its temporary
 file removed, its number used, or its folder gathered up (entry_gathering.py), and raises DirectoryUnavailableError, because
 the outcome is unknown. Readers and writers stay in the folder that they have opened, whatever its path leads to meanwhile.
+
+Features: R2, R8, R17 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ class GlobalDirectory:
         self.config_file = self.path / CONFIG
 
     def config(self) -> ClusterConfig:
-        """Reads the file at each call, so that a change is noticed (R2)."""
+        """Reads the file at each call, so that a change is noticed."""
         try:
             data = self.config_file.read_bytes()
         except OSError as error:
@@ -129,7 +131,7 @@ class GlobalDirectory:
         return pick_local(config, machine_addresses(), localindex)
 
     def identity(self, config: ClusterConfig) -> bytes:
-        """What both sides of a connection must agree on (R2, R17)."""
+        """What both sides of a connection must agree on."""
         return hashlib.sha256(f"{self.path}\0{config.checksum}".encode()).digest()
 
     def prepare(self) -> None:
@@ -462,7 +464,7 @@ class DirectoryFiles(DirectoryPort):
         return self._entries / quoted(name)
 
     def _lock_files(self, name: str) -> None:
-        """R8: the files by which people know regions. Looks again when the entry changed meanwhile; who changed it last does
+        """The files by which people know regions. Looks again when the entry changed meanwhile; who changed it last does
         so too, so a writer that is always late may stop."""
         client = self._regions / f"{quoted(name)}_client_meta.f"
         version = -1

@@ -1,4 +1,7 @@
-"""Memory that the system never pages out to a disk (R12, R17), and how much of it this process may have."""
+"""Memory that the system never pages out to a disk, and how much of it this process may have.
+
+Features: R12, R17 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

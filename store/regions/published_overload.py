@@ -1,10 +1,12 @@
-"""Whether a store accepts new messages, for senders, which open no store (R13).
+"""Whether a store accepts new messages, for senders, which open no store.
 
 The store publishes `daemons/STORE.overload` in the Global Directory while it and its daemon are above yellow, and removes
 it when one of them is not. The file names its writer, and counts only while that client has a region of the store open:
 `regions/STORE.NNN_client_meta.f` names the opener. So what a store that ended has left there refuses nothing.
 
 A sender needs no more than the path: this module imports nothing heavy, and the directory may hang or be away.
+
+Features: R13 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -45,7 +45,9 @@ async def serve(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m spark_jms.store.webhdfs", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_jms.store.webhdfs", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--memory", action="store_true", required=True, help="keep the files in this process (a trial)")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=9870, help="0 chooses a free one")

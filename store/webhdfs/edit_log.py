@@ -1,4 +1,7 @@
-"""Edits on their way into the journal: edits that arrive while the journal is being written share its next write."""
+"""Edits on their way into the journal: edits that arrive while the journal is being written share its next write.
+
+Features: R13 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class EditLog:
 
     Edits that are submitted while a write is in progress wait on `_next`; the write itself is waited for on `_current`.
 
-    An edit that makes the tree grow needs room in the journal before it is applied (R13). Any other edit is sure to be
+    An edit that makes the tree grow needs room in the journal before it is applied. Any other edit is sure to be
     kept: when a full store refuses the journal's write, a snapshot of the tree takes its place."""
 
     def __init__(

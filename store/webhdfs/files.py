@@ -1,4 +1,4 @@
-"""Durable files and directories on the objects of one connection (R19).
+"""Durable files and directories on the objects of one connection.
 
 An operation that returned is durable. After a crash at any point each operation has happened completely or not at all.
 No answer and no refusal tells of something that is not durable yet, or that another process may have changed: an operation
@@ -11,6 +11,8 @@ still open here.
            →  blocks, reader       what files are made of; contents going out
            →  guard                the store's refusals and its failure
            →  read_proof           whether the namespace is still open here
+
+Features: R19 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

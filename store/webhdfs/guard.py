@@ -1,4 +1,7 @@
-"""The store as the namespace sees it: its refusals become refusals of the door, its failure ends the namespace."""
+"""The store as the namespace sees it: its refusals become refusals of the door, its failure ends the namespace.
+
+Features: R13 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ class StoreGuard:
             raise RetriableError(f"The namespace lost its store: {error}") from error
 
     async def check_overload(self) -> None:
-        """Refuse what makes the namespace grow while the store is overloaded (R13)."""
+        """Refuse what makes the namespace grow while the store is overloaded."""
         try:
             await self.call(self._journal.objects.check_overload())
         except ResourceAllocationException as error:

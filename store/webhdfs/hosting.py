@@ -1,7 +1,9 @@
-"""The WebHDFS door of a daemon, and the namespace behind it (R19).
+"""The WebHDFS door of a daemon, and the namespace behind it.
 
 The namespace is a store instance like any other, so one daemon of the cluster serves it: the first that opens its regions.
 The doors of the other daemons forward requests to that one. When it dies, another daemon opens the regions and serves.
+
+Features: R19 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Proof that this process still has the namespace open, for what it answers from memory (R8, R19).
+"""Proof that this process still has the namespace open, for what it answers from memory.
 
 The theory is that of an engine's reads, see engine/read_lease.py: the answer is made first, then a proof is required that is
 at most LEASE_MS old; and a process that has just opened the namespace keeps it closed for START_WAIT_MS. So when a newer
 write exists, each proof of a door that was stopped has expired.
+
+Features: R8, R19 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

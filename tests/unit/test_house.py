@@ -72,6 +72,21 @@ def test_circles_are_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
+def test_feature_ids_stand_in_the_last_line_of_a_module_docstring_alone() -> None:
+    """A reader of the product meets sentences, not codes."""
+    features = re.compile(r"Features: [CRSDTM]\d+(, [CRSDTM]\d+)* \(docs/FEATURES\.md\)")
+    ids = re.compile(r"(?<![\w./-])[CRSDTM]\d{1,2}(?![\w'-])")
+    wrong = []
+    for name, path in modules().items():
+        if not name.startswith("spark_jms"):
+            continue  # tests name what they prove
+        text = path.read_text(encoding="utf-8")
+        last = (ast.get_docstring(ast.parse(text)) or "").rpartition("\n")[2]
+        rest = text.replace(f"\n{last}\n", "\n", 1) if features.fullmatch(last) else text
+        wrong += [f"{name}: {line.strip()}" for line in rest.splitlines() if ids.search(line)]
+    assert wrong == []
+
+
 def test_a_class_name_has_one_meaning() -> None:
     """Public classes of the whole repository, nested ones included."""
     places: dict[str, list[str]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The columns of a message table as operands of a selector (feature C7).
+"""The columns of a message table as operands of a selector.
 
 One property may have a different type in every message, so an operand is a set of lanes (longs, doubles, texts,
 booleans), each of which is null in the rows whose value has another type; a literal is one lane that is a scalar. No Python
@@ -7,6 +7,8 @@ loop runs over rows, only over distinct `JMS_JMSQ_Types` values and over distinc
 Text of typed properties: byte, short, int and long are decimal digits with an optional minus; float and double what
 Java and Python write, Infinity and NaN included (a float is rounded to 32 bits first); boolean is `true` or `false`.
 A value that does not read as its declared type, or whose declared type is unknown, is NULL.
+
+Features: C7 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""A selector on a table of messages, vectorised (feature C7).
+"""A selector on a table of messages, vectorised.
 
 `columns` reads the columns into operands: lanes of numbers, texts and booleans, null where a row's value has another type.
 Here a condition becomes a boolean for each row, null where it is unknown, and AND, OR and NOT are Kleene's. Literals alone
 make a scalar. The theory is that of `matching`.
+
+Features: C7 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

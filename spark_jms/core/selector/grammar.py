@@ -1,8 +1,10 @@
-"""The JMS message selector grammar: text to tree (feature C7).
+"""The JMS message selector grammar: text to tree.
 
 lark does the lexing and LALR parsing; this module adds what a context-free grammar cannot express: Java's number and
 identifier rules, which operands an operator takes, which headers may be named, the limits on length and nesting, and
 error messages in words. It is imported only when a selector is parsed for the first time.
+
+Features: C7 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

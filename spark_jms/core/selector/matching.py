@@ -1,9 +1,11 @@
-"""A selector on one message, with typed Python values (feature C7).
+"""A selector on one message, with typed Python values.
 
 The result of a condition is True, False or None (unknown). The theory, shared with `selector_eval`:
 an operand is NULL, a string, a boolean, an exact number (Java long) or an approximate one (Java double).
 A comparison with NULL is unknown, one of unlike types is false; so are IN and LIKE, and NOT IN and NOT LIKE, of a value
 that is not a string. A condition in parentheses is a boolean, or NULL where it is unknown. Arithmetic on anything but numbers is NULL.
+
+Features: C7 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Message selectors: the JMS 2.0 grammar (section 3.8.1) on one message or on a table of messages (feature C7).
+"""Message selectors: the JMS 2.0 grammar (section 3.8.1) on one message or on a table of messages.
 
 `Selector.parse(text)` returns None for an empty or blank text (no selector) and raises InvalidSelectorError for a wrong one.
 A message is selected where the selector is TRUE; FALSE and unknown do not select.
@@ -23,6 +23,8 @@ Where the specification is open, or this implementation differs from it:
 - Of the headers, JMSDestination, JMSReplyTo, JMSExpiration, JMSRedelivered and JMSDeliveryTime are refused by name, as
   JMS does. JMSXDeliveryCount is refused as well: JMS allows it, but a count belongs to a subscription's record set and
   changes, whereas the planner evaluates a selector on the stored message alone and remembers what it refuses.
+
+Features: C7 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The syntax tree of a message selector, and its text (feature C7).
+"""The syntax tree of a message selector, and its text.
 
 Nodes are frozen values made by grammar.py and read by matching.py (one message) and evaluation.py (a table). `unparse`
 writes the text of a tree, so that parsing that text gives an equal tree. Chains of AND, OR and arithmetic are flat tuples,
 not left-leaning trees: a selector of a thousand ANDed terms must not be a thousand frames deep.
+
+Features: C7 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Administration of the replicated store: from Python by `Admin`, from a shell by `storeadmin` (R6)."""
+"""Administration of the replicated store: from Python by `Admin`, from a shell by `storeadmin`.
+
+Features: R6 (docs/FEATURES.md)
+"""
 
 from spark_jms.store.regions.admin.api import Admin, Removal
 from spark_jms.store.regions.admin.cli import main

@@ -1,4 +1,7 @@
-"""Administration of a daemon cluster from Python: what storeadmin does, with values (R6)."""
+"""Administration of a daemon cluster from Python: what storeadmin does, with values.
+
+Features: R6, R14, R18 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,7 @@ class Admin:
         return sort_regions(regions_of(found, selection, indexes, expression), _sort(sort))
 
     def stores(self, expression: str = "*") -> list[StoreInfo]:
-        """R14: the stores that are open, with the counts of each of their connections, by name."""
+        """The stores that are open, with the counts of each of their connections, by name."""
         return [store for store in self._ask(lambda port: port.stores()) if matches(expression, store.name)]
 
     def remove_regions(self, expression: str, force: bool = False) -> Removal:
@@ -132,7 +135,7 @@ class Admin:
         return indexes
 
     def lost_with(self, daemon: str | DaemonSelection) -> list[str]:
-        """R18: the regions that are lost when these daemons stop by force: no other one has a copy."""
+        """The regions that are lost when these daemons stop by force: no other one has a copy."""
         regions, daemons = self._ask(lambda port: port.regions()), self._ask(lambda port: port.daemons())
         return lost_with(regions, daemons, _selection(daemon).of(len(daemons), self.local_index))
 

@@ -1,9 +1,11 @@
-"""storeadmin: without a command it starts a session; with one it runs it and returns its exit code (R6).
+"""storeadmin: without a command it starts a session; with one it runs it and returns its exit code.
 
     storeadmin
     storeadmin lsd -dir /shared/rs_global_dir -format list
 
 Exit codes: 0 done, 1 the command failed, 2 it was no command.
+
+Features: R6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

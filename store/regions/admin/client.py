@@ -1,4 +1,7 @@
-"""An administrator's attachment to a daemon: the port of `storeadmin`, over the wire (R4, R6)."""
+"""An administrator's attachment to a daemon: the port of `storeadmin`, over the wire.
+
+Features: R4, R6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A cluster of daemons on this machine, started and stopped by one command: `jmsq store up --daemons 3` (R3, R4).
+"""A cluster of daemons on this machine, started and stopped by one command: `jmsq store up --daemons 3`.
 
 It writes rs_daemons.cfg if there is none, starts each local daemon that does not run, and waits until all are connected.
+
+Features: R3, R4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -201,7 +203,7 @@ class Cluster:
 
     def down(self, force: bool = False, waits: Waits = silently) -> tuple[int, ...]:
         """Stops all local daemons. Safe: refused while no other daemon could take the data of their regions, and waits when
-        they run out of memory meanwhile (R4)."""
+        they run out of memory meanwhile."""
         running = self._running()
         if not running:
             return ()

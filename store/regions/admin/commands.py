@@ -1,4 +1,7 @@
-"""The commands of storeadmin (R6), in one table that the parser, `rshelp` and completion read. Pure."""
+"""The commands of storeadmin, in one table that the parser, `rshelp` and completion read. Pure.
+
+Features: R6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""The output of `lsd`, `lsr` (R6) and `lsc` (R14): table and list, with the columns and labels of the reference. Pure: the time
+"""The output of `lsd`, `lsr` and `lsc`: table and list, with the columns and labels of the reference. Pure: the time
 and its zone are arguments (None: the machine's zone).
 
 The layouts of `lsd` are the reference's to the byte, trailing blanks included, with one exception: there, the hours of a
 list's up time (`00019:32:37` of 32 minutes) are those of a time of day in New York; here they are the hours that the
 daemon is up. `lsr` has no example in the reference and follows the same manner. So does `lsc`, which the reference does not
 have: it shows the counts of stores and connections under the reference's names.
+
+Features: R6, R14 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The administration of a daemon cluster as a port, with its values (R4, R6)."""
+"""The administration of a daemon cluster as a port, with its values.
+
+Features: R4, R6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -86,9 +89,9 @@ class AdminPort(ABC):
 
     @abstractmethod
     def shutdown(self, indexes: Sequence[int], force: bool, waits: Waits = silently) -> None:
-        """Returns when the daemons are down. Without `force` it takes the four steps of R4; after ShutdownRefusedError nothing
-        was changed. While they have no room it blocks, and calls `waits` whenever the reason changes. A KeyboardInterrupt
-        breaks the shutdown off; ShutdownBrokenOffError then, and when another administrator did."""
+        """Returns when the daemons are down. Without `force` it takes the four steps of an orderly stop; after
+        ShutdownRefusedError nothing was changed. While they have no room it blocks, and calls `waits` whenever the reason
+        changes. A KeyboardInterrupt breaks the shutdown off; ShutdownBrokenOffError then, and when another administrator did."""
 
     @abstractmethod
     def break_off(self, indexes: Sequence[int]) -> None:

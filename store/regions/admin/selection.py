@@ -1,4 +1,7 @@
-"""Which daemons and regions a command selects, and in which order (R6): -daemon, -sort and expressions. Pure."""
+"""Which daemons and regions a command selects, and in which order: -daemon, -sort and expressions. Pure.
+
+Features: R4, R6, R18 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -105,14 +108,14 @@ def regions_of(
 
 
 def lost_with(regions: Iterable[RegionInfo], daemons: Iterable[DaemonInfo], leaving: Collection[int]) -> list[str]:
-    """R18: the regions of which only these daemons have a copy, among those that are up."""
+    """The regions of which only these daemons have a copy, among those that are up."""
     up = {daemon.index for daemon in daemons if daemon.up}
     held = {region.name: {region.primary, region.secondary} & up for region in regions}
     return sorted(name for name, holders in held.items() if holders and holders <= set(leaving))
 
 
 def refusal_of_leaving(regions: Iterable[RegionInfo], daemons: Iterable[DaemonInfo], leaving: Collection[int]) -> str:
-    """R4: why the daemons would refuse to stop safely, as far as this look shows it; empty: they would not."""
+    """Why the daemons would refuse to stop safely, as far as this look shows it; empty: they would not."""
     up = {daemon.index: daemon for daemon in daemons if daemon.up}
     known = [region for region in regions if not region.reason]
     holders = {region.name: (region.primary, region.secondary) for region in known}

@@ -1,4 +1,7 @@
-"""A session of storeadmin: one attachment, and commands that print (R6). Errors are printed and never end the session."""
+"""A session of storeadmin: one attachment, and commands that print. Errors are printed and never end the session.
+
+Features: R6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

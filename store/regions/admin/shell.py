@@ -1,4 +1,7 @@
-"""The interactive session (R6): prompt, completion, history. Without a terminal it runs the lines of stdin."""
+"""The interactive session: prompt, completion, history. Without a terminal it runs the lines of stdin.
+
+Features: R6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

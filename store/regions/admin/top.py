@@ -1,4 +1,7 @@
-"""`top`: a view of the daemons and regions of a cluster that refreshes itself (R6). Imports rich only when it is shown."""
+"""`top`: a view of the daemons and regions of a cluster that refreshes itself. Imports rich only when it is shown.
+
+Features: R6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

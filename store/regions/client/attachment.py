@@ -1,4 +1,7 @@
-"""A client's attachment to one daemon: requests and answers over one connection (R9, R10, R18)."""
+"""A client's attachment to one daemon: requests and answers over one connection.
+
+Features: R9, R10, R11, R18 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -127,7 +130,7 @@ class Attachment:
         role: str = "client",
         lost: Callable[[str], None] = lambda reason: None,
     ) -> Attachment:
-        """Attaches to the daemon of this machine that `localindex` names, or to another one of this machine (R10, R11)."""
+        """Attaches to the daemon of this machine that `localindex` names, or to another one of this machine."""
         here = local_daemons(config, machine_addresses())
         if not here:
             raise NoLocalDaemonError(

@@ -1,8 +1,10 @@
-"""A store instance: the client that owns the regions of a store and keeps objects in them (R7, R8, R12-R16).
+"""A store instance: the client that owns the regions of a store and keeps objects in them.
 
 Any failure ends the instance. Its service opens it again, at this daemon or at another one of the cluster, and recovers
 what the regions hold. Its parts: the regions (store_regions.py), the objects in them (placed_objects.py), writes on their
 way (write_batches.py), and what it refuses while the daemon is full (overload.py).
+
+Features: R7, R8, R12, R13, R14, R15, R16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ NEAR_S = 1.0  # the same while the store's own regions are above yellow: senders
 
 @dataclass(frozen=True)
 class InstanceStatistics:
-    """R14: of this instance since it opened."""
+    """Of this instance since it opened."""
 
     create_count: int = 0
     read_count: int = 0
@@ -200,7 +202,7 @@ class StoreInstance:
             call(error)
         self._attachment.close(str(error))
 
-    # ---- the daemon's memory (R13)
+    # ---- the daemon's memory
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -226,7 +228,7 @@ class StoreInstance:
         """Of the bytes that the service of this store uses, `reclaimable` are given back by its next snapshot."""
         self._overload.reclaimable = reclaimable
 
-    # ---- counts (R14)
+    # ---- counts
 
     def count_by(self, users: Callable[[], Sequence[ConnectionRow]]) -> None:
         """The connections to report: those of the service that keeps its own things in this store's objects."""

@@ -1,4 +1,7 @@
-"""One named connection to the objects of a store (R14)."""
+"""One named connection to the objects of a store.
+
+Features: R14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

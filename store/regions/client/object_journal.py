@@ -1,4 +1,4 @@
-"""A durable log with snapshots on the objects of one connection (R12, R16).
+"""A durable log with snapshots on the objects of one connection.
 
 A service keeps its state in memory. It makes each change durable as an *entry* of this journal, and from time to time
 replaces all entries by a *snapshot* of the state. Record sets and the WebHDFS namespace are such services.
@@ -27,7 +27,7 @@ root, the snapshot, and every object that the snapshot does not name; it replays
 and deletes all else before it returns, so that garbage never meets a later recovery. A gap, or an object that is named
 and missing, is damage and is refused by name. The objects carry checksums of their own, so the journal adds none.
 
-Theory of a full store (R13). Let need(S) be the number of chunks of a snapshot of S bytes, and the *pool* the chunks of
+Theory of a full store. Let need(S) be the number of chunks of a snapshot of S bytes, and the *pool* the chunks of
 the last snapshot and the spares together. The state never has more than `size` bytes, and this always holds:
 
     pool >= 2 * need(size)                                                                                   (1)
@@ -50,6 +50,8 @@ often as needed until the rest fits. `levels` counts the folds.
 
 When an operation fails with a StoreWriteError the store refused it, no entry was kept, and the user may continue. After
 any other error it is unknown what happened: recover on a new connection.
+
+Features: R12, R13, R16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

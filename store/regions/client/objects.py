@@ -1,7 +1,9 @@
-"""Objects with handles: the port that a store instance offers to services (R14), and its fake.
+"""Objects with handles: the port that a store instance offers to services, and its fake.
 
 A service (record sets, the WebHDFS namespace) keeps all its durable state in objects of one connection. `StoreInstance`
 (instance.py) implements the port on regions in two memories; `MemoryObjects` is the fake that ships.
+
+Features: R13, R14 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from spark_jms.store.errors import ObjectNotFoundError, ObjectTooLargeError, Sto
 
 @dataclass(frozen=True)
 class ConnectionStatistics:
-    """Counts of requests since the instance opened, and the objects of the connection now (R14)."""
+    """Counts of requests since the instance opened, and the objects of the connection now."""
 
     create_count: int = 0
     read_count: int = 0
@@ -40,7 +42,7 @@ class Objects(ABC):
 
     @abstractmethod
     async def check_overload(self) -> None:
-        """ResourceAllocationException while the store should accept nothing new (R13). Services call it before they grow;
+        """ResourceAllocationException while the store should accept nothing new. Services call it before they grow;
         `create` and `update` do not, because deletions write too."""
 
     @abstractmethod

@@ -1,4 +1,7 @@
-"""How full the daemon of a store is, and what the store refuses for that reason (R13)."""
+"""How full the daemon of a store is, and what the store refuses for that reason.
+
+Features: R13 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The objects of a store: each in a block of one of its regions (R7, R12, R14)."""
+"""The objects of a store: each in a block of one of its regions.
+
+Features: R7, R12, R14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

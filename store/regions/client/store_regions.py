@@ -1,4 +1,7 @@
-"""The regions of one store, open through an attachment (R7, R8)."""
+"""The regions of one store, open through an attachment.
+
+Features: R7, R8, R13 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class StoreRegions:
         return rows
 
     async def are_here(self) -> bool:
-        """R13: a store whose regions are all on this daemon is neither new nor from elsewhere."""
+        """A store whose regions are all on this daemon is neither new nor from elsewhere."""
         rows = await self._rows()
         return bool(rows) and all(self._attachment.index in (row.primary, row.secondary) for row in rows)
 

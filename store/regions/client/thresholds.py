@@ -1,4 +1,4 @@
-"""What a store does as its daemon fills up: five thresholds and their effects (R13).
+"""What a store does as its daemon fills up: five thresholds and their effects.
 
 `spark_jms/settings/store.py` declares the thresholds.
 
@@ -12,6 +12,8 @@ reached (start) or exceeded (yellow, red); "moved" is the distance from the use 
     any           another      one line at the level of the band now; INFO when it went below start
     below start   same         nothing
     any other     same         one line at the level of the band when moved >= SpaceLoggingDeltaPercent
+
+Features: R13 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

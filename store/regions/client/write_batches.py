@@ -1,7 +1,9 @@
-"""Writes on their way to the regions: which of them share a frame, and in which order they are acknowledged (R12, R14).
+"""Writes on their way to the regions: which of them share a frame, and in which order they are acknowledged.
 
 All writes of one turn of the event loop, and all that come while WINDOW frames of a region are in flight, share a frame:
 one physical write on both daemons. Operations are acknowledged in the order in which they were issued.
+
+Features: R12, R14 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

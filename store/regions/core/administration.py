@@ -1,4 +1,7 @@
-"""What administrators ask: lists of regions and daemons, and the removal of a region (R6). Pure."""
+"""What administrators ask: lists of regions and daemons, and the removal of a region. Pure.
+
+Features: R6 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ class RegionAdministration:
         self._primaries = primaries
         self._heartbeats = heartbeats
         self._reconciliation = reconciliation
-        self._used: dict[str, int] = {}  # bytes taken of each region, as its store last reported (R6)
+        self._used: dict[str, int] = {}  # bytes taken of each region, as its store last reported
         self._removals: list[PendingRemoval] = []
 
     # ---- lists

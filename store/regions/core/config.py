@@ -1,9 +1,11 @@
-"""rs_daemons.cfg: the daemons of a cluster, and which of them are on this machine (R1, R2, R11). Pure.
+"""rs_daemons.cfg: the daemons of a cluster, and which of them are on this machine. Pure.
 
 The caller reads the file and knows the machine's own addresses. Two addresses are equal when their texts are equal, apart
 from upper and lower case and the spelling of an IP number. A pure module resolves no names, so a caller that has resolved
 them may compare again. Likewise, only the syntax of an address is checked, not whether it can be reached (the reference's
 own example has numbers that no network has).
+
+Features: R1, R2, R11 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -162,7 +164,7 @@ def local_daemons(config: ClusterConfig, addresses: Collection[str]) -> tuple[Da
 
 
 def pick_local(config: ClusterConfig, addresses: Collection[str], localindex: int) -> DaemonSpec:
-    """The local daemon number `localindex`, modulo the number of local daemons (R11)."""
+    """The local daemon number `localindex`, modulo the number of local daemons."""
     if not 0 <= localindex <= MAX_LOCALINDEX:
         raise ValueError(f"localindex {localindex}, allowed are 0 to {MAX_LOCALINDEX}")
     daemons = local_daemons(config, addresses)

@@ -1,4 +1,7 @@
-"""The copies that one daemon holds, and their memory (R12; a leaf of the daemon core). Pure."""
+"""The copies that one daemon holds, and their memory (a leaf of the daemon core). Pure.
+
+Features: R12 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One daemon (R1-R12): events in, actions out. Pure.
+"""One daemon: events in, actions out. Pure.
 
 The driver (the asyncio daemon, the simulator) calls one method for each event and carries out the actions that it
 returns, in order. `now_ms` is a clock that never goes back; `now_us` is the time of day, for people.
@@ -9,6 +9,8 @@ returns, in order. `now_ms` is a clock that never goes back; `now_us` is the tim
     decisions        Opening, Reconciliation, Heartbeats, Leaving, RegionAdministration, LostRegions, StoreCounts
 
 A part gets the leaves (`Shared`) and parts above it in this list. No part gets the DaemonCore, which only routes.
+
+Features: R1, R2, R3, R4, R5, R6, R7, R8, R9, R10, R11, R12 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -135,7 +137,7 @@ class DaemonCore:
         return self._leaving.state
 
     def leave(self, force: bool) -> None:
-        """Safely, or at once with `force` (R4). The actions come with the next event's."""
+        """Safely, or at once with `force`. The actions come with the next event's."""
         self._leaving.leave(force)
 
     # ---- events

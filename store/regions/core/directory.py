@@ -1,4 +1,4 @@
-"""A region's entry in the Global Directory, and the only ways in which it may change (R8-R10). Pure.
+"""A region's entry in the Global Directory, and the only ways in which it may change. Pure.
 
 Theory. Two copies are no quorum: when one is silent, the other cannot know whether it is dead or cut off. So the directory
 decides. An entry names the region's copies and carries an epoch that rises by 1 with every change; every change is a
@@ -12,6 +12,8 @@ answer can no longer happen (core/entry_requests.py), nor one of daemons that ha
 
 DESTROYED is a removal by force while a store has the region open. The entry stays, and lists a life that no daemon ever had,
 so the region is lost, as if all daemons with a copy had died: without it, the store would begin again, empty, unasked.
+
+Features: R8, R9, R10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

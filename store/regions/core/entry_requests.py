@@ -1,4 +1,4 @@
-"""What one daemon has asked the Global Directory about one region (R8, R10). Pure.
+"""What one daemon has asked the Global Directory about one region. Pure.
 
 Theory. The directory answers after milliseconds, after minutes, or never, and the daemon serves its other regions
 meanwhile. At most one request per region is on its way, so answers arrive in the order of their requests. A question gets
@@ -13,6 +13,8 @@ on the entry's epoch, so this daemon can make it impossible by raising the epoch
     the old entry                  write RENEWED; once that is answered, the change can no longer happen
     the old entry, at epoch 1      no store has opened the region; the one that opens it raises the epoch
     nothing, as before             the region may still appear: the daemon that made it deletes it if it has no copy
+
+Features: R8, R10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""A copy on another daemon that follows a primary here: its state and its stream (R9, R10). Pure.
+"""A copy on another daemon that follows a primary here: its state and its stream. Pure.
 
 Theory. Replication and resilvering are one stream of numbered items. A follower counts (no write is acknowledged without
 it) once it is JOINING. Its copy is complete once it is IN_SYNC, and then the directory lists it.
+
+Features: R9, R10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

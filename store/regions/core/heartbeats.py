@@ -1,4 +1,7 @@
-"""The heartbeats that this daemon sends: what the others need for placement, and for `lsd` (R10). Pure."""
+"""The heartbeats that this daemon sends: what the others need for placement, and for `lsd`. Pure.
+
+Features: R10 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

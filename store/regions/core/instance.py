@@ -1,9 +1,11 @@
-"""A store's objects in its regions: which region gets an object, and the writes that put it there (R7, R12, R14). Pure.
+"""A store's objects in its regions: which region gets an object, and the writes that put it there. Pure.
 
 `plan_*` changes the maps at once and returns the writes. The caller sends them in the order of the calls, and discards the
 instance when a write fails. An update that moves the object to another region takes two writes: the new block, and after
 its acknowledgement `plan_forget`, which frees the old block, because the two regions may fail independently. A crash
 between them leaves two blocks with one handle; `recovered` frees the older one.
+
+Features: R7, R12, R14 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Leaving safely (R4). Pure.
+"""Leaving safely. Pure.
 
     step 1   one of the leaving daemons has an open region         refused, nothing has changed
     step 2   the copies they hold have no room elsewhere           refused, nothing has changed
@@ -8,6 +8,8 @@
 Theory of step 3. The memory that step 2 counted on may be used up meanwhile: a daemon died, a region was created, or
 another daemon leaves as well. Then the leaving daemon is WAITING. It says so in its log and in its heartbeats, until there
 is room again or an administrator breaks the shutdown off. What it waits for is judged again at every tick.
+
+Features: R4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Regions of which no copy is left: each is told once, by name, in the log of every daemon that runs (R18). Pure.
+"""Regions of which no copy is left: each is told once, by name, in the log of every daemon that runs. Pure.
 
 A region is lost once the directory says that every daemon that its entry lists has certainly ended. Its entry is read again
 after that: until a moment ago one of them may have listed another copy. A change of theirs may still be on its way, and list
 one later. RENEWED makes it impossible; from then on no daemon can list a copy. A region at epoch 1 is not renewed: no client
 has opened it, and the next one creates it again. A region that was destroyed lists a life that never was, so the same holds of it.
+
+Features: R18 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

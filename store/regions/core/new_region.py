@@ -1,8 +1,10 @@
-"""A region that this daemon creates: its second place, then its entry in the directory (R9). Pure.
+"""A region that this daemon creates: its second place, then its entry in the directory. Pure.
 
 Theory. A new region is empty, so an empty second copy is complete. The directory gets the entry after the second copy
 exists, or when no daemon has room for one. From then on a `Primary` serves the region. Entered without an answer, the
 region may have been made, and removed again: its id and epoch are used up, so it is not entered a second time.
+
+Features: R9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

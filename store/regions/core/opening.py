@@ -1,7 +1,9 @@
-"""Opening a region here: create it, or bring it here first (R8, R9, R15, R18). Pure.
+"""Opening a region here: create it, or bring it here first. Pure.
 
 Theory. A request to open waits until its situation has a final answer. The directory is asked for the entry when the
 request comes, on every tick, and whenever an entry may have changed; its answer makes the situation.
+
+Features: R8, R9, R15, R18 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class Situation(Enum):
 
 
 ANSWERS = {
-    Situation.LEAVING: "wait (R4, step 3)",
+    Situation.LEAVING: "wait (it leaves)",
     Situation.UNREADABLE: "RegionEntryDamagedError or RegionEntryVersionError",
     Situation.UNKNOWN: "wait",
     Situation.ABSENT: "a copy here, one on the next daemon, then the entry; RegionUnavailableError if none is to be created",

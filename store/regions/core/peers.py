@@ -1,7 +1,9 @@
-"""The other daemons: which are up, which have confirmed, which leave (R10; a leaf of the daemon core). Pure.
+"""The other daemons: which are up, which have confirmed, which leave (a leaf of the daemon core). Pure.
 
 Theory. A daemon is confirmed while it has certainly heard this daemon lately: it echoes our clock in its heartbeats. A
 confirmed secondary does not take over, so this daemon may serve reads without asking the directory.
+
+Features: R4, R10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class Peers:
     ) -> None:
         self.me = me
         self.count = count
-        self.draining = False  # this daemon is leaving safely (R4)
+        self.draining = False  # this daemon is leaving safely
         self.waits_for = ""  # while it waits to leave: for which memory
         self.by_index = {i: Peer(heard_ms=clock.now_ms) for i in range(count) if i != me.daemon}
         self._settings = settings

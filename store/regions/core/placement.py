@@ -1,4 +1,7 @@
-"""Which daemon gets a copy (R4, R9, R10). Pure functions of the candidates."""
+"""Which daemon gets a copy. Pure functions of the candidates.
+
+Features: R4, R9, R10 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,8 @@ def refusal_to_leave(
     openers: Mapping[str, str],
     candidates: Mapping[int, Candidate],
 ) -> str:
-    """R4, steps 1 and 2: why these daemons may not leave safely; empty: they may. `copies` and `openers` are by region name."""
+    """Steps 1 and 2 of an orderly stop: why these daemons may not leave safely; empty: they may. `copies` and
+    `openers` are by region name."""
     held = {name: region for name, region in copies.items() if not set(leaving).isdisjoint(region.holders)}
     for name in held:
         if not openers.get(name, SERVICE).startswith(SERVICE):
@@ -68,7 +72,7 @@ def refusal_to_leave(
 def fits_without(
     leaving: Collection[int], copies: Mapping[str, HeldCopies], candidates: Mapping[int, Candidate]
 ) -> bool:
-    """R4, step 2: whether every copy on the leaving daemons has room on another one. `copies` is by region name."""
+    """Step 2: whether every copy on the leaving daemons has room on another one. `copies` is by region name."""
     return not without_room(leaving, copies, candidates)
 
 

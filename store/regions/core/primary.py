@@ -1,10 +1,12 @@
-"""A region that this daemon serves (R7-R10). Pure.
+"""A region that this daemon serves. Pure.
 
 Theory. The directory names the primary. While the primary is SERVING and its secondary is confirmed, no other daemon can
 have taken over. Otherwise it asks the directory before it acknowledges a write or serves a read; the answer is good for
 the requests that came before the question. CHANGING, a change of its entry is under way, and IN_DOUBT it does not know
 whether it is still primary, or which copies the directory lists. In both it holds every request, and changes nothing. A
 doubt that arises while a change is under way lasts until the change is answered: any read that is answered before is older.
+
+Features: R7, R8, R9, R10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

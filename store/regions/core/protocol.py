@@ -1,6 +1,8 @@
 """The messages of the region cluster, one in the body of each frame (net/frames.py), in msgpack. Pure.
 
 The tag of a message on the wire is the name of its class, or the `tag` that the class states.
+
+Features: R4, R9, R14 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ class Refused(RegionMessage, frozen=True):
 
 
 class MoveRequest(RegionMessage, frozen=True):
-    """To the primary of a closed region: move it to the sender (R9)."""
+    """To the primary of a closed region: move it to the sender."""
 
     name: str
 
@@ -112,7 +114,7 @@ class Usage(RegionMessage, frozen=True):
 
 
 class ConnectionRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One connection of a store: its requests since the store was opened, and its objects now (R14)."""
+    """One connection of a store: its requests since the store was opened, and its objects now."""
 
     name: str
     create_count: int = 0
@@ -123,7 +125,7 @@ class ConnectionRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 
 class StoreRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A store that is open, as its instance counts (R14)."""
+    """A store that is open, as its instance counts."""
 
     name: str
     physical_write_count: int = 0
@@ -151,7 +153,7 @@ class Unserved(RegionMessage, frozen=True):
 
 
 class Drain(RegionMessage, frozen=True):
-    """Move all copies away, then stop (R4)."""
+    """Move all copies away, then stop."""
 
 
 class Stay(RegionMessage, frozen=True):

@@ -1,7 +1,9 @@
-"""Bringing the copies of this daemon in line with the directory: take over, give up, free (R10). Pure.
+"""Bringing the copies of this daemon in line with the directory: take over, give up, free. Pure.
 
 Every message that might be lost only makes this happen sooner. An audit once a second compares copies and directory, and
 repairs what a lost message left behind.
+
+Features: R10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The follower's side of a stream (R9, R10). Pure.
+"""The follower's side of a stream. Pure.
 
 A follower applies the numbered items of one stream in order, each once, and acknowledges the highest number. It does not
 know whether its copy is complete: the copy is complete when the directory lists it.
@@ -8,6 +8,8 @@ know whether its copy is complete: the copy is complete when the directory lists
                yet; there is memory; this daemon is not listed itself      the operating system has provided its memory
     Adopt      the directory names the sender primary and this secondary   the copy stays, the stream is new
     Replicate  the stream is known, its epoch not older, the next number   written, acknowledged
+
+Features: R9, R10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The copy of a primary, the writes on it, and the followers that get them (R7, R10). Pure, and without the directory.
+"""The copy of a primary, the writes on it, and the followers that get them. Pure, and without the directory.
 
 Theory. Every write gets the next number of each follower's stream. It is acknowledged when every follower that counts
 has it: those IN_SYNC (the directory lists them) and those JOINING (about to be listed). A follower that died stops
 counting only after the directory has stopped listing it.
+
+Features: R7, R10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

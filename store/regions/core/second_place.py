@@ -1,8 +1,10 @@
-"""Whether a region's second copy should be on another daemon than it is (R9). Pure.
+"""Whether a region's second copy should be on another daemon than it is. Pure.
 
 Theory. The second copy belongs on the next daemon with room after the primary's. It is moved there only after a client has
 opened the region, so that daemons which come and go move no copies of regions that are not used. Until a copy has joined,
 or is found on the next daemon already, the next daemon is SOUGHT.
+
+Features: R9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The blocks of one region: allocate, recycle, compact (R7, R12). Pure.
+"""The blocks of one region: allocate, recycle, compact. Pure.
 
 A region is a header and a row of blocks without gaps:
 
@@ -9,6 +9,8 @@ The store that has opened the region decides where objects go, and sends byte wr
 of one plan travel in one frame, and a copy has a frame completely or not at all, so a plan is atomic. `order` rises with
 every write of a store: of two blocks with one handle (an update that moved to another region), the one with the higher
 order is valid. A free block records the highest handle and order given out when it was written, so that none is reused.
+
+Features: R7, R12, R16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def region_header(size: int) -> bytes:
 
 
 def check_header(name: str, header: bytes, size: int) -> None:
-    """Raises StoreVersionError for another format version (R16), StoreCorruptError for anything else that is wrong."""
+    """Raises StoreVersionError for another format version, StoreCorruptError for anything else that is wrong."""
     packed = header[: _HEADER.size]
     magic, version, told = _HEADER.unpack(packed)
     if magic != _MAGIC:
@@ -79,7 +81,7 @@ def decode_head(name: str, offset: int, head: bytes) -> Block:
 
 
 def check_payload(name: str, block: Block, head: bytes, payload: bytes) -> bytes:
-    """The payload. Raises StoreCorruptError when it is not what was written (R7)."""
+    """The payload. Raises StoreCorruptError when it is not what was written."""
     if _CRC.unpack_from(head, _BLOCK.size)[0] != zlib.crc32(payload, zlib.crc32(head[: _BLOCK.size])):
         raise StoreCorruptError(name, block.offset, f"object {block.handle} does not match its checksum")
     return payload

@@ -1,4 +1,7 @@
-"""The counts of stores, as their instances report them: every daemon knows those of all open stores (R14). Pure."""
+"""The counts of stores, as their instances report them: every daemon knows those of all open stores. Pure.
+
+Features: R14 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The log lines about a daemon's memory: one for each 10 % that its use passes, up or down (R5). Pure.
+"""The log lines about a daemon's memory: one for each 10 % that its use passes, up or down. Pure.
 
 Increment k is reached at exactly k * 10 %. A line is WARNING when the use is 80 % or more, and INFO below. At trace levels
 below 3 no line is logged, but the passed increments are remembered.
+
+Features: R5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

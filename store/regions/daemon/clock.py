@@ -1,11 +1,14 @@
-"""The clocks of a daemon process."""
+"""The clocks of a daemon process.
+
+Features: R10 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
 import time
 
 # It counts while the machine is suspended. On a clock that stands meanwhile, a primary that wakes would trust its lease
-# although its secondary has taken over (R10).
+# although its secondary has taken over.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 

@@ -1,6 +1,8 @@
-"""The daemon process: the core with a clock, connections, shared memory and a log (R1-R12, R17).
+"""The daemon process: the core with a clock, connections, shared memory and a log.
 
 python -m spark_jms.store.regions.daemon -dir /path/to/global/directory [-localindex 0] ...
+
+Features: R1, R2, R3, R4, R5, R6, R7, R8, R9, R10, R11, R12, R17, R18 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -173,14 +175,14 @@ class Daemon:
             self.log.end_background()
 
     def _check_keys(self) -> None:
-        """R1: two lines may name this machine by different addresses, which the parser of the file cannot know."""
+        """Two lines may name this machine by different addresses, which the parser of the file cannot know."""
         for other in local_daemons(self.config, machine_addresses()):
             if other.index != self.spec.index and other.shmkey == self.spec.shmkey:
                 detail = f"daemons {other.index} and {self.spec.index} of this machine have the same shared memory key"
                 raise DaemonConfigError(str(self.directory.config_file), 0, detail)
 
     def _check_others(self) -> None:
-        """R2: refuses to run alone beside a daemon that still runs with an earlier rs_daemons.cfg."""
+        """Refuses to run alone beside a daemon that still runs with an earlier rs_daemons.cfg."""
         deadline_s = time.monotonic() + OTHERS_START_S
         while (other := self._runs_with_other_config()) is not None:
             if time.monotonic() >= deadline_s:
@@ -285,7 +287,7 @@ class Daemon:
             self._stopping.set()
 
     def _last_copies(self) -> list[str]:
-        """R18: the regions whose listed copies are all here, or on daemons that do not answer."""
+        """The regions whose listed copies are all here, or on daemons that do not answer."""
         core, found = self._core, []
         for name in sorted(core.copies):
             entry = core.directory.seen.get(name)
@@ -419,7 +421,7 @@ class Daemon:
                 self._perform(self._core.unlinked(now_ms(), index))
 
     def _refuse_timeouts(self, hello: RegionHello) -> None:
-        """R10. Logged once for each life of that daemon, which tries again and again."""
+        """Logged once for each life of that daemon, which tries again and again."""
         if hello.incarnation not in self._refused:
             self._refused.add(hello.incarnation)
             error = ClusterMismatchError(

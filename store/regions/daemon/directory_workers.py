@@ -1,8 +1,10 @@
-"""The Global Directory off the daemon's loop (R10): a directory that is slow or hangs stops no heartbeat and no write.
+"""The Global Directory off the daemon's loop: a directory that is slow or hangs stops no heartbeat and no write.
 
 Threads perform the calls. They are daemon threads, because a call that hangs must not keep the process alive. All daemons
 read the same files, so an error that only one of them did not expect would end all of them: here it becomes a directory that
 does not answer, which the core survives.
+
+Features: R10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

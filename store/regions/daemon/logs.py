@@ -1,4 +1,4 @@
-"""The log files of a daemon (R5): `rs_daemon_ddd_xxx.xxx.xxx.xxx_ppppp_nnn.log`, the newest always 000.
+"""The log files of a daemon: `rs_daemon_ddd_xxx.xxx.xxx.xxx_ppppp_nnn.log`, the newest always 000.
 
     ddd    the daemon's number in rs_daemons.cfg, three digits
     xxx    its IP address, as numbers are written (a zero-filled 010 would be read as octal)
@@ -11,6 +11,8 @@ which administrators use, has `logs`. A relative -logdir is relative to that, `.
 
 -loglevel: 0 nothing; 1 errors; 2 (default) also warnings and information; 3 also debugging; above 3 also traces.
 Start-up messages also go to stdout, and to the file at every level but 0.
+
+Features: R5 (docs/FEATURES.md)
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The options that start and stop a daemon (R3, R4, R11)."""
+"""The options that start and stop a daemon.
+
+Features: R3, R4, R11 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

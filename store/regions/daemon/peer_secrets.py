@@ -1,5 +1,8 @@
-"""The secrets of the other daemons (R17), kept once they were read: two daemons connect again while the directory is away or
-hangs."""
+"""The secrets of the other daemons, kept once they were read: two daemons connect again while the directory is away or
+hangs.
+
+Features: R17 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 

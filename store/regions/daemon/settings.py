@@ -1,4 +1,7 @@
-"""A daemon's settings from its environment (R3). They are declared in `spark_jms/settings/store.py`."""
+"""A daemon's settings from its environment. They are declared in `spark_jms/settings/store.py`.
+
+Features: R3, R10 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
@@ -20,5 +23,5 @@ def from_environment(environment: Mapping[str, str]) -> DaemonSettings:
 
 def timeouts_of(settings: DaemonSettings) -> str:
     """What all daemons of a cluster must have in common. A primary's lease ends before its secondary may take over only if
-    both count the same time (R10)."""
+    both count the same time."""
     return f"RS_HEARTBEAT_MS={settings.heartbeat_ms:g}, RS_FAILURE_TIMEOUT_MS={settings.failure_timeout_ms:g}"

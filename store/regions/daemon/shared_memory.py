@@ -1,4 +1,4 @@
-"""Shared memory of a daemon's regions (R12, R17): one segment per copy, named after the daemon's key.
+"""Shared memory of a daemon's regions: one segment per copy, named after the daemon's key.
 
 When a daemon is killed, Python's resource tracker, a process beside it, removes its segments. If that was killed too, the
 next start of the daemon does. A segment gets all its pages before it is used: otherwise, when the machine runs out of
@@ -6,6 +6,8 @@ pages, a write would kill the daemon, and the daemon of the second copy as well.
 
 The system takes seconds to provide gigabytes, or to take them back. One worker thread does both, in the order in which
 they were asked for, so the daemon's loop continues to serve its other regions.
+
+Features: R12, R17 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ PIECE_BYTES = 64 * 2**20  # between two pieces the worker notices that the daemo
 
 
 def check_limit(limit_bytes: int, lock: bool = False) -> None:
-    """MemoryLimitError or, with `lock`, MemoryLockError when this machine can never provide so much (R12). Checked before
+    """MemoryLimitError or, with `lock`, MemoryLockError when this machine can never provide so much. Checked before
     the daemon starts."""
     if _SEGMENTS.is_dir():
         found = os.statvfs(_SEGMENTS)

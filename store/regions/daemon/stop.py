@@ -1,6 +1,9 @@
-"""Stops one daemon (R3, R4):
+"""Stops one daemon:
 
-python -m spark_jms.store.regions.daemon.stop -dir PATH [-localindex N] [-force | -safe | -cancel]"""
+python -m spark_jms.store.regions.daemon.stop -dir PATH [-localindex N] [-force | -safe | -cancel]
+
+Features: R3, R4 (docs/FEATURES.md)
+"""
 
 from __future__ import annotations
 
