@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -156,7 +157,8 @@ def _compact_run(log: DeltaLog, run: list[DataFile], report: HousekeepingReport,
         return True  # plan again without them
     breathe()
     if log.snapshot.destination.durability == "process":  # else the commit does it
-        log.storage.sync([staged.path])  # what was on the disk stays there
+        with suppress(FileNotFoundError):  # clean-up took it for a dead process's, which `is_current` finds
+            log.storage.sync([staged.path])  # what was on the disk stays there
     first, now = run[0].first, now_ms()
     actions = [file.remove_action(now) for file in run]
     decision = Decision("OPTIMIZE", [*actions, staged.add_action(first, data_change=False)])

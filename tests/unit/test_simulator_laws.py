@@ -36,10 +36,23 @@ def test_change_is_lawful_at_the_hands_of_its_daemon_only(event: str, by: Holder
     """R8-R10: a close, an open, a drop by a daemon that is not primary as well."""
     entry, change, allowed = LAWFUL[event]
     if by in allowed:
-        laws.check_changed(by, entry, change(entry))
+        laws.check_changed(by, entry, change(entry), primary_lives=True, wanted=False)
     else:
         with pytest.raises(Violation):
-            laws.check_changed(by, entry, change(entry))
+            laws.check_changed(by, entry, change(entry), primary_lives=True, wanted=False)
+
+
+@pytest.mark.parametrize(
+    ("by", "primary_lives", "wanted"),
+    [(FIRST, True, False), (SECOND, True, True), (THIRD, True, True), (THIRD, False, False)],
+)
+def test_open_region_is_destroyed_only_when_it_was_asked_for(by: Holder, primary_lives: bool, wanted: bool) -> None:
+    """R6, R18: and then by its primary, or once that has ended."""
+    destroyed = rules.destroyed(OPEN)
+    laws.check_changed(FIRST, OPEN, destroyed, primary_lives=True, wanted=True)
+    laws.check_changed(THIRD, OPEN, destroyed, primary_lives=False, wanted=True)
+    with pytest.raises(Violation):
+        laws.check_changed(by, OPEN, destroyed, primary_lives=primary_lives, wanted=wanted)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +71,7 @@ def test_change_is_lawful_at_the_hands_of_its_daemon_only(event: str, by: Holder
 def test_change_that_is_no_event_is_unlawful(becomes: RegionEntry) -> None:
     """R8-R10: also by the primary."""
     with pytest.raises(Violation):
-        laws.check_changed(FIRST, OPEN, becomes)
+        laws.check_changed(FIRST, OPEN, becomes, primary_lives=True, wanted=False)
 
 
 def test_new_entry_is_its_creators_and_closed() -> None:
@@ -70,10 +83,15 @@ def test_new_entry_is_its_creators_and_closed() -> None:
             laws.check_created(by, entry)
 
 
-def test_open_region_is_removed_only_when_it_was_asked_for() -> None:
-    """R10: and then by its primary, or once that has ended."""
-    laws.check_deleted(FIRST, OPEN, primary_lives=True, wanted=True)
-    laws.check_deleted(THIRD, OPEN, primary_lives=False, wanted=True)
-    for by, lives, wanted in [(FIRST, True, False), (THIRD, True, True)]:
+def test_region_is_removed_only_when_it_was_asked_for() -> None:
+    """R10: and then by its primary, or once that has ended; open, only when no copy lives."""
+    for entry, copy_lives in ((CLOSED, True), (OPEN, False)):
+        laws.check_deleted(FIRST, entry, primary_lives=True, copy_lives=copy_lives, wanted=True)
+        laws.check_deleted(THIRD, entry, primary_lives=False, copy_lives=copy_lives, wanted=True)
+    for by, lives, entry, wanted in [
+        (FIRST, True, CLOSED, False),
+        (THIRD, True, CLOSED, True),
+        (FIRST, True, OPEN, True),
+    ]:
         with pytest.raises(Violation):
-            laws.check_deleted(by, OPEN, primary_lives=lives, wanted=wanted)
+            laws.check_deleted(by, entry, primary_lives=lives, copy_lives=True, wanted=wanted)

@@ -288,7 +288,7 @@ def test_engine_does_not_regain_a_store_that_another_one_had(uri: str, monkeypat
     assert second._route.finder.role is ProcessRole.ENGINE
     with LedgerStore(second) as other, other.connect() as session:
         session.open("theirs").commit([Put("k", b"theirs")])
-    assert store.peek("theirs") == {"k": b"theirs"}
+    wait_until(lambda: store.peek("theirs") == {"k": b"theirs"})  # once the first one's read lease has ended
     assert engine.state is EngineState.DISABLED
     handle.commit([Put("k", b"2")])
     assert store.peek("r") == {"k": b"2"}

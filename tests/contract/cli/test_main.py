@@ -119,7 +119,7 @@ def test_completion(domain: str, root: str, jmsq: Jmsq) -> None:
         }
         return CliRunner().invoke(cli, [], env=environment, prog_name="jmsq").stdout.split()
 
-    assert complete("jmsq rec", 1) == ["plain,receive"]
+    assert complete("jmsq rec", 1) == ["plain,receive", "plain,recover"]
     assert complete("jmsq browse o", 2) == ["plain,orders"]
     assert complete("jmsq stat ", 2) == ["plain,invoices", "plain,orders", "plain,prices"]
     assert complete(f"jmsq --root {root}/gone browse ", 4) == []
