@@ -24,7 +24,15 @@ from dataclasses import dataclass, field
 
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.errors import ForeignWriteError, UnreadableTableError
-from spark_jms.log.checkpoints import NEWEST_OWN_COMMIT, Checkpoint, LogListing, commit_path, read_checkpoint
+from spark_jms.log.checkpoint_writer import LAST_CHECKPOINT
+from spark_jms.log.checkpoints import (
+    NEWEST_OWN_COMMIT,
+    Checkpoint,
+    LogListing,
+    commit_path,
+    hinted_checkpoint,
+    read_checkpoint,
+)
 from spark_jms.log.commit import Decision, commit
 from spark_jms.log.data_file import DataFile
 from spark_jms.log.delta_log import Action, DeltaLog
@@ -45,6 +53,9 @@ def unreadable_log_files(storage: LocalStorage) -> list[str]:
     while checkpoints and not _is_readable(storage, checkpoints[-1]):
         aside += checkpoints.pop().paths
     last = checkpoints[-1].version if checkpoints else -1
+    hinted = hinted_checkpoint(storage)
+    if hinted is not None and hinted.version != last:  # a reader that began there would read what may be damaged
+        aside.insert(0, LAST_CHECKPOINT)
     behind = [version for version in listing.commits if version > last]
     if last < 0 and behind[:1] != [0]:
         return []

@@ -115,7 +115,8 @@ class Course:
             session.commit()
             self.received |= taken
             self.sent.setdefault(target, set()).update(texts)
-            self.forced |= set(texts)
+            if taken:  # else it is a send like any other
+                self.forced |= set(texts)
             self.maybe = set()
 
     def reject(self, context: Context) -> None:
