@@ -542,10 +542,7 @@ class Producer(ClosedAtTheEnd):
 
     def _count(self, messages: int, commits: int, size: int, duplicates: int) -> None:
         with self._lock:
-            s = self._statistics
-            self._statistics = ProducerStatistics(
-                s.messages + messages, s.commits + commits, s.bytes + size, s.duplicates + duplicates
-            )
+            self._statistics = self._statistics.counted(messages, commits, size, duplicates)
 
     # -- the end --------------------------------------------------------------------------------------------------
     def _check(self) -> None:

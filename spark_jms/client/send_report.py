@@ -6,7 +6,7 @@ Features: C11, T17, M1 (docs/FEATURES.md)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spark_jms.client.flow import NOT_SLOWED, FlowStatistics
 from spark_jms.core.ranges import EMPTY, Ranges
@@ -25,6 +25,15 @@ class ProducerStatistics:
     one_way: int = 0  # one-way sends whose messages are in the table
     deleted: int = 0  # one-way sends whose messages are not, and will not be
     flow: FlowStatistics = NOT_SLOWED
+
+    def counted(self, messages: int, commits: int, size: int, duplicates: int) -> ProducerStatistics:
+        return replace(
+            self,
+            messages=self.messages + messages,
+            commits=self.commits + commits,
+            bytes=self.bytes + size,
+            duplicates=self.duplicates + duplicates,
+        )
 
 
 @dataclass(frozen=True)

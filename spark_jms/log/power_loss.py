@@ -4,7 +4,7 @@ A file that was not forced to the disk may be missing, empty, short or full of z
 later. So
 
     the log        ends before its first commit that is missing or cannot be read; those behind it are set aside
-    a checkpoint   that cannot be read is set aside
+    a checkpoint   that cannot be read is set aside, and so is the hint (`_last_checkpoint`) that names another than the newest left
     a data file    that is missing or not whole leaves the log, and is set aside
 
 What is set aside lies in ROOT/_jmsq/lost/<boot>/, under its path. Messages that were in it are lost. Their numbers are never given
@@ -38,6 +38,7 @@ from spark_jms.log.data_file import DataFile
 from spark_jms.log.delta_log import Action, DeltaLog
 from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.replay import ENGINE
+from spark_jms.log.send import TransactionId
 from spark_jms.log.snapshot import LOST_PREFIX, SEQUENCE_PREFIX, Snapshot
 from spark_jms.log.storage import now_ms
 
@@ -129,14 +130,12 @@ def _loss(storage: LocalStorage, snapshot: Snapshot, known: Mapping[int, int]) -
         return None
     now = now_ms()
     actions: list[Action] = [file.remove_action(now) for file in files]
-    actions += [_transaction(f"{SEQUENCE_PREFIX}{member}", number, now) for member, number in sorted(ends.items())]
+    actions += [
+        TransactionId(f"{SEQUENCE_PREFIX}{member}", number).action(now) for member, number in sorted(ends.items())
+    ]
     for member, ranges in sorted(lost.items()):
-        actions += [_transaction(f"{LOST_PREFIX}{member}/{low}", high, now) for low, high in ranges]
+        actions += [TransactionId(f"{LOST_PREFIX}{member}/{low}", high).action(now) for low, high in ranges]
     return Loss("POWER LOSS", actions, files=[file.path for file in files], messages=lost)
-
-
-def _transaction(app_id: str, version: int, now: int) -> Action:
-    return {"txn": {"appId": app_id, "version": version, "lastUpdated": now}}
 
 
 def _is_whole(storage: LocalStorage, file: DataFile) -> bool:

@@ -327,7 +327,7 @@ def number(snapshot: Snapshot, files: Sequence[StagedFile], now: int) -> Numberi
         last[file.member] = before + file.rows
         sequences[file.member] = sequences.get(file.member, EMPTY) | Ranges.of((before + 1, before + file.rows))
     for member, sequence in sorted(last.items()):
-        actions.append({"txn": {"appId": f"{SEQUENCE_PREFIX}{member}", "version": sequence, "lastUpdated": now}})
+        actions.append(TransactionId(f"{SEQUENCE_PREFIX}{member}", sequence).action(now))
     if any(file.has_compressed for file in files) and not snapshot.destination.has_compressed:
         actions.insert(0, metadata_action(snapshot, attrs.evolve(snapshot.destination, has_compressed=True)))
     return Numbering(actions, sequences)
