@@ -44,3 +44,10 @@ def run_example(capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
         return capsys.readouterr().out
 
     return run
+
+
+@pytest.fixture
+def alone(client_root: str) -> Iterator[Context]:
+    """A context whose housekeeping completes nothing."""
+    with spark_jms.connect(client_root, housekeeping=False) as opened:
+        yield opened

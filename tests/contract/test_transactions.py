@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ import pytest
 from click.testing import CliRunner
 
 import spark_jms
-from spark_jms.admin.pause import pause, resume
 from spark_jms.admin.quota import quotas
 from spark_jms.admin.transactions import DAMAGED, transactions
 from spark_jms.claims import coordinators
@@ -22,11 +19,10 @@ from spark_jms.claims.coordinators import Coordinator, Coordinators, open_transa
 from spark_jms.claims.members import Members
 from spark_jms.claims.stores import home_of
 from spark_jms.cli.main import cli
-from spark_jms.client import Context, Message, TransactedSession, coordinated_commit
+from spark_jms.client import Context, Message, coordinated_commit
 from spark_jms.client.coordinated_commit import CoordinatedCommit
 from spark_jms.client.transacted_delivery import TransactedDelivery
-from spark_jms.core.pause import INSERTION
-from spark_jms.core.transaction import COORDINATOR_KEY, COORDINATORS_PREFIX, coordinator_record
+from spark_jms.core.transaction import COORDINATOR_KEY, coordinator_record
 from spark_jms.errors import (
     ClosedError,
     CommitOutcomeUnknownError,
@@ -44,30 +40,11 @@ from spark_jms.store.memory import MemoryStore
 from spark_jms.testing import memory_domain, wait_until
 from tests.contract.messages import send_texts
 from tests.contract.quotas import made
-
-
-def shown(context: Context, destination: str, **options: Any) -> list[str | None]:
-    return [message.text for message in context.browser(destination, **options)]
-
-
-@contextmanager
-def pause_of(context: Context, destination: str) -> Iterator[None]:
-    """Insertion is paused in the block."""
-    pause(context._domain, destination, [INSERTION])
-    try:
-        yield
-    finally:
-        resume(context._domain, destination, [INSERTION])
+from tests.contract.transactions import pause_of, received, shown
 
 
 def data_files(context: Context, destination: str) -> set[str]:
     return {file.path for file in context._domain.log(destination).storage.list("") if file.path.endswith(".parquet")}
-
-
-def received(consumer: Any) -> Message:
-    message = consumer.receive(timeout=5)
-    assert message is not None
-    return message  # type: ignore[no-any-return]
 
 
 def test_commit_sends_to_several_destinations_and_acknowledges(context: Context) -> None:
@@ -140,13 +117,6 @@ def test_a_commit_that_fails_is_rolled_back_whole(context: Context) -> None:
         session.commit()
         assert shown(context, "spread") == ["x"]
         assert (len(data_files(context, "spread") - files), data_files(context, "small")) == (1, set())
-
-
-@pytest.fixture
-def alone(client_root: str) -> Iterator[Context]:
-    """A context whose housekeeping completes nothing."""
-    with spark_jms.connect(client_root, housekeeping=False) as opened:
-        yield opened
 
 
 def test_a_decided_transaction_is_completed_by_another_process(
@@ -514,88 +484,6 @@ def test_the_example_prints_what_it_did(run_example: Callable[[str], str]) -> No
     assert "No a unicorn: back to the queue" in printed
     assert "orders: empty" in printed
     assert "deliveries: delivery of tea, delivery of a unicorn, delivery of milk" in printed
-
-
-def test_a_restored_coordinator_gives_other_numbers(alone: Context) -> None:
-    """T16: a target that knows its next number shows that the record is an older copy; nothing is taken for sent."""
-    with alone.transacted_session() as session:
-        for number in range(2):
-            for name in ("orders", "prices"):
-                session.producer(name).send(text=str(number))
-            session.commit()
-            (coordinator,) = alone._coordinators._kept
-            nonce, coordinator.state = coordinator.state.nonce, replace(coordinator.state, number=0)
-        assert coordinator.state.nonce != nonce or number == 1
-    assert shown(alone, "orders") == ["0", "1"]
-
-
-def held_coordinators(context: Context) -> int:
-    return sum(info.holder is not None for info in home_of(context._store).infos(COORDINATORS_PREFIX).values())
-
-
-def commit_to_two(session: TransactedSession) -> None:
-    for name in ("orders", "prices"):
-        session.producer(name).send(text="x")
-    session.commit()
-
-
-def test_sessions_hold_no_coordinator_between_commits(alone: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T16: a process keeps as many as it has commits at once, and uses them again, also after a rollback."""
-    with ExitStack() as stack:
-        sessions = [stack.enter_context(alone.transacted_session()) for _ in range(3)]
-        for session in (*sessions, *sessions):
-            commit_to_two(session)
-            assert held_coordinators(alone) == 1
-        with pause_of(alone, "prices"), pytest.raises(TransactionRolledBackException, match="paused"):
-            commit_to_two(sessions[0])
-        begin, both = Coordinator.begin, threading.Barrier(2)
-
-        def at_once(self: Coordinator, *arguments: Any) -> None:
-            both.wait(60)
-            begin(self, *arguments)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Coordinator, "begin", at_once)
-            threads = [threading.Thread(target=commit_to_two, args=[session]) for session in sessions[:2]]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(60)
-        assert held_coordinators(alone) == 2
-    assert len(shown(alone, "orders")) == 8
-
-
-def test_no_number_of_open_sessions_refuses_a_commit() -> None:
-    """T16: neither sessions of this process, nor coordinators that other processes hold."""
-    with (
-        memory_domain("memory", orders="queue", prices="queue") as root,
-        spark_jms.connect(root, housekeeping=False) as context,
-        ExitStack() as stack,
-    ):
-        other = stack.enter_context(context._store.connect("other"))
-        for slot in range(300):
-            other.open(coordinator_record(slot))
-        for _ in range(300):
-            commit_to_two(stack.enter_context(context.transacted_session()))
-        assert len(shown(context, "orders")) == 300
-
-
-def test_commit_without_a_coordinator_is_rolled_back(alone: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T16: nothing was decided, so the error does not say "committed"."""
-    monkeypatch.setattr(coordinators, "MAX_COORDINATORS", 1)
-    send_texts(alone, "a")
-    with alone._store.connect("other") as other, alone.transacted_session() as session:
-        handle = other.open(coordinator_record(0))
-        consumer = session.consumer("orders")
-        received(consumer)
-        session.producer("spread").send(text="x")
-        with pytest.raises(TransactionRolledBackException, match="jmsq transactions"):
-            session.commit()
-        assert received(consumer).redelivered
-        session.producer("spread").send(text="x")
-        handle.close()
-        session.commit()
-    assert (shown(alone, "orders"), shown(alone, "spread")) == ([], ["x"])
 
 
 def test_a_rolled_back_transaction_leaves_no_reservation(tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""Looking at destinations and receiving, for tests of transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from spark_jms.admin.pause import pause, resume
+from spark_jms.client import Context, Message
+from spark_jms.core.pause import INSERTION
+
+
+def shown(context: Context, destination: str, **options: Any) -> list[str | None]:
+    return [message.text for message in context.browser(destination, **options)]
+
+
+@contextmanager
+def pause_of(context: Context, destination: str) -> Iterator[None]:
+    """Insertion is paused in the block."""
+    pause(context._domain, destination, [INSERTION])
+    try:
+        yield
+    finally:
+        resume(context._domain, destination, [INSERTION])
+
+
+def received(consumer: Any) -> Message:
+    message = consumer.receive(timeout=5)
+    assert message is not None
+    return message  # type: ignore[no-any-return]
