@@ -57,6 +57,3 @@ def housekeep(settings: CommandSettings, destinations: tuple[str, ...], once: bo
                 time.sleep(every_s)
         finally:
             rounds.close()
-
-
-COMMANDS = (housekeep,)

@@ -84,6 +84,3 @@ def _one_member(domain: Domain, target: DestinationAddress, member: int | None) 
     declared = domain.log(target.destination).refresh().destination
     found = target.narrowed(declared, None if member is None else [member])
     return found[0] if found is not None and (len(found) == 1 or target.server is None) else None
-
-
-COMMANDS = (move,)

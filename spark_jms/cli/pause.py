@@ -113,6 +113,3 @@ def _report(settings: CommandSettings, paused: Paused) -> None:
         )
         return
     settings.out.table("", ("paused", "member", "since"), rows, f"nothing of {paused.destination} is paused")
-
-
-COMMANDS = (pause, resume)

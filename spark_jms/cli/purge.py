@@ -121,6 +121,3 @@ def _members(address: DestinationAddress, destination: Destination, member: int 
         if member is None:
             raise
         raise click.BadParameter(str(error), param_hint="--member") from None
-
-
-COMMANDS = (purge,)
