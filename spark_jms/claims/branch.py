@@ -38,7 +38,8 @@ _OLDER_SELF_S = 15.0  # how long an older session of this query may take to end
 
 
 class Branch:
-    """Not thread-safe: the subscriber's lock guards it. `opened` makes a consumer in a new session."""
+    """Not thread-safe: the subscriber's lock guards it. `opened` makes a consumer in a new session; `note_late` is told of each call
+    that is late or fails."""
 
     def __init__(
         self,
@@ -46,8 +47,10 @@ class Branch:
         opened: Callable[[], Subscriber],
         lane: Runs,
         monotonic_s: Callable[[], float] = time.monotonic,
+        note_late: Callable[[], object] = lambda: None,
     ) -> None:
         self.server, self.generation = server, 0
+        self._note_late = note_late
         self.why_away = ""  # "" while it answers
         self._opened, self._lane, self._monotonic_s = opened, lane, monotonic_s
         self._stopped = False
@@ -89,6 +92,7 @@ class Branch:
             self._unknown = self._unknown or writes
             if self._monotonic_s() > (self._older_self_until_s or 0.0):
                 self._forget_older_self()
+            self._note_late()
             raise self._away("its store does not answer in time", lost=writes and begun is not None) from None
         except RecordCorruptError:
             raise
@@ -100,6 +104,7 @@ class Branch:
             raise self._paused(error) from error
         except (StoreError, SessionEndedException) as error:
             self._forget_older_self()
+            self._note_late()
             raise self._paused(error, lost=isinstance(error, OutcomeUnknownError)) from error
         if self.why_away:
             log.warning("server %s answers again", self.server)

@@ -24,6 +24,7 @@ from spark_jms.claims.branch import Branch
 from spark_jms.claims.lane import Runs, ServerAwayError
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.core.batch import Batch
+from spark_jms.core.delivery_sample import READ_MS, WRITE_MS
 from spark_jms.core.ranges import Ranges
 from spark_jms.core.subscription_place import record_server, record_servers, recorded_on
 from spark_jms.errors import (
@@ -37,15 +38,16 @@ from spark_jms.errors import (
 from spark_jms.log.delta_log import DeltaLog
 
 T = TypeVar("T")
-ANSWER_S = 2.0  # a server that does not answer for so long is left out of a batch
-WRITE_S = 5.0  # the same for a write, whose outcome is unknown then
+ANSWER_S = READ_MS / 1000  # a server that does not answer for so long is left out of a batch
+WRITE_S = WRITE_MS / 1000  # the same for a write, whose outcome is unknown then
 ACKNOWLEDGE_S = 15.0
 RESUME_S = 15.0  # how long a restarted query waits for a server of the batch that it has to deliver again
 _POLL_S = 0.05
 
 
 class Branches(Mapping[str, Branch]):
-    """By server. Not thread-safe: the consumer's lock guards it. `opened` makes a consumer on a server, in a new session."""
+    """By server. Not thread-safe: the consumer's lock guards it. `opened` makes a consumer on a server, in a new session; `note_late`
+    is told of the server whose answer is late or fails."""
 
     def __init__(
         self,
@@ -57,7 +59,9 @@ class Branches(Mapping[str, Branch]):
         opened: Callable[[str], Subscriber],
         lane: Callable[[str], Runs],
         monotonic_s: Callable[[], float],
+        note_late: Callable[[str], object],
     ) -> None:
+        self._note_late = note_late
         self._table, self._table_id, self._subscription, self._consumer = table, table_id, subscription, consumer
         self._settings, self._opened, self._lane, self._monotonic_s = settings, opened, lane, monotonic_s
         self._branches: dict[str, Branch] = {}
@@ -88,8 +92,9 @@ class Branches(Mapping[str, Branch]):
             self._branches.pop(server).close()  # its member was empty, so nothing is left to acknowledge
         for server in servers:
             if server not in self._branches:
-                opened = partial(self._opened, server)
-                self._branches[server] = Branch(server, opened, self._lane(f"server {server}"), self._monotonic_s)
+                opened, late = partial(self._opened, server), partial(self._note_late, server)
+                lane = self._lane(f"server {server}")
+                self._branches[server] = Branch(server, opened, lane, self._monotonic_s, late)
             self._branches[server].follow(stopped=server in snapshot.destination.stopped)
 
     def members_on(self, server: str) -> list[int]:

@@ -46,7 +46,7 @@ from spark_jms.claims.noted_progress import NotedProgress
 from spark_jms.claims.offer import Offer
 from spark_jms.claims.planner import batch_shares
 from spark_jms.claims.previous_batch import ProtectedPart
-from spark_jms.claims.stores import keep_servers
+from spark_jms.claims.stores import keep_servers, note_late
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.claims.subscription_request import SubscriptionRequest
 from spark_jms.claims.subscription_use import SubscriptionUse, use_subscription
@@ -114,8 +114,9 @@ class DistributedSubscriber:
         self.closed = False
         self.table_id = self.table.refresh().table_id
         self._clock_ms, self._monotonic_s = clock_ms, monotonic_s
+        late = partial(note_late, store)
         self._branches = Branches(
-            self.table, self.table_id, subscription, consumer, settings, self._opened, lane, monotonic_s
+            self.table, self.table_id, subscription, consumer, settings, self._opened, lane, monotonic_s, late
         )
         self._unfinished = UnfinishedMessages(self._branches.server_of)  # of a client
         self._isolation = DistributedIsolation(f"{destination}/{subscription}", narrows=settings.isolates_poison)

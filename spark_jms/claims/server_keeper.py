@@ -58,10 +58,17 @@ class _UsedServer:
 
 class ServerKeeper:
     """Thread-safe. `ask(server)` reads something small from the server's store; `find_absence(server)` tells what is missing at its
-    address. Starts with the first destination on servers, and ends with `close`."""
+    address; `take_sample(server)` asks as much as a delivery does, and tells the effort. The keeper starts with the first
+    destination on servers, and ends with `close`."""
 
-    def __init__(self, domain: Domain, ask: Callable[[str], object], find_absence: Callable[[str, float], str]) -> None:
-        self._domain, self._ask, self._find_absence = domain, ask, find_absence
+    def __init__(
+        self,
+        domain: Domain,
+        ask: Callable[[str], object],
+        find_absence: Callable[[str, float], str],
+        take_sample: Callable[[str], float],
+    ) -> None:
+        self._domain, self._ask, self._find_absence, self._take_sample = domain, ask, find_absence, take_sample
         self._leases = ServerLeases(domain.storage, f"{socket.gethostname()}:{os.getpid()}")
         self._lock = threading.Lock()
         self._used: dict[str, DeltaLog] = {}
@@ -81,6 +88,12 @@ class ServerKeeper:
             if self._thread is None and not self._stop.is_set():
                 self._thread = threading.Thread(target=self._loop, name="jmsq server leases", daemon=True)
                 self._thread.start()
+
+    def note_late(self, server: str) -> None:
+        """A delivery from its store was late, or has failed."""
+        kept = self._kept.get(server)
+        if kept is not None:
+            kept.lease.note_late(monotonic_ms())
 
     def close(self) -> None:
         self._stop.set()
@@ -138,7 +151,8 @@ class ServerKeeper:
     def _made(self, server: str, now: float) -> _UsedServer:
         length_ms = self._domain.servers.entry(server).lease_ms
         ask, find = partial(self._ask, server), partial(self._find_absence, server, _ADDRESS_S)
-        questions, share = StoreQuestions(server, ask, find), _chance.uniform(0.0, 0.25)
+        questions = StoreQuestions(server, ask, find, partial(self._take_sample, server))
+        share = _chance.uniform(0.0, 0.25)
         lease = KeptServer(server, questions, self._leases, self._domain.terms, length_ms, share, now_ms)
         return _UsedServer(lease, questions, now, now)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from spark_jms.claims.lane import Lane, LaneBusyError, Runs
+from spark_jms.core.delivery_sample import FAILED, Samples
 from spark_jms.core.server_lease import Contact
 
 log = logging.getLogger("spark_jms")
@@ -22,24 +23,32 @@ def monotonic_ms() -> float:
 
 
 class StoreQuestions:
-    """Thread-safe. `read` asks the store, `find_absence` looks at its address and tells what is missing there."""
+    """Thread-safe. `read` asks the store, `find_absence` looks at its address and tells what is missing there, `take_sample` asks as
+    much as a delivery does and tells the effort."""
 
     def __init__(
         self,
         server: str,
         read: Callable[[], object],
         find_absence: Callable[[], str],
+        take_sample: Callable[[], float],
         lane: Callable[[str], Runs] = Lane,
         clock_ms: Callable[[], float] = monotonic_ms,
     ) -> None:
         self._server, self._read, self._find_absence, self._clock_ms = server, read, find_absence, clock_ms
+        self._take_sample = take_sample
         self._asking, self._looking = lane(f"lease of {server}"), lane(f"address of {server}")
+        self._sampling = lane(f"sample of {server}")
         self._lock = threading.Lock()
-        self._contact = Contact()
+        self._contact, self._samples = Contact(), Samples()
 
     @property
     def contact(self) -> Contact:
         return self._contact
+
+    @property
+    def samples(self) -> Samples:
+        return self._samples
 
     def ask(self, now_ms: float) -> None:
         """Nothing while another question is under way. The lane is busy for a moment longer than that: a question that it
@@ -56,9 +65,19 @@ class StoreQuestions:
         with suppress(LaneBusyError):
             self._looking.run(self._look, 0.0)
 
+    def sample(self, now_ms: float) -> None:
+        """As `ask`."""
+        if self._sampling.busy:
+            return
+        with self._lock:
+            self._samples = self._samples.begin(now_ms)
+        with suppress(LaneBusyError):
+            self._sampling.run(self._sample, 0.0)
+
     def close(self) -> None:
         self._asking.close()
         self._looking.close()
+        self._sampling.close()
 
     # -- in the lanes ---------------------------------------------------------------------------------------------
     def _ask(self) -> None:
@@ -81,3 +100,12 @@ class StoreQuestions:
             absent = ""
         with self._lock:
             self._contact = self._contact.looked(now_ms, absent=bool(absent))
+
+    def _sample(self) -> None:
+        try:
+            effort = self._take_sample()
+        except Exception as error:  # noqa: BLE001 - whatever it is, a delivery would have failed
+            log.debug("server %s: a sample failed: %s", self._server, error)
+            effort = FAILED
+        with self._lock:
+            self._samples = self._samples.end(effort, self._clock_ms())

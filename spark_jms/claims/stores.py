@@ -10,7 +10,9 @@ from functools import partial
 
 from spark_jms.claims.lane import ServerAwayError, ask_once
 from spark_jms.claims.server_keeper import ServerKeeper
+from spark_jms.claims.store_questions import monotonic_ms
 from spark_jms.claims.timed_store import TimedStore
+from spark_jms.core.delivery_sample import effort
 from spark_jms.core.placement import HOME
 from spark_jms.core.record_names import member_record, members_prefix
 from spark_jms.core.subscription_place import record_server
@@ -52,6 +54,7 @@ class DomainStores(RoutedStore):
             domain,
             lambda server: self.store(server).info(_ANY_RECORD),
             lambda server, timeout_s: absence(places_of(domain.server_uri(server)), timeout_s),
+            lambda server: sampled_effort(self.store(server)),
         )
 
     @property
@@ -81,6 +84,23 @@ def keep_servers(store: Store, table: DeltaLog) -> None:
     """This process uses the stores of the servers that a destination is on, so it keeps their leases until it closes `store`."""
     if isinstance(store, DomainStores):
         store.keeper.use(table)
+
+
+def note_late(store: Store, server: str) -> None:
+    """A delivery from the server's store was late, or has failed: the keeper finds out whether it is too slow for its users."""
+    if isinstance(store, DomainStores):
+        store.keeper.note_late(server)
+
+
+def sampled_effort(store: Store) -> float:
+    """Asks as much as a delivery does: the questions of a batch, and the writes of a claim (core/delivery_sample.py)."""
+    begun_ms = monotonic_ms()
+    store.infos(_ANY_RECORD)
+    store.sessions()
+    store.info(_ANY_RECORD)
+    read_ms = monotonic_ms()
+    store.connect("sample of a delivery").close()
+    return effort(read_ms - begun_ms, monotonic_ms() - read_ms)
 
 
 def store_of(store: Store, server: str) -> Store:

@@ -8,6 +8,8 @@ the domain with a token, which they replace while the store answers them. Each p
     has an answer of the store          fresh               waits
                                         due, or challenged  renews it
                                         of a lapsed term    renews it, and begins a term in which it is held
+    has answers, too late for users     not over            doubts it
+                                        over                begins a term in which it has lapsed
     finds no store at its address       fresh, or due       challenges it
                                         challenged          waits
                                         over                begins a term in which it has lapsed
@@ -24,6 +26,12 @@ So the process asks all others by a *challenge*, a mark in the lease's file. A p
 saw the mark renews the lease, which removes the mark. A lease that stays challenged for CHALLENGE_MS is over. An answered
 challenge is not repeated before the length of the lease has passed.
 
+A store may also answer, but too late for its users: they wait a limited time for a delivery. So where a delivery was late or failed,
+its process takes *samples* (core/delivery_sample.py), and its answers renew the lease only with a good one. Others may have other
+ways to the store, so it asks them by a *doubt*, a second mark in the lease's file: from then on no process renews without a good
+sample that it began after it saw the mark; one that has it removes the mark. Nor does a lapse end without a good sample, whose
+limit is lower. While no delivery fails and no lease has lapsed, no samples are taken.
+
 What can go wrong, and what it costs: processes with answers may all be slow when the lease ends, or stand still. Then a server
 is down although its store answers; senders avoid it until the first process with an answer ends that term, within a second.
 Nothing is lost by it, and no message comes twice: which messages are whose is in the store alone. A process that stood still
@@ -35,9 +43,11 @@ Features: D4 (docs/FEATURES.md)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
+
+from spark_jms.core.delivery_sample import Promptness, Samples
 
 CHALLENGE_MS = 900.0
 LOOK_MS = 400.0  # at least so often a process looks at the lease's file, and asks the store
@@ -52,6 +62,7 @@ class Reach(Enum):
     """What a process knows of its own way to the store."""
 
     ANSWERED = "it has an answer of the store"
+    SLOW = "it has answers, too late for its users"
     ABSENT = "there is no store at its address"
     SILENT = "it has no answer"
     UNKNOWN = "it has just asked"
@@ -70,6 +81,7 @@ class Act(Enum):
     WAIT = "wait"
     RENEW = "renew the lease"
     CHALLENGE = "challenge the lease"
+    DOUBT = "doubt the lease"
     TAKE_DOWN = "begin a term in which it has lapsed"
     TAKE_UP = "renew the lease, and begin a term in which it is held"
 
@@ -81,10 +93,12 @@ ACTS: Mapping[tuple[bool, Reach], Mapping[Phase, Act]] = MappingProxyType(
         for lapsed, reach, *acts in (
             #                         fresh          due            challenged    over
             (_HELD, Reach.ANSWERED, Act.WAIT, Act.RENEW, Act.RENEW, Act.RENEW),
+            (_HELD, Reach.SLOW, Act.DOUBT, Act.DOUBT, Act.WAIT, Act.TAKE_DOWN),
             (_HELD, Reach.ABSENT, Act.CHALLENGE, Act.CHALLENGE, Act.WAIT, Act.TAKE_DOWN),
             (_HELD, Reach.SILENT, Act.WAIT, Act.WAIT, Act.WAIT, Act.TAKE_DOWN),
             (_HELD, Reach.UNKNOWN, Act.WAIT, Act.WAIT, Act.WAIT, Act.WAIT),
             (_LAPSED, Reach.ANSWERED, Act.TAKE_UP, Act.TAKE_UP, Act.TAKE_UP, Act.TAKE_UP),
+            (_LAPSED, Reach.SLOW, Act.WAIT, Act.WAIT, Act.WAIT, Act.WAIT),
             (_LAPSED, Reach.ABSENT, Act.WAIT, Act.WAIT, Act.WAIT, Act.WAIT),
             (_LAPSED, Reach.SILENT, Act.WAIT, Act.WAIT, Act.WAIT, Act.WAIT),
             (_LAPSED, Reach.UNKNOWN, Act.WAIT, Act.WAIT, Act.WAIT, Act.WAIT),
@@ -102,6 +116,29 @@ class LeaseFile:
     by: str = ""
     at_ms: int = 0
     challenge: str = ""
+    doubt: str = ""
+
+
+@dataclass(frozen=True)
+class LeaseMark:
+    """A challenge or a doubt, as one process has seen it. `seen_ms`: since when it has seen this one; None: there is none."""
+
+    token: str = ""
+    seen_ms: float | None = None
+    answered_ms: float | None = None  # when the last one was answered
+
+    def seen(self, token: str, now_ms: float, *, first: bool) -> LeaseMark:
+        known_ms = self.seen_ms if token == self.token and not first else None
+        seen_ms = None if not token else now_ms if known_ms is None else known_ms
+        answered = self.seen_ms is not None and not token
+        return LeaseMark(token, seen_ms, now_ms if answered else self.answered_ms)
+
+    def set_here(self, now_ms: float) -> LeaseMark:
+        """Others may answer it before this process looks again."""
+        return replace(self, token="set here", seen_ms=now_ms)
+
+    def may_be_set(self, now_ms: float, pause_ms: float) -> bool:
+        return not self.token and (self.answered_ms is None or now_ms - self.answered_ms >= pause_ms)
 
 
 @dataclass(frozen=True)
@@ -114,9 +151,8 @@ class LeaseView:
     token: str = ""
     since_ms: float = 0.0
     promised_ms: float = 0.0
-    challenge: str = ""
-    challenged_ms: float | None = None
-    answered_ms: float | None = None  # when the last challenge was answered
+    challenge: LeaseMark = field(default_factory=LeaseMark)
+    doubt: LeaseMark = field(default_factory=LeaseMark)
     looked_ms: float | None = None
 
     def seen(self, lease: LeaseFile, now_ms: float) -> LeaseView:
@@ -124,20 +160,13 @@ class LeaseView:
         promised_ms = max(self.length_ms, float(lease.length_ms))
         first = self.looked_ms is None or now_ms - self.looked_ms > promised_ms / 2
         renewed = lease.token != self.token
-        since_ms = now_ms if first or renewed else self.since_ms
-        challenged_ms = None
-        if lease.challenge:
-            known = self.challenged_ms if lease.challenge == self.challenge and not first else None
-            challenged_ms = now_ms if known is None else known
-        answered = self.challenged_ms is not None and not lease.challenge
         return replace(
             self,
             token=lease.token,
-            since_ms=since_ms,
+            since_ms=now_ms if first or renewed else self.since_ms,
             promised_ms=promised_ms,
-            challenge=lease.challenge,
-            challenged_ms=challenged_ms,
-            answered_ms=now_ms if answered else self.answered_ms,
+            challenge=self.challenge.seen(lease.challenge, now_ms, first=first),
+            doubt=self.doubt.seen(lease.doubt, now_ms, first=first),
             looked_ms=now_ms,
         )
 
@@ -147,12 +176,21 @@ class LeaseView:
             return Phase.FRESH
         if age_ms >= self.promised_ms:
             return Phase.OVER
-        if self.challenged_ms is not None:
-            return Phase.OVER if now_ms - self.challenged_ms >= CHALLENGE_MS else Phase.CHALLENGED
-        return Phase.DUE if age_ms >= self.length_ms * (1 + self.due_share) / 3 else Phase.FRESH
+        if self.challenge.seen_ms is not None:
+            return Phase.OVER if now_ms - self.challenge.seen_ms >= CHALLENGE_MS else Phase.CHALLENGED
+        due = self.doubt.seen_ms is not None or age_ms >= self.length_ms * (1 + self.due_share) / 3
+        return Phase.DUE if due else Phase.FRESH
 
-    def may_challenge(self, now_ms: float) -> bool:
-        return self.answered_ms is None or now_ms - self.answered_ms >= self.promised_ms
+    def may(self, act: Act, now_ms: float) -> bool:
+        """A mark that was answered is not set again before the length of the lease has passed."""
+        mark = {Act.CHALLENGE: self.challenge, Act.DOUBT: self.doubt}.get(act)
+        return mark is None or mark.may_be_set(now_ms, self.promised_ms)
+
+    def marked(self, act: Act, now_ms: float) -> LeaseView:
+        """This process has set the mark of `act`."""
+        if act is Act.CHALLENGE:
+            return replace(self, challenge=self.challenge.set_here(now_ms))
+        return replace(self, doubt=self.doubt.set_here(now_ms))
 
 
 @dataclass(frozen=True)
@@ -197,7 +235,47 @@ class Contact:
         return self.failed_ms is not None and (self.answered_ms is None or self.failed_ms > self.answered_ms)
 
 
-def decide(view: LeaseView, contact: Contact, now_ms: float, *, lapsed: bool) -> Act:
+@dataclass(frozen=True)
+class Evidence:
+    """All that one process knows of its way to the store. `late_ms`: since when one of its own deliveries has been late or has
+    failed, and no good sample was taken."""
+
+    contact: Contact
+    samples: Samples = field(default_factory=Samples)
+    late_ms: float | None = None
+
+    def doubted_ms(self, view: LeaseView) -> float | None:
+        """Since when an answer alone does not renew the lease."""
+        known = [ms for ms in (self.late_ms, view.doubt.seen_ms) if ms is not None]
+        return max(known) if known else None
+
+    def promptness(self, view: LeaseView, now_ms: float, *, lapsed: bool) -> Promptness:
+        """GOOD without a sample while none is needed."""
+        since_ms = self.doubted_ms(view)
+        if since_ms is None and not lapsed:
+            return Promptness.GOOD
+        return self.samples.promptness(now_ms, float("-inf") if since_ms is None else since_ms, lapsed=lapsed)
+
+    def reach(self, view: LeaseView, now_ms: float, *, lapsed: bool) -> Reach:
+        reach = self.contact.reach(now_ms, view.challenge.seen_ms)
+        if reach is not Reach.ANSWERED:
+            return reach
+        return _REACH[self.promptness(view, now_ms, lapsed=lapsed)]
+
+    def wants_sample(self, view: LeaseView, now_ms: float, *, lapsed: bool) -> bool:
+        """Of a store that answers, until a sample is good."""
+        needed = lapsed or self.doubted_ms(view) is not None
+        if not needed or self.promptness(view, now_ms, lapsed=lapsed) is Promptness.GOOD:
+            return False
+        return self.samples.is_due(now_ms) and self.contact.reach(now_ms, None) is Reach.ANSWERED
+
+
+_REACH: Mapping[Promptness, Reach] = MappingProxyType(
+    {Promptness.GOOD: Reach.ANSWERED, Promptness.SLOW: Reach.SLOW, Promptness.UNKNOWN: Reach.UNKNOWN}
+)
+
+
+def decide(view: LeaseView, evidence: Evidence, now_ms: float, *, lapsed: bool) -> Act:
     """What a process does now. `lapsed`: of the newest term in the domain."""
-    act = ACTS[lapsed, contact.reach(now_ms, view.challenged_ms)][view.phase(now_ms)]
-    return Act.WAIT if act is Act.CHALLENGE and not view.may_challenge(now_ms) else act
+    act = ACTS[lapsed, evidence.reach(view, now_ms, lapsed=lapsed)][view.phase(now_ms)]
+    return act if view.may(act, now_ms) else Act.WAIT

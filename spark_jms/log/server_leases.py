@@ -1,6 +1,6 @@
 """The files of the servers' leases: core/server_lease.py has the theory.
 
-ROOT/_jmsq/leases/<server>      the token of the last renewal, and the mark of a challenge
+ROOT/_jmsq/leases/<server>      the token of the last renewal, and the marks of a challenge and of a doubt
 
 A process replaces the whole file. Of two that do so at once the later one counts: a renewal that is lost is made again, because
 the mark is still there, and a mark that is lost was answered.
@@ -56,6 +56,12 @@ class ServerLeases:
         lease = self.read(server)
         if not lease.challenge:
             self._write(server, replace(lease, challenge=secrets.token_hex(8)))
+
+    def doubt(self, server: str) -> None:
+        """The same."""
+        lease = self.read(server)
+        if not lease.doubt:
+            self._write(server, replace(lease, doubt=secrets.token_hex(8)))
 
     def _write(self, server: str, lease: LeaseFile) -> None:
         self._storage.put(f"{LEASES}/{server}", json.dumps({"v": FORMAT_VERSION, **asdict(lease)}).encode())

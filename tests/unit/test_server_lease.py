@@ -16,6 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jms.claims.kept_server import KeptServer
+from spark_jms.core.delivery_sample import (
+    HOLD_EFFORT,
+    READ_MS,
+    RETURN_EFFORT,
+    VALID_MS,
+    WRITE_MS,
+    Promptness,
+    Samples,
+    effort,
+)
 from spark_jms.core.lease_term import HELD
 from spark_jms.core.server_lease import (
     ACTS,
@@ -24,6 +34,7 @@ from spark_jms.core.server_lease import (
     LOOK_MS,
     Act,
     Contact,
+    Evidence,
     LeaseFile,
     LeaseView,
     Phase,
@@ -43,9 +54,10 @@ SLOW = "answers in the last moment"
 
 @dataclass
 class World:
-    """`state(name)` tells how the store behaves to a process now."""
+    """`state(name)` tells how the store behaves to a process now, and `effort(name)` what a delivery from it costs there."""
 
     state: Callable[[str], str] = lambda name: OK
+    effort: Callable[[str], float] = lambda name: 0.01
     now_ms: float = 0.0
     storage: MemoryStorage = field(default_factory=MemoryStorage)
     history: list[tuple[float, str, int | None]] = field(default_factory=list)
@@ -73,6 +85,8 @@ class Process:
         self.stands_still = False
         self._known = Contact()
         self._answer_due_ms: float | None = None
+        self.samples, self.sample_count = Samples(), 0
+        self._sample_due_ms: float | None = None
         terms, leases = ServerTerms(world.storage), ServerLeases(world.storage, name)
         share = self.random.uniform(0, 0.25)
         self.kept = KeptServer("s", self, leases, terms, LENGTH_MS, share, lambda: int(world.now_ms))
@@ -85,6 +99,11 @@ class Process:
     def step(self) -> None:
         if self.stands_still or self.world.now_ms < self._next_ms:
             return
+        if self._sample_due_ms is not None and self.world.now_ms >= self._sample_due_ms:
+            self._sample_due_ms = None
+            self.samples = self.samples.end(self.world.effort(self.name), self.clock_ms)
+        if self.world.effort(self.name) > HOLD_EFFORT and self.random.random() < 0.05:
+            self.kept.note_late(self.clock_ms)
         before = self.kept.known.term
         self.kept.tick(self.clock_ms, HELD)
         if self.kept.known.term != before:
@@ -108,6 +127,10 @@ class Process:
         self._answer_due_ms = self.world.now_ms + self.random.uniform(
             *((0.9 * ANSWER_MS, ANSWER_MS) if slow else (1, 60))
         )
+
+    def sample(self, now_ms: float) -> None:
+        self.samples, self.sample_count = self.samples.begin(now_ms), self.sample_count + 1
+        self._sample_due_ms = self.world.now_ms + self.world.effort(self.name) * WRITE_MS
 
     def look(self, now_ms: float) -> None:
         self._known = self._known.looked(now_ms, absent=self.world.state(self.name) in (KILLED, REFUSED_HERE))
@@ -227,8 +250,8 @@ def test_first_answer_after_a_challenge_was_asked_for_after_it() -> None:
     """D4: an answer to an older question does not renew a challenged lease: the store may have been killed since."""
     view = LeaseView(LENGTH_MS).seen(LeaseFile("t"), 1_000).seen(LeaseFile("t", challenge="c"), 1_400)
     before, after = Contact().asked(1_300).answered(), Contact().asked(1_400).answered()
-    assert decide(view, before, 1_450, lapsed=False) is Act.WAIT
-    assert decide(view, after, 1_450, lapsed=False) is Act.RENEW
+    assert decide(view, Evidence(before), 1_450, lapsed=False) is Act.WAIT
+    assert decide(view, Evidence(after), 1_450, lapsed=False) is Act.RENEW
     assert view.phase(1_400 + CHALLENGE_MS) is Phase.OVER
 
 
@@ -243,7 +266,7 @@ def test_table_has_every_case(lapsed: bool, reach: Reach) -> None:
             assert reach is Reach.ANSWERED
         if act is Act.TAKE_DOWN:
             assert phase is Phase.OVER
-            assert reach in (Reach.ABSENT, Reach.SILENT)
+            assert reach in (Reach.ABSENT, Reach.SILENT, Reach.SLOW)
 
 
 @given(st.floats(0, ANSWER_MS))
@@ -260,6 +283,91 @@ def test_slow_store_stays_up(seed: int) -> None:
     world = World(lambda name: SLOW)
     world.run([Process(world, "p", seed=seed)], 60_000)
     assert not world.history
+
+
+efforts = st.floats(0.0, 3.0)
+
+
+@given(efforts, st.booleans())
+def test_effort_in_between_changes_nothing(found: float, lapsed: bool) -> None:
+    """D4: below the lower limit a sample ends a lapse, above the upper one it does not renew a lease, and in between each lease
+    remains what it is."""
+    samples = Samples().begin(1_000.0).end(found, 1_100.0)
+    good = samples.promptness(1_200.0, 1_000.0, lapsed=lapsed) is Promptness.GOOD
+    assert good is (found <= RETURN_EFFORT or (found <= HOLD_EFFORT and not lapsed))
+    assert RETURN_EFFORT <= HOLD_EFFORT / 2
+
+
+@given(st.floats(0, 2 * READ_MS), st.floats(0, 2 * WRITE_MS))
+def test_effort_is_of_what_consumers_wait_for(read_ms: float, write_ms: float) -> None:
+    """D4: a store whose sample needs as long as a consumer waits, for its questions or its writes, is too slow."""
+    in_time = read_ms <= HOLD_EFFORT * READ_MS and write_ms <= HOLD_EFFORT * WRITE_MS
+    assert (effort(read_ms, write_ms) <= HOLD_EFFORT) is in_time
+
+
+@settings(max_examples=40, deadline=None)
+@given(efforts, st.integers(1, 3), st.booleans(), seeds)
+def test_constant_delay_never_flaps(found: float, count: int, was_away: bool, seed: int) -> None:
+    """D4: whatever a delivery costs, its server is up or down, and stays so; and it is down if nobody can receive from it."""
+    world = World()
+    processes = [Process(world, f"p{i}", 1.0, seed) for i in range(count)]
+    world.run(processes, 5_000)
+    if was_away:
+        world.state = lambda name: HANGS
+        world.run(processes, 5_000 + LENGTH_MS + 4_000)
+        assert world.is_down
+    world.state, world.effort = (lambda name: OK), (lambda name: found)
+    world.run(processes, world.now_ms + 40_000)
+    assert world.is_down is (found > (RETURN_EFFORT if was_away else HOLD_EFFORT))
+    settled = ServerTerms(world.storage).newest().get("s")
+    world.run(processes, world.now_ms + 60_000)
+    assert ServerTerms(world.storage).newest().get("s") == settled
+    assert settled is None or settled.term.number <= 2
+    world.effort = lambda name: 0.01
+    world.run(processes, world.now_ms + 40_000)
+    assert not world.is_down
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.floats(0.0, HOLD_EFFORT), seeds)
+def test_process_whose_way_is_slow_takes_no_server_down(found: float, seed: int) -> None:
+    """D4: while one process can receive, the server stays up, however slow the others' ways are; and their doubts make it take few
+    samples."""
+    world = World(effort=lambda name: found if name == "receives" else 2.0)
+    receives, slow = Process(world, "receives", 1.0, seed), Process(world, "slow", 1.0, seed)
+    world.run([receives, slow], 60_000)
+    assert not world.history
+    assert 1 <= receives.sample_count <= 7
+
+
+def test_no_samples_are_taken_of_a_store_that_its_users_can_use() -> None:
+    """D4: measuring costs nothing while no delivery fails and no lease has lapsed."""
+    world = World()
+    processes = [Process(world, f"p{i}") for i in range(3)]
+    world.run(processes, 30_000)
+    assert [process.sample_count for process in processes] == [0, 0, 0]
+
+
+def test_sample_that_hangs_or_is_old_proves_nothing() -> None:
+    """D4: a store that answers questions and hangs in a write is slow; one good sample does not speak for the store for ever, nor
+    for the time before a doubt."""
+    hangs = Samples().begin(0.0)
+    assert hangs.promptness(100.0, 0.0, lapsed=False) is Promptness.UNKNOWN
+    assert hangs.promptness(READ_MS + WRITE_MS, 0.0, lapsed=False) is Promptness.SLOW
+    good = Samples().begin(1_000.0).end(0.1, 1_500.0)
+    assert good.promptness(1_500.0, 1_000.0, lapsed=False) is Promptness.GOOD
+    assert good.promptness(1_500.0, 1_001.0, lapsed=False) is Promptness.UNKNOWN
+    assert good.promptness(1_001.0 + VALID_MS, 0.0, lapsed=False) is Promptness.UNKNOWN
+
+
+@given(st.floats(1, 30_000))
+def test_samples_leave_a_slow_store_time(duration_ms: float) -> None:
+    """D4: a slow store spends at most a third of its time with a process's samples, and is asked again within 10 s."""
+    samples = Samples().begin(0.0)
+    assert not samples.is_due(duration_ms)
+    samples = samples.end(9.9, duration_ms)
+    assert not samples.is_due(duration_ms + min(2 * duration_ms, 10_000) - 1)
+    assert samples.is_due(duration_ms + max(2 * duration_ms, 300)) or samples.is_due(duration_ms + 10_000)
 
 
 def test_lease_of_a_later_version_is_left_to_its_processes() -> None:
