@@ -1,10 +1,12 @@
-"""A TCP proxy in front of a database. It loses connections in both possible ways: it cuts them or swallows their bytes."""
+"""A TCP proxy in front of a database. It loses connections in both possible ways: it cuts them or swallows their bytes. And it
+delays what it forwards."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
+import time
 
 
 class Proxy:
@@ -18,6 +20,7 @@ class Proxy:
         self._flows.set()
         self._refuses = False
         self._closed = False
+        self.delay_s = 0.0  # of each packet
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -45,6 +48,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 self._flows.wait()
+                time.sleep(self.delay_s)
                 sink.sendall(data)
         self._flows.wait()  # while bytes are swallowed, the other side does not learn of the end either
         self._end(pair)
