@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import fields
 
@@ -27,7 +28,14 @@ from spark_jms.store.contract import (
     Store,
     StoreStatistics,
 )
-from spark_jms.store.errors import FencedError, NameInvalidError, StoreClosedError, StoreError, TransactionUnknownError
+from spark_jms.store.errors import (
+    FencedError,
+    NameInvalidError,
+    StoreBusyError,
+    StoreClosedError,
+    StoreError,
+    TransactionUnknownError,
+)
 
 DEFAULT = ""
 
@@ -64,33 +72,43 @@ class RoutedStore(Store):
         self._owns_default = owns_default
         self._default, self._open_other, self.others = default, open_other, others
         self._lock = threading.Lock()  # never held while a store is asked
-        self._opening: dict[str, threading.Lock] = {}
+        self._opening: dict[str, Future[Store]] = {}
         self._open: dict[str, Store] = {}
         self._closed = False
 
     def store(self, name: str) -> Store:
-        """The store itself, whose records have plain names. Raises the error of opening it."""
+        """The store itself, whose records have plain names. Raises the error of opening it. All who ask for it while it is opened wait
+        for the same attempt and share its outcome: none of them begins another one when this fails."""
         if name == DEFAULT:
             return self._default
         with self._lock:
             if self._closed:
                 raise StoreClosedError("the store is closed")
-            opening = self._opening.setdefault(name, threading.Lock())
-        with opening:
-            with self._lock:
-                known = self._open.get(name)
-            if known is not None:
-                return known
+            if name in self._open:
+                return self._open[name]
+            others = self._opening.get(name)
+            outcome = others or self._opening.setdefault(name, Future())
+        if others is not None:
+            return others.result()
+        try:
             opened = self._open_other(name)
-            if not self._keep(name, opened):
-                opened.close()
-                raise StoreClosedError("the store is closed")
-            return opened
+        except BaseException as error:
+            self._end_opening(name, None)
+            interrupted = StoreBusyError(f"the opening of store {name} was interrupted")
+            outcome.set_exception(error if isinstance(error, Exception) else interrupted)
+            raise
+        if not self._end_opening(name, opened):
+            opened.close()
+            outcome.set_exception(StoreClosedError("the store is closed"))
+        else:
+            outcome.set_result(opened)
+        return outcome.result()
 
-    def _keep(self, name: str, opened: Store) -> bool:
+    def _end_opening(self, name: str, opened: Store | None) -> bool:
         """False when this store was closed meanwhile."""
         with self._lock:
-            if not self._closed:
+            del self._opening[name]
+            if opened is not None and not self._closed:
                 self._open[name] = opened
             return not self._closed
 

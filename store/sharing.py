@@ -8,6 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from spark_jms.store.errors import StoreClosedError
 from spark_jms.store.forks import abandon_in_child, this_process
+from spark_jms.store.opening import StoreOpening
 
 
 class UserCount:
@@ -60,16 +61,24 @@ class SharedBackends(Generic[B]):
 
     def __init__(self) -> None:
         self._backends: dict[tuple[str, int], B] = {}
-        self._lock = threading.Lock()
+        self._opening: dict[tuple[str, int], threading.Lock] = {}
+        self._lock = threading.Lock()  # never held while a store is opened
         abandon_in_child(self)
 
-    def take(self, key: tuple[str, int], make: Callable[[], B]) -> B:
+    def take(self, key: tuple[str, int], make: Callable[[], B], opening: StoreOpening) -> B:
+        """A store whose opening waits holds up no other."""
         with self._lock:
-            backend = self._backends.get(key)
+            own = self._opening.setdefault(key, threading.Lock())
+        with opening.alone(own):
+            with self._lock:
+                backend = self._backends.get(key)
             if backend is None or not backend.retain():
-                backend = self._backends[key] = make()
+                backend = make()
+                with self._lock:
+                    self._backends[key] = backend
             return backend
 
     def abandon(self) -> None:
         self._lock = threading.Lock()  # a thread of the parent may have held the old one
         self._backends.clear()
+        self._opening.clear()

@@ -16,15 +16,19 @@ from spark_jms.store.absence import Endpoint, Place
 from spark_jms.store.administration import Administration, OpenedAdministration
 from spark_jms.store.contract import Store
 from spark_jms.store.errors import NameInvalidError, StoreNotFoundError, StoreUriError
+from spark_jms.store.opening import StoreOpening
 from spark_jms.store.shown_uri import shown_uri
 
 
-def open_store(uri: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> Store:
-    """The store that the URI names (see KINDS), or the file store at a plain path. With create=False it must exist."""
+def open_store(
+    uri: str, *, session_timeout_ms: int = 10_000, create: bool = True, opening: StoreOpening | None = None
+) -> Store:
+    """The store that the URI names (see KINDS), or the file store at a plain path. With create=False it must exist. `opening` bounds
+    the waits for what is away or held, and can be cancelled."""
     kind = _kind_of(uri)
     if session_timeout_ms <= 0:
         raise StoreUriError(f"session_timeout_ms must be positive, not {session_timeout_ms}")
-    return kind.open(uri, session_timeout_ms, create)
+    return kind.open(uri, session_timeout_ms, create, opening or StoreOpening())
 
 
 def administration_of(uri: str) -> Administration:
@@ -74,7 +78,7 @@ def _kind_of(uri: str) -> _Kind:
     return KINDS[scheme]
 
 
-def _open_memory(uri: str, session_timeout_ms: int, create: bool) -> Store:
+def _open_memory(uri: str, session_timeout_ms: int, create: bool, opening: StoreOpening) -> Store:
     from spark_jms.store.memory import MemoryStore
 
     _refuse_options(uri, "a store in memory")
@@ -108,10 +112,10 @@ def _file_places(uri: str) -> Sequence[Place]:
     return [_file_path(uri)]
 
 
-def _open_file(uri: str, session_timeout_ms: int, create: bool) -> Store:
+def _open_file(uri: str, session_timeout_ms: int, create: bool, opening: StoreOpening) -> Store:
     from spark_jms.store.file import FileStore
 
-    return FileStore.shared(_file_path(uri), session_timeout_ms=session_timeout_ms, create=create)
+    return FileStore.shared(_file_path(uri), session_timeout_ms=session_timeout_ms, create=create, opening=opening)
 
 
 def _administer_file(uri: str) -> Administration:
@@ -120,11 +124,11 @@ def _administer_file(uri: str) -> Administration:
     return FileAdministration(uri, lambda: _file_path(uri))
 
 
-def _open_jdbc(uri: str, session_timeout_ms: int, create: bool) -> Store:
+def _open_jdbc(uri: str, session_timeout_ms: int, create: bool, opening: StoreOpening) -> Store:
     with needs("postgresql"):
         from spark_jms.store.jdbc import JdbcStore
 
-    return JdbcStore.shared(uri, session_timeout_ms=session_timeout_ms, create=create)
+    return JdbcStore.shared(uri, session_timeout_ms=session_timeout_ms, create=create, opening=opening)
 
 
 def _jdbc_places(uri: str) -> Sequence[Place]:
@@ -146,11 +150,11 @@ def _administer_jdbc(uri: str) -> Administration:
     return JdbcAdministration(uri)
 
 
-def _open_replicated(uri: str, session_timeout_ms: int, create: bool) -> Store:
+def _open_replicated(uri: str, session_timeout_ms: int, create: bool, opening: StoreOpening) -> Store:
     with needs("replicated"):
         from spark_jms.store.records.store import ReplicatedStore
 
-    return ReplicatedStore.shared(uri, session_timeout_ms=session_timeout_ms, create=create)
+    return ReplicatedStore.shared(uri, session_timeout_ms=session_timeout_ms, create=create, opening=opening)
 
 
 def _replicated_places(uri: str) -> Sequence[Place]:
@@ -175,9 +179,9 @@ def _administer_opened(uri: str) -> Administration:
 
 @dataclass(frozen=True)
 class _Kind:
-    """`open` takes the URI, session_timeout_ms and create."""
+    """`open` takes the URI, session_timeout_ms, create and the opening."""
 
-    open: Callable[[str, int, bool], Store]
+    open: Callable[[str, int, bool, StoreOpening], Store]
     administer: Callable[[str], Administration]
     places: Callable[[str], Sequence[Place]] = lambda uri: ()
 

@@ -21,19 +21,28 @@ from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import SessionInfo, Store, StoreError, open_store
 from spark_jms.store.absence import absence
+from spark_jms.store.opening import StoreOpening
 from spark_jms.store.routed import DEFAULT, RoutedStore, address, split_address
 from spark_jms.store.uri import places_of
 
 HOUSEKEEPING_S = 2.0
+OPENING_S = 10.0  # of a server's store: whoever needs it asks again
 _ANY_RECORD = "jmsq"  # asking for it makes the store prove that it can be read
 
 
 class DomainStores(RoutedStore):
-    """All stores of a domain, and the keeper of the leases of the servers that this process uses."""
+    """All stores of a domain, and the keeper of the leases of the servers that this process uses. Openings that nobody waits for any
+    more end soon: those of servers by their limit, all of them with `close`."""
 
     def __init__(self, domain: Domain, limit_s: float | None) -> None:
+        self._openings: dict[str, StoreOpening] = {}  # server -> the newest
+        self._ended = False
+
         def open_server(server: str) -> Store:
-            return open_store(domain.server_uri(server), create=False)
+            opening = self._openings[server] = StoreOpening(OPENING_S if limit_s is None else limit_s)
+            if self._ended:
+                opening.cancel()
+            return open_store(domain.server_uri(server), create=False, opening=opening)
 
         def timed(server: str) -> Store:
             assert limit_s is not None
@@ -42,7 +51,8 @@ class DomainStores(RoutedStore):
         if limit_s is None:
             super().__init__(open_store(domain.store_uri), open_server, domain.servers.names)
         else:
-            home = TimedStore(HOME, partial(open_store, domain.store_uri), limit_s, owns=True)
+            opening = self._openings[HOME] = StoreOpening(limit_s)
+            home = TimedStore(HOME, partial(open_store, domain.store_uri, opening=opening), limit_s, owns=True)
             super().__init__(home, timed, domain.servers.names)
         self._timed = RoutedStore(
             self.store(DEFAULT),
@@ -63,6 +73,9 @@ class DomainStores(RoutedStore):
         return self._timed
 
     def close(self) -> None:
+        self._ended = True
+        for opening in list(self._openings.values()):
+            opening.cancel()
         self.keeper.close()
         self._timed.close()
         super().close()

@@ -84,10 +84,11 @@ class _Asked:
             with suppress(LaneBusyError):  # it continues
                 self._lane.run(work, self._limit_s)
 
-    def close(self) -> None:
+    def close(self, last: Callable[[], object] | None = None) -> None:
+        """`last` follows the call that is under way."""
         with self._lock:
             self._closed = True
-            self._lane.close()
+            self._lane.close(last)
 
     def _run(self, work: Callable[[], T], late: type[StoreError]) -> T:
         with self._lock:
@@ -149,10 +150,12 @@ class TimedStore(Store):
         return self._asked.run(lambda: self._inner().statistics())
 
     def close(self) -> None:
-        if self._owns:
+        """A store that is still being opened is closed behind that."""
+        last = self._close if self._owns else None
+        if last is not None:
             with suppress(StoreBusyError, StoreClosedError):
-                self._asked.run(self._close)
-        self._asked.close()
+                self._asked.run(last)
+        self._asked.close(last)
 
     # -- in the lane ----------------------------------------------------------------------------------------------
     def _inner(self) -> Store:
@@ -161,8 +164,10 @@ class TimedStore(Store):
         return self._store
 
     def _close(self) -> None:
-        if self._store is not None:
-            self._store.close()
+        closing, self._store = self._store, None
+        if closing is not None:
+            with suppress(StoreError):  # it cannot be reached; its sessions end by themselves
+                closing.close()
 
 
 class _TimedSession(Session):

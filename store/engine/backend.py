@@ -32,6 +32,7 @@ from spark_jms.store.forks import abandon_in_child
 from spark_jms.store.ledger.backend import Backend, Transaction
 from spark_jms.store.ledger.group import Drain, GroupCommit, PlanCall, serve
 from spark_jms.store.ledger.ledger import Ledger
+from spark_jms.store.opening import StoreOpening
 from spark_jms.store.sharing import UserCount
 
 log = logging.getLogger("store.served")
@@ -51,6 +52,7 @@ class EngineBackend(Backend):
         limit_ms: float,
         clock_ms: Clock = monotonic_ms,
         sleep_ms: Callable[[float], None] = lambda ms: time.sleep(ms / 1000.0),
+        opening: StoreOpening | None = None,
     ) -> None:
         self._users = UserCount()
         self._lock = threading.Lock()  # of the statistics
@@ -68,7 +70,7 @@ class EngineBackend(Backend):
         self._group = GroupCommit(self._lead)
         abandon_in_child(self)
         try:
-            self._route.access()
+            self._route.open(opening or StoreOpening())
         except BaseException:
             self.release()
             raise

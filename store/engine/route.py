@@ -23,6 +23,7 @@ from spark_jms.store.engine.persistence import Clock
 from spark_jms.store.engine.remote_access import RemoteAccess
 from spark_jms.store.engine.server import Server
 from spark_jms.store.errors import StoreBusyError
+from spark_jms.store.opening import StoreOpening
 from spark_jms.store.sharing import UserCount
 
 log = logging.getLogger("store.served")
@@ -64,6 +65,11 @@ class EngineRoute:
     def closed(self) -> bool:
         return self._users.closed
 
+    def open(self, opening: StoreOpening) -> None:
+        """The first access. Raises StoreBusyError when the opening was cancelled, or has reached its limit."""
+        with self._connecting:
+            self.current = self._search(opening)
+
     def access(self) -> Access:
         return self.current or self.replace(None)
 
@@ -76,14 +82,16 @@ class EngineRoute:
                 self.current.close()
                 self.current = None
                 self.reconnect_count += 1
-            self.current = self._search()
+            self.current = self._search(StoreOpening())
             return self.current
 
-    def _search(self) -> Access:
+    def _search(self, opening: StoreOpening) -> Access:
         failed_at: Address | None = None
-        deadline_ms, pause_ms, why = self.clock_ms() + self.limit_ms, RECONNECT_FIRST_MS, "there is no engine"
+        limit_s = opening.within(self.limit_ms / 1000)
+        deadline_ms, pause_ms, why = self.clock_ms() + limit_s * 1000, RECONNECT_FIRST_MS, "there is no engine"
         while True:
             self.check_open()
+            opening.check()
             found = self.finder.find(failed_at)
             failed_at = None
             try:
@@ -93,7 +101,7 @@ class EngineRoute:
                 why = str(error)
                 failed_at = found if isinstance(found, Address) else None
             if self.clock_ms() >= deadline_ms:
-                raise StoreBusyError(f"no engine of the store answered for {self.limit_ms / 1000:g} s ({why})")
+                raise StoreBusyError(f"no engine of the store answered for {limit_s:g} s ({why})")
             self.sleep_ms(pause_ms * _chance.uniform(0.5, 1.0))
             pause_ms = min(pause_ms * 2, RECONNECT_LAST_MS)
 

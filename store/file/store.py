@@ -10,6 +10,7 @@ from spark_jms.store.file.backend import FileBackend
 from spark_jms.store.file.compaction import COMPACT_MIN_BYTES, COMPACT_RATIO
 from spark_jms.store.file.reserve import RESERVE_BYTES
 from spark_jms.store.ledger.store import LedgerStore
+from spark_jms.store.opening import StoreOpening
 from spark_jms.store.sharing import SharedBackends
 
 _shared: SharedBackends[FileBackend] = SharedBackends()
@@ -48,8 +49,11 @@ class FileStore(LedgerStore):
         )
 
     @classmethod
-    def shared(cls, path: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> FileStore:
+    def shared(
+        cls, path: str, *, session_timeout_ms: int = 10_000, create: bool = True, opening: StoreOpening | None = None
+    ) -> FileStore:
         def make() -> FileBackend:
             return FileBackend(path, session_timeout_ms=session_timeout_ms, create=create)
 
-        return cls(path, backend=_shared.take((os.path.realpath(path), session_timeout_ms), make))
+        key = (os.path.realpath(path), session_timeout_ms)
+        return cls(path, backend=_shared.take(key, make, opening or StoreOpening()))

@@ -24,6 +24,7 @@ from spark_jms.store.jdbc.schema import ensure_tables
 from spark_jms.store.jdbc.settings import SQLITE, JdbcSettings
 from spark_jms.store.jdbc.states import ROLES, ProcessRole, RoleEvent, StateMachine
 from spark_jms.store.jdbc.tables import make_tables, sqlite_file
+from spark_jms.store.opening import StoreOpening
 
 log = logging.getLogger("store.jdbc")
 
@@ -42,7 +43,13 @@ class JdbcFinder(EngineFinder):
     """One per opened store and process. It owns the engine while the role of this process is ENGINE."""
 
     def __init__(
-        self, settings: JdbcSettings, *, session_timeout_ms: float, create: bool = True, clocks: Clocks | None = None
+        self,
+        settings: JdbcSettings,
+        *,
+        session_timeout_ms: float,
+        create: bool = True,
+        clocks: Clocks | None = None,
+        opening: StoreOpening | None = None,
     ) -> None:
         self.settings = settings
         self.tables = make_tables(settings)
@@ -52,6 +59,7 @@ class JdbcFinder(EngineFinder):
         self.database = Database(settings)
         self._session_timeout_ms = session_timeout_ms
         self._clocks = clocks or Clocks()
+        self._opening = opening or StoreOpening()  # until an engine was found once
         self._lock = threading.Lock()
         self._role: StateMachine[ProcessRole, RoleEvent] = StateMachine(ROLES, ProcessRole.SEEKING)
         self._engine: Engine | None = None
@@ -65,7 +73,7 @@ class JdbcFinder(EngineFinder):
 
     def _ensure_tables(self, create: bool) -> None:
         """DatabaseUnreachableError after OPEN_LIMIT_S."""
-        limit_s = min(OPEN_LIMIT_S, self.settings.retry_limit_s)
+        limit_s = self._opening.within(min(OPEN_LIMIT_S, self.settings.retry_limit_s))
         retry = RetryLimit(self._clocks, limit_s, self.settings.retry_interval_ms)
         while True:
             try:
@@ -75,6 +83,7 @@ class JdbcFinder(EngineFinder):
                 why = error.detail() if isinstance(error, StoreError) else f"{self.settings.shown}: {error}"
                 if retry.is_over() or self.settings.dialect == SQLITE:
                     raise DatabaseUnreachableError(f"{why}, tried for {retry.waited_s():.1f} s") from error
+            self._opening.check()
             if retry.is_log_due():
                 log.warning("the database cannot be reached, retrying for %g s (%s)", limit_s, why)
             retry.pause()
@@ -89,7 +98,9 @@ class JdbcFinder(EngineFinder):
             if self.role is not ProcessRole.SEEKING:
                 self._role.step(RoleEvent.ENGINE_LOST)
             try:
-                return self._published_engine(failed) or self._become()
+                found = self._published_engine(failed) or self._become()
+                self._opening = StoreOpening()
+                return found
             except (DatabaseUnreachableError, ConnectionLostError) as error:
                 self._wait(RoleEvent.DATABASE_UNREACHABLE, str(error))
             except (StoreBusyError, OwnershipLostError) as error:  # LockTakenError among them
@@ -146,7 +157,7 @@ class JdbcFinder(EngineFinder):
     def _wait(self, event: RoleEvent, why: str) -> None:
         """One pause before the next attempt; the error of AT_THE_LIMIT after retry_limit_s of them."""
         self._role.step(event)
-        waited_s, limit_s = self._retry.waited_s(), self.settings.retry_limit_s
+        waited_s, limit_s = self._retry.waited_s(), self._opening.within(self.settings.retry_limit_s)
         if self._retry.is_log_due():
             log.warning(
                 "%s: waiting for %s for %.0f s, retrying up to %.0f s (%s; last engine: %s)",

@@ -7,23 +7,30 @@ from spark_jms.store.jdbc.finder import JdbcFinder
 from spark_jms.store.jdbc.retry import Clocks
 from spark_jms.store.jdbc.settings import parse_jdbc
 from spark_jms.store.ledger.store import LedgerStore
+from spark_jms.store.opening import StoreOpening
 from spark_jms.store.sharing import SharedBackends
 
 _shared: SharedBackends[EngineBackend] = SharedBackends()
 
 
 def open_backend(
-    uri: str, *, session_timeout_ms: int = 10_000, create: bool = True, clocks: Clocks | None = None
+    uri: str,
+    *,
+    session_timeout_ms: int = 10_000,
+    create: bool = True,
+    clocks: Clocks | None = None,
+    opening: StoreOpening | None = None,
 ) -> EngineBackend:
     settings = parse_jdbc(uri)
-    clocks = clocks or Clocks()
-    finder = JdbcFinder(settings, session_timeout_ms=session_timeout_ms, create=create, clocks=clocks)
+    clocks, opening = clocks or Clocks(), opening or StoreOpening()
+    finder = JdbcFinder(settings, session_timeout_ms=session_timeout_ms, create=create, clocks=clocks, opening=opening)
     return EngineBackend(
         finder,
         session_timeout_ms=session_timeout_ms,
         limit_ms=settings.retry_limit_s * 1000.0,
         clock_ms=clocks.now_ms,
         sleep_ms=clocks.sleep_ms,
+        opening=opening,
     )
 
 
@@ -34,8 +41,12 @@ class JdbcStore(LedgerStore):
         super().__init__(open_backend(uri, session_timeout_ms=session_timeout_ms, create=create))
 
     @classmethod
-    def shared(cls, uri: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> LedgerStore:
-        def make() -> EngineBackend:
-            return open_backend(uri, session_timeout_ms=session_timeout_ms, create=create)
+    def shared(
+        cls, uri: str, *, session_timeout_ms: int = 10_000, create: bool = True, opening: StoreOpening | None = None
+    ) -> LedgerStore:
+        wanted = opening or StoreOpening()
 
-        return LedgerStore(_shared.take((uri, session_timeout_ms), make))
+        def make() -> EngineBackend:
+            return open_backend(uri, session_timeout_ms=session_timeout_ms, create=create, opening=wanted)
+
+        return LedgerStore(_shared.take((uri, session_timeout_ms), make, wanted))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from spark_jms.store.engine import EngineBackend
 from spark_jms.store.ledger.store import LedgerStore
+from spark_jms.store.opening import StoreOpening
 from spark_jms.store.records.finder import RegionEngineFinder
 from spark_jms.store.records.settings import parse_replicated
 from spark_jms.store.sharing import SharedBackends
@@ -15,9 +16,11 @@ LIMIT_MS = 60_000.0
 _shared: SharedBackends[EngineBackend] = SharedBackends()
 
 
-def open_backend(uri: str, *, session_timeout_ms: int, create: bool) -> EngineBackend:
+def open_backend(
+    uri: str, *, session_timeout_ms: int, create: bool, opening: StoreOpening | None = None
+) -> EngineBackend:
     finder = RegionEngineFinder(parse_replicated(uri), session_timeout_ms=session_timeout_ms, create=create)
-    return EngineBackend(finder, session_timeout_ms=session_timeout_ms, limit_ms=LIMIT_MS)
+    return EngineBackend(finder, session_timeout_ms=session_timeout_ms, limit_ms=LIMIT_MS, opening=opening)
 
 
 class ReplicatedStore(LedgerStore):
@@ -27,8 +30,12 @@ class ReplicatedStore(LedgerStore):
         super().__init__(open_backend(uri, session_timeout_ms=session_timeout_ms, create=create))
 
     @classmethod
-    def shared(cls, uri: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> LedgerStore:
-        def make() -> EngineBackend:
-            return open_backend(uri, session_timeout_ms=session_timeout_ms, create=create)
+    def shared(
+        cls, uri: str, *, session_timeout_ms: int = 10_000, create: bool = True, opening: StoreOpening | None = None
+    ) -> LedgerStore:
+        wanted = opening or StoreOpening()
 
-        return LedgerStore(_shared.take((uri, session_timeout_ms), make))
+        def make() -> EngineBackend:
+            return open_backend(uri, session_timeout_ms=session_timeout_ms, create=create, opening=wanted)
+
+        return LedgerStore(_shared.take((uri, session_timeout_ms), make, wanted))
