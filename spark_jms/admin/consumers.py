@@ -31,15 +31,24 @@ def consumers(domain: Domain, store: Store, destination: str) -> list[ConsumerRo
     """By subscription and consumer; one without messages is there too. Raises InvalidDestinationError."""
     held = views.subscriptions(domain, store, destination)
     claims = views.claims(domain, store, destination)
-    labels = sorted(
-        {session.label for session in store.sessions().values()}
-    )  # a consumer of several servers has some of each
+    labels = sorted(session.label for session in store.sessions().values())
     found = []
     for name in dict.fromkeys(row.subscription for row in held):
         begins = session_label(destination, name, "")
+        processes: dict[str, str] = {}  # a consumer of several servers has a session on each
         for label in (label for label in labels if label.startswith(begins)):
             consumer, _, process = label.removeprefix(begins).partition(", ")
-            members = tuple(row.member for row in held if row.subscription == name and row.holder == label)
-            own = (row for row in claims if row.subscription == name and row.consumer == consumer and row.live)
-            found.append(ConsumerRow(destination, name, consumer, process, members, sum(row.messages for row in own)))
+            processes.setdefault(consumer, process)
+        for consumer, process in processes.items():
+            members = tuple(
+                row.member for row in held if row.subscription == name and _is_of(row.holder, begins + consumer)
+            )
+            claimed = sum(
+                row.messages for row in claims if row.subscription == name and row.consumer == consumer and row.live
+            )
+            found.append(ConsumerRow(destination, name, consumer, process, members, claimed))
     return found
+
+
+def _is_of(holder: str | None, label: str) -> bool:
+    return holder is not None and holder.partition(", ")[0] == label

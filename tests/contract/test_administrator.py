@@ -11,6 +11,8 @@ import pytest
 import spark_jms
 from spark_jms import admin as administration
 from spark_jms.admin import Administrator, Moved, Purged
+from spark_jms.claims.members import session_label
+from spark_jms.claims.stores import open_stores, store_of
 from spark_jms.client import Context
 from spark_jms.errors import (
     ClosedError,
@@ -21,6 +23,7 @@ from spark_jms.errors import (
     OptionError,
     ProductionPausedError,
 )
+from spark_jms.log.domain import Domain
 from spark_jms.settings.environment import ROOT_VARIABLE
 from spark_jms.testing import wait_until
 
@@ -140,6 +143,20 @@ def test_consumer_of_several_servers_is_one(context: Context, admin: Administrat
         assert consumer.receive(10) is not None
         (row,) = admin.consumers("spread")
         assert (row.members, row.claimed) == ((0, 1), 4)
+
+
+def test_query_of_several_servers_is_one(context: Context, admin: Administrator) -> None:
+    """C14, M10: its sessions were opened in two different seconds, which their labels name."""
+    stores = open_stores(Domain(context.root))
+    sessions = [
+        store_of(stores, server).connect(session_label("spread", "-", "query-1") + f", process 7 of vm, since {second}")
+        for server, second in (("east", 1), ("west", 2))
+    ]
+    (row,) = admin.consumers("spread")
+    assert (row.consumer, row.process, row.members) == ("query-1", "process 7 of vm, since 1", ())
+    for session in sessions:
+        session.close()
+    stores.close()
 
 
 def test_events_tell_what_became_of_messages(context: Context, admin: Administrator) -> None:
