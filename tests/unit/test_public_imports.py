@@ -21,7 +21,7 @@ DOCUMENTED = {
     "spark_jms.store.regions.client.instance": {"StoreInstance"},
 }
 USERS = sorted(
-    path for pattern in ("examples/*.py", "spark_jms/jobs/*.py") for path in PROJECT.glob(pattern)
+    path for pattern in ("notebooks/*.ipynb", "examples/*.py", "spark_jms/jobs/*.py") for path in PROJECT.glob(pattern)
 )
 
 
