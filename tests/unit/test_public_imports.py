@@ -20,9 +20,7 @@ DOCUMENTED = {
     "spark_jms.store.regions.admin.cluster": {"Cluster", "free_ports"},
     "spark_jms.store.regions.client.instance": {"StoreInstance"},
 }
-USERS = sorted(
-    path for pattern in ("examples/*.py", "spark_jms/jobs/*.py") for path in PROJECT.glob(pattern)
-)
+USERS = sorted(path for pattern in ("examples/*.py", "spark_jms/jobs/*.py") for path in PROJECT.glob(pattern))
 
 
 def source_of(path: Path) -> str:
