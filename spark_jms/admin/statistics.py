@@ -21,7 +21,7 @@ from spark_jms.core.held_back import HeldBack
 from spark_jms.core.message_buffer import header_estimate_bytes
 from spark_jms.core.placement import HOME
 from spark_jms.core.selector import Selector
-from spark_jms.core.thresholds import UNARMED
+from spark_jms.core.thresholds import UNARMED, thresholds_of
 from spark_jms.log.domain import Domain
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import Store
@@ -163,10 +163,11 @@ def _refusals(
 
 
 def _exceeds_threshold(domain: Domain, declared: Destination, name: str) -> bool | None:
-    if not declared.thresholds:
+    thresholds = thresholds_of(declared)
+    if not thresholds:
         return None
     used = domain.usage_of(name)
-    return bool(UNARMED.after(declared.thresholds, used.messages, used.bytes))
+    return bool(UNARMED.after(thresholds, used.messages, used.bytes))
 
 
 def _header_estimate(declared: Destination, rows: list[SubscriptionRow]) -> int:

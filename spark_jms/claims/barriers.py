@@ -17,8 +17,7 @@ from typing import NamedTuple
 from spark_jms.claims.scan import units_of
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.core.record_set import RecordSet
-from spark_jms.core.routing import slot_of
-from spark_jms.core.slots import Barrier
+from spark_jms.core.slots import Barrier, slot_of
 from spark_jms.errors import JmsqError
 from spark_jms.log.barriers import pass_barriers
 from spark_jms.log.breath import breathe

@@ -51,6 +51,3 @@ def acks(settings: CommandSettings, destination: str, limit: int) -> None:
         ]
         fields = ("acknowledged", "subscription", "member", "messages", "first", "last", "consumer", "claim")
         settings.out.table("Newest", fields, shown, "")
-
-
-COMMANDS = (acks,)

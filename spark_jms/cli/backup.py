@@ -120,6 +120,3 @@ def _report(made: Manifest) -> dict[str, object]:
 
 def _seconds(made: Manifest) -> float:
     return (made.finished_ms - made.store_read_ms) / 1000
-
-
-COMMANDS = (backup, restore)

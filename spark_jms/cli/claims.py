@@ -138,6 +138,3 @@ def _extent(rows: Sequence[ClaimRow]) -> str:
 
 def _state(live: bool) -> str:
     return "live" if live else "in doubt"
-
-
-COMMANDS = (claims,)

@@ -32,6 +32,3 @@ def completion(context: click.Context, settings: CommandSettings, shell: str) ->
         settings.out.document({"shell": shell, "script": script})
     else:
         click.echo(script)
-
-
-COMMANDS = (completion,)

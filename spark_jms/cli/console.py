@@ -35,6 +35,3 @@ def console(settings: CommandSettings, host: str, port: int, token_file: Path | 
 
 def _announce(address: str) -> None:
     click.echo(f"the console is at {address}")
-
-
-COMMANDS = (console,)

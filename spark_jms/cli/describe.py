@@ -98,6 +98,3 @@ def _list_settings(settings: CommandSettings) -> None:
             for row in group.settings.values()
         ]
         settings.out.table(group.title, ("setting", "default", "unit", "range", "since", "meaning"), rows, "")
-
-
-COMMANDS = (describe,)

@@ -107,6 +107,3 @@ def _list_declared(settings: CommandSettings) -> None:
     settings.out.table(
         "", columns, rows, f"{domain.root} has no destinations: jmsq apply --root {domain.root} MODULE.yaml"
     )
-
-
-COMMANDS = (apply, list_destinations)

@@ -65,6 +65,3 @@ def _what(plan: DropPlan) -> str:
     parts += [f"subscription(s) {', '.join(plan.subscriptions)}"] * bool(plan.subscriptions)
     parts += [f"used by {', '.join(plan.consumers)}"] * bool(plan.consumers)
     return f"{plan.destination}: {'; '.join(parts)}"
-
-
-COMMANDS = (drop,)

@@ -52,6 +52,3 @@ def events(
     settings.out.table(
         f"Life cycle of {destination}", fields, shown, "nothing" if is_on else "messageLoggingEnabled is off"
     )
-
-
-COMMANDS = (events,)

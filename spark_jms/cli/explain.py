@@ -57,6 +57,3 @@ def explain(settings: CommandSettings, destination: str, selector: str, subscrip
         settings.out.say(f"without statistics: {', '.join(plan.parses)}")
     if plan.held_back:
         settings.out.say(told_of(plan.held_back))
-
-
-COMMANDS = (explain,)

@@ -49,6 +49,3 @@ def forward(settings: CommandSettings, destinations: tuple[str, ...], every_s: f
             if times is not None and rounds >= times:
                 return
             time.sleep(every_s)
-
-
-COMMANDS = (forward,)

@@ -78,6 +78,3 @@ def _row(done: Round) -> tuple[object, ...]:
         done.deleted_files,
         result,
     )
-
-
-COMMANDS = (housekeep,)

@@ -18,48 +18,46 @@ from typing import Any
 
 import click
 
-from spark_jms.cli import (
-    acknowledgements,
-    backup,
-    claims,
-    completion,
-    console,
-    describe,
-    destinations,
-    drop,
-    events,
-    explain,
-    forward,
-    housekeeping,
-    messages,
-    metrics,
-    move,
-    pause,
-    purge,
-    quota,
-    recover,
-    redrive,
-    rename,
-    server,
-    services,
-    statistics,
-    store_group,
-    subscriptions,
-    transactions,
-    upgrade,
-)
+from spark_jms.cli.acknowledgements import acks
+from spark_jms.cli.backup import backup, restore
+from spark_jms.cli.claims import claims
+from spark_jms.cli.completion import completion
+from spark_jms.cli.console import console
+from spark_jms.cli.describe import describe
+from spark_jms.cli.destinations import apply, list_destinations
+from spark_jms.cli.drop import drop
+from spark_jms.cli.events import events
+from spark_jms.cli.explain import explain
+from spark_jms.cli.forward import forward
+from spark_jms.cli.housekeeping import housekeep
+from spark_jms.cli.messages import browse, receive, send
+from spark_jms.cli.metrics import metrics
+from spark_jms.cli.move import move
+from spark_jms.cli.pause import pause, resume
+from spark_jms.cli.purge import purge
+from spark_jms.cli.quota import quota
+from spark_jms.cli.recover import recover
+from spark_jms.cli.redrive import redrive
+from spark_jms.cli.rename import rename
+from spark_jms.cli.server import server
+from spark_jms.cli.services import services
 from spark_jms.cli.settings import EXIT_USAGE, CommandSettings, global_options
+from spark_jms.cli.statistics import stat
+from spark_jms.cli.store_group import store
+from spark_jms.cli.subscriptions import subscriptions
+from spark_jms.cli.transactions import transactions
+from spark_jms.cli.upgrade import upgrade
 from spark_jms.settings.environment import DEBUG_VARIABLE
 
 EXIT_ERROR, EXIT_NOTHING, EXIT_INTERRUPTED, EXIT_PIPE = 1, 3, 130, 141
 
-SECTIONS: dict[str, tuple[Any, ...]] = {  # of the help: the modules that have the commands
-    "Messages": (messages, explain, events, move, redrive, purge),
-    "Destinations": (destinations, describe, statistics, pause, rename, drop, quota),
-    "Consumers": (subscriptions, claims, acknowledgements, transactions),
+SECTIONS = {  # of the help
+    "Messages": (send, receive, browse, explain, events, move, redrive, purge),
+    "Destinations": (apply, list_destinations, describe, stat, pause, resume, rename, drop, quota),
+    "Consumers": (subscriptions, claims, acks, transactions),
     "Servers": (server, forward),
-    "Domain": (services, housekeeping, metrics, console, backup, recover, upgrade, completion),
-    "Stores": (store_group,),
+    "Domain": (services, housekeep, metrics, console, backup, restore, recover, upgrade, completion),
+    "Stores": (store,),
 }
 
 _ELSEWHERE = {  # what the command is called at Kafka, RabbitMQ or Artemis -> here
@@ -89,8 +87,7 @@ class Jmsq(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         longest = max(map(len, self.commands))
-        for title, modules in SECTIONS.items():
-            commands = [command for module in modules for command in module.COMMANDS]
+        for title, commands in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl(
                     [(str(one.name).ljust(longest), one.get_short_help_str(formatter.width)) for one in commands]
@@ -199,10 +196,9 @@ def cli(context: click.Context) -> None:
         context.exit(EXIT_USAGE)
 
 
-for _modules in SECTIONS.values():
-    for _module in _modules:
-        for _command in _module.COMMANDS:
-            cli.add_command(_command)
+for _commands in SECTIONS.values():
+    for _command in _commands:
+        cli.add_command(_command)
 
 
 def main() -> None:

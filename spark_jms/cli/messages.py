@@ -467,6 +467,3 @@ def _table(out: Output, messages: Iterable[Message], empty: str) -> None:
     ]
     columns = ("member", "sequence", "sent", "priority", "group", "type", "properties", "delivery", "body")
     out.table("", columns, rows, empty)
-
-
-COMMANDS = (send, receive, browse)

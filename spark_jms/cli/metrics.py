@@ -69,6 +69,3 @@ def _print(settings: CommandSettings, registry: Any, text: Any) -> None:
             for sample in family.samples
         ]
     )
-
-
-COMMANDS = (metrics,)

@@ -62,6 +62,3 @@ def move(
     settings.out.say(f"{'would move' if dry_run else 'moved'} {done.moved:,} message(s) of {source} to {where}")
     if done.claimed:
         settings.out.say(f"{done.claimed:,} claimed message(s) stay with their consumers: see `jmsq claims {source}`")
-
-
-COMMANDS = (move,)

@@ -89,6 +89,3 @@ def _report(settings: CommandSettings, paused: Paused) -> None:
         return
     rows = [(row.operation, "all" if row.member is None else row.member, row.since) for row in paused.pauses]
     settings.out.table("", ("paused", "member", "since"), rows, f"nothing of {paused.destination} is paused")
-
-
-COMMANDS = (pause, resume)

@@ -96,6 +96,3 @@ def _report_plan(settings: CommandSettings, destination: str, what: str, plan: P
     if plan.claimed:
         settings.out.say(f"would leave {plan.claimed:,} message(s) that consumers have claimed (jmsq claims {name})")
     settings.out.say(f"would delete {plan.deleted_files:,} file(s) with {plan.deleted_messages:,} finished message(s)")
-
-
-COMMANDS = (purge,)

@@ -130,5 +130,3 @@ def _of(used: int, maximum: int) -> str:
 
 for _command in (list_all, show, entries, history):
     quota.add_command(_command)
-
-COMMANDS = (quota,)

@@ -27,6 +27,3 @@ def recover(settings: CommandSettings) -> None:
         settings.out.say(f"{domain.root} is whole; what was lost is named above")
     else:
         settings.out.say(f"{domain.root} is an object store: it loses nothing that it has acknowledged")
-
-
-COMMANDS = (recover,)

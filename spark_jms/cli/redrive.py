@@ -71,6 +71,3 @@ def redrive(
         settings.out.say(f"{source} has no messages to bring back")
     if done.claimed:
         settings.out.say(f"{done.claimed:,} claimed message(s) stay with their consumers: see `jmsq claims {source}`")
-
-
-COMMANDS = (redrive,)

@@ -28,6 +28,3 @@ def rename(settings: CommandSettings, old: str, new: str, force: bool) -> None:
         settings.out.document(asdict(renamed))
     else:
         settings.out.say(f"renamed {old} to {new}; its table stays at {renamed.path}")
-
-
-COMMANDS = (rename,)

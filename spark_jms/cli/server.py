@@ -71,5 +71,3 @@ def _change(settings: CommandSettings, change: Callable[[Domain, str], list[str]
 
 for _command in (list_all, stop, start):
     server.add_command(_command)
-
-COMMANDS = (server,)

@@ -225,6 +225,3 @@ def _show(settings: CommandSettings, work: DomainServices, runner: ServiceRunner
     if work.lag:
         lags = [(row.destination, row.backlog, row.claimed, row.oldest) for row in work.lag]
         settings.out.table("Lag", ("destination", "backlog", "claimed", "oldest"), lags, "")
-
-
-COMMANDS = (services,)

@@ -410,6 +410,3 @@ def _of_troubles(found: Sequence[DestinationStatistics]) -> list[_Columns]:
         _Columns("Expired messages", ("destination", "subscription", "member", "expired"), expired, ()),
     )
     return [table for table in tables if table.rows]
-
-
-COMMANDS = (stat,)

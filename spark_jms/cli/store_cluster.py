@@ -210,6 +210,3 @@ def _localindex(directory: str) -> int:
     from spark_jms.store.regions.admin.cluster import Cluster
 
     return Cluster(directory).running_localindex()
-
-
-COMMANDS = (up, down, daemons, regions, daemon, admin)

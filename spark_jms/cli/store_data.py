@@ -188,6 +188,3 @@ def resolve(settings: CommandSettings, uri: str | None, transaction: str | None,
         settings.out.say(f"in doubt: {xid}  {', '.join(names)}")
     if not left:
         settings.out.say("no transaction is in doubt")
-
-
-COMMANDS = (create, ddl, check, dump, compact, migrate, lock, resolve)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from spark_jms.cli import store_cluster, store_data
 from spark_jms.cli.settings import CommandGroup
+from spark_jms.cli.store_cluster import admin, daemon, daemons, down, regions, up
+from spark_jms.cli.store_data import check, compact, create, ddl, dump, lock, migrate, resolve
 
 
 @click.group("store", cls=CommandGroup, short_help="Stores: create, check, move, and the daemons of a replicated one.")
@@ -13,7 +14,5 @@ def store() -> None:
     """The stores that keep positions and claims: file, jdbc, replicated."""
 
 
-for _command in (*store_data.COMMANDS, *store_cluster.COMMANDS):
+for _command in (create, ddl, check, dump, compact, migrate, lock, resolve, up, down, daemons, regions, daemon, admin):
     store.add_command(_command)
-
-COMMANDS = (store,)

@@ -92,6 +92,3 @@ def subscriptions(
         columns = (*columns, "refused")
         shown_rows = [(*shown, row.refused) for shown, row in zip(shown_rows, rows, strict=True)]
     settings.out.table("", columns, shown_rows, "there are no subscriptions")
-
-
-COMMANDS = (subscriptions,)

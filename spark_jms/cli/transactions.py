@@ -67,6 +67,3 @@ def transactions(
         click.echo(f"jmsq: {problem}", err=True)
     if problems:
         raise click.exceptions.Exit(1)
-
-
-COMMANDS = (transactions,)

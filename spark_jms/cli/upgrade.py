@@ -49,6 +49,3 @@ def upgrade(settings: CommandSettings, dry_run: bool) -> None:
         out.say(f"{'would upgrade' if dry_run else 'upgraded'} {what}")
     else:
         out.say(f"{domain.root} is up to date")
-
-
-COMMANDS = (upgrade,)

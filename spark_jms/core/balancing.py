@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 
 from spark_jms.core.address import DestinationAddress
 from spark_jms.core.destination import Destination
-from spark_jms.core.routing import Routing
+from spark_jms.core.routing import Routing, route_of
 from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.destination import PATH_SERVICE
 
@@ -44,7 +44,7 @@ class Balancing:
 
     def routing(self, declared: Destination) -> Routing:
         """Raises InvalidDestinationError when the destination has no member on the named server."""
-        route = declared.route
+        route = route_of(declared)
         if self.server is not None:
             return route.only(DestinationAddress(declared.name, self.server).members(declared) or ())
         if declared.unit_of_order_routing == PATH_SERVICE and declared.down_members:
@@ -70,7 +70,7 @@ class Balancing:
         """Of a sender that is balanced once, before it sends: it keeps the member that it uses now."""
         if self.sender is None or self.server is not None:
             return self
-        (used,) = self._used(declared, declared.route)
+        (used,) = self._used(declared, route_of(declared))
         return self if used == self.used else replace(self, used=used)
 
     def _share(self, member: int) -> float:

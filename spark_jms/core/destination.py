@@ -19,10 +19,8 @@ from spark_jms.core.lease_term import LeaseTerm
 from spark_jms.core.outages import NO_OUTAGES, Outages
 from spark_jms.core.pause import INSERTION, PRODUCTION, Pauses
 from spark_jms.core.placement import HOME, Placement, placed_on
-from spark_jms.core.routing import Routing
 from spark_jms.core.slots import Barrier, SlotMap
-from spark_jms.core.thresholds import FlowThresholds, thresholds_of
-from spark_jms.core.unit_paths import NO_PATHS, UnitPaths, paths_of_lost
+from spark_jms.core.unit_paths import paths_of_lost
 from spark_jms.errors import (
     DestinationPausedError,
     FormatVersionError,
@@ -139,11 +137,6 @@ class Destination(DestinationSettings):
         )
 
     @property
-    def thresholds(self) -> FlowThresholds:
-        """Of its own, for flow control."""
-        return thresholds_of(self)
-
-    @property
     def member_ids(self) -> Sequence[int]:
         return self.placement.ids if self.placement else range(self.members)
 
@@ -254,18 +247,6 @@ class Destination(DestinationSettings):
             there = ", ".join(map(str, self.member_ids)) if self.placement else f"0 to {self.members - 1}"
             raise InvalidDestinationError(f"{self.name} has the members {there}, not {member}")
         return member
-
-    @property
-    def route(self) -> Routing:
-        ids, slots = (self.placement.ids, self.placement.slots) if self.placement else ((), ())
-        slots = self.slots.owners if self.slots else slots
-        closed = self.pauses.closed(self.member_ids) | self.down_members
-        if not set(self.member_ids) <= closed | self.leaving:  # else one that is leaving takes messages again
-            closed |= self.leaving
-        paths = UnitPaths(self.paths) if self.paths else NO_PATHS
-        return Routing(
-            self.epoch, self.members, self.routing, self.weights, self.slot_members, closed, ids, slots, paths
-        )
 
     def subscription_names(self) -> list[str]:
         """The subscriptions that must acknowledge a message before it may be purged."""

@@ -9,7 +9,6 @@ Features: C4, D2 (docs/FEATURES.md)
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -18,11 +17,11 @@ from itertools import accumulate, pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.destination import Destination
+from spark_jms.core.slots import slot_of
 from spark_jms.core.unit_paths import NO_PATHS, UnitPaths
 from spark_jms.core.utf8 import readable
 from spark_jms.settings.destination import POLICIES
-
-SLOTS = 1024
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,24 @@ class Routing:
         }
 
 
-def slot_of(group_id: str) -> int:
-    return zlib.crc32(group_id.encode()) % SLOTS
+def route_of(declared: Destination) -> Routing:
+    """The route of a destination as it is declared now."""
+    members, placement = declared.member_ids, declared.placement
+    ids, slots = (placement.ids, placement.slots) if placement else ((), ())
+    closed = declared.pauses.closed(members) | declared.down_members
+    if not set(members) <= closed | declared.leaving:  # else one that is leaving takes messages again
+        closed |= declared.leaving
+    return Routing(
+        declared.epoch,
+        declared.members,
+        declared.routing,
+        declared.weights,
+        declared.slot_members,
+        closed,
+        ids,
+        declared.slots.owners if declared.slots else slots,
+        UnitPaths(declared.paths) if declared.paths else NO_PATHS,
+    )
 
 
 def route(routing: Routing, group_ids: pa.Array, turn: int) -> pa.Int32Array:

@@ -41,6 +41,7 @@ Features: T10 (docs/FEATURES.md)
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,9 +51,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from spark_jms.core.ranges import Ranges
-from spark_jms.core.routing import SLOTS, slot_of
 
+SLOTS = 1024
 _ALL = frozenset(range(SLOTS))
+
+
+def slot_of(group_id: str) -> int:
+    return zlib.crc32(group_id.encode()) % SLOTS
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jms.core.integers import FEW
-from spark_jms.core.routing import slot_of
+from spark_jms.core.slots import slot_of
 from spark_jms.core.utf8 import readable
 from spark_jms.errors import MessageFormatError
 

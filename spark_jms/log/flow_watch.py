@@ -16,7 +16,7 @@ from functools import partial
 
 from spark_jms.core.destination import Destination
 from spark_jms.core.placement import HOME
-from spark_jms.core.thresholds import NO_THRESHOLDS, UNARMED, Arming, FlowThresholds
+from spark_jms.core.thresholds import NO_THRESHOLDS, UNARMED, Arming, FlowThresholds, thresholds_of
 from spark_jms.core.usage import MessageUsage
 from spark_jms.errors import JmsqError
 from spark_jms.log.delta_log import DeltaLog
@@ -85,7 +85,9 @@ class FlowWatch:
 def watched_of(domain: Domain, table: DeltaLog) -> list[Watched]:
     """A destination and its servers. The destination's thresholds are those of its newest known snapshot, a server's those of the
     last minute. Nothing is read before the thresholds of a server are asked for."""
-    found = [Watched(table.name, lambda: table.snapshot.destination.thresholds, lambda: domain.usage_of(table.name))]
+    found = [
+        Watched(table.name, lambda: thresholds_of(table.snapshot.destination), lambda: domain.usage_of(table.name))
+    ]
     for server in table.snapshot.destination.servers:
         if server != HOME:
             thresholds, usage = partial(_of_server, domain, server), partial(domain.usage_of_server, server)

@@ -18,7 +18,7 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.message import IN_ARROW, check_sendable, normalise
 from spark_jms.core.promoted_columns import PromotedColumns
 from spark_jms.core.ranges import EMPTY, Ranges
-from spark_jms.core.routing import Routing, route, split
+from spark_jms.core.routing import Routing, route, route_of, split
 from spark_jms.core.sort_order import SortOrder
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.store_compression import codec_of
@@ -51,7 +51,7 @@ class MessageWriter:
         self._threshold = threshold
         self._storage = storage
         self._destination = destination
-        self._routing = destination.route if routing is None else routing
+        self._routing = route_of(destination) if routing is None else routing
         self._turn = turn
         self._prefix = prefix
         self._now = now_ms() if now is None else now

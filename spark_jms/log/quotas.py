@@ -257,10 +257,14 @@ class Quotas:
     def _refusal(self, attempt: _Attempt, quota: str) -> str:
         state, request, limit = attempt.state, attempt.request, self.limit(quota)
         waiting = len([one for one in state.waiting if one.request.id != request.id])
+        parts = [f"{_shown(state.used)} used"]
+        if state.reserved.messages:
+            parts.append(f"{_shown(state.reserved)} reserved")
+        if waiting:
+            parts.append(f"{waiting} other send(s) wait")
         return (
-            f"{request.destination}: quota {quota} has no room for {_shown(request.need)}: of {_maximum(limit)}, "
-            f"{_shown(state.used)} are used and {_shown(state.reserved)} reserved, and {waiting} other send(s) wait"
-            f"{_unreadable(attempt.unreadable)}"
+            f"{request.destination}: quota {quota} has no room for {_shown(request.need)}: its maximum is {_maximum(limit)} "
+            f"({', '.join(parts)}){_unreadable(attempt.unreadable)}"
         )
 
 

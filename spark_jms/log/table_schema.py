@@ -60,16 +60,16 @@ def with_columns(metadata: Mapping[str, Any], added: Iterable[pa.Field]) -> dict
     with another type, or by a name that differs in upper and lower case alone: a column once there stays."""
     known = {folded(name): (name, kind) for name, kind in column_types(metadata).items()}
     missing = []
-    for field in added:
-        name, kind = known.setdefault(folded(field.name), (field.name, None))
-        if name != field.name or kind not in (None, _type(field.type)):
+    for column in added:
+        name, kind = known.setdefault(folded(column.name), (column.name, None))
+        if name != column.name or kind not in (None, _type(column.type)):
             raise InvalidDestinationError(
                 f"the table of destination {metadata.get('name')} has a column {name!r} of type {kind} since that property was "
-                f"promoted first, and cannot have {field.name!r} of type {_type(field.type)}: a column of a Delta table stays. "
+                f"promoted first, and cannot have {column.name!r} of type {_type(column.type)}: a column of a Delta table stays. "
                 f"Promote {name}:{_JMS_NAMES.get(kind, kind)}, or send the value as another property"
             )
         if kind is None:
-            missing.append(field)
+            missing.append(column)
     if not missing:
         return dict(metadata)
     whole = json.loads(str(metadata["schemaString"]))

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from spark_jms.core.destination import Destination, is_temporary
 from spark_jms.core.message import ORDINAL, STORED_SCHEMA
-from spark_jms.core.routing import Routing, route
+from spark_jms.core.routing import Routing, route, route_of
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.target_rules import Sieve, check_counted_sizes
 from spark_jms.core.transfer import TargetOutcome, Ticket, TransferTarget, outcome_of
@@ -189,7 +189,7 @@ def _files_for(log: DeltaLog, target: TransferTarget, ticket: Ticket, snapshot: 
     destination = snapshot.destination
     if _outcome(snapshot, target, ticket) is not TargetOutcome.UNDECIDED:
         return ()
-    routing, reachable = destination.route, set(destination.reachable_members)
+    routing, reachable = route_of(destination), set(destination.reachable_members)
     misplaced = target.member is None and any(is_misplaced(log.storage, file, routing) for file in target.files)
     kept = [file for file in target.files if file.member in reachable and not misplaced]
     if len(kept) == len(target.files):

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from functools import partial
 
-from spark_jms.core.routing import slot_of
+from spark_jms.core.slots import slot_of
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.core.unit_paths import by_member, end_action, path_action
 from spark_jms.errors import UnreadableTableError

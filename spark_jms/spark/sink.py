@@ -28,6 +28,7 @@ from spark_jms.claims.opened_domain import open_domain
 from spark_jms.core.balancing import Balancing, balancing_of
 from spark_jms.core.pause import PRODUCTION
 from spark_jms.core.staged_file import StagedFile
+from spark_jms.core.thresholds import thresholds_of
 from spark_jms.errors import DuplicateTransactionError, OptionError, QueryIdError
 from spark_jms.log.admission import Sender
 from spark_jms.log.domain import Domain
@@ -153,7 +154,7 @@ class _Writer:
 
     def _keep_pace(self, flow: SinkFlow, staged: Sequence[StagedMessage], batch_id: int) -> None:
         """Wait while flow control keeps the batch back, for half as long as its staged files are safe from clean-up."""
-        if self.destination.thresholds or self.destination.servers:
+        if thresholds_of(self.destination) or self.destination.servers:
             files = [file for message in staged for file in message.files]
             longest_s = patience_ms(files, self.destination, now_ms()) / 2000
             flow.wait(staged[0].query_id, batch_id, sum(file.rows for file in files), longest_s)

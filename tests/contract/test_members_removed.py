@@ -12,6 +12,7 @@ import pytest
 from spark_jms import apply, connect
 from spark_jms.claims.positions import start_floors
 from spark_jms.core.destination import Destination, Subscription
+from spark_jms.core.routing import route_of
 from spark_jms.errors import MemberRemovalError
 from spark_jms.log.declarations import decide_change
 from spark_jms.log.delta_log import DeltaLog
@@ -161,7 +162,7 @@ def test_refused_removal_changes_nothing(tmp_path: Path) -> None:
         apply(root, {"destinations": {"orders": {"kind": "distributed-queue", "members": 2}}})
     declared = Domain(root).log("orders").refresh().destination
     assert declared.leaving == frozenset()
-    assert declared.route.open_members() == [0, 1, 2, 3]
+    assert route_of(declared).open_members() == [0, 1, 2, 3]
 
 
 def test_servers_that_return_leave_nothing_in_later_subscriptions(tmp_path: Path) -> None:

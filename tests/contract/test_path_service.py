@@ -25,7 +25,7 @@ from spark_jms.client import Context
 from spark_jms.core.balancing import ANY_MEMBER, Balancing
 from spark_jms.core.destination import FORMAT_VERSION, Destination
 from spark_jms.core.placement import HOME
-from spark_jms.core.routing import slot_of
+from spark_jms.core.slots import slot_of
 from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import FormatVersionError, JmsqError, MemberRemovalError, ServerDownError
 from spark_jms.log import unit_paths

@@ -54,7 +54,8 @@ def test_full_quota_refuses_every_way_to_send(root: str) -> None:
             lambda: producer.send_table(pa.table({"text": ["x"]})),
         ):
             with pytest.raises(
-                ResourceAllocationException, match=r"quota small has no room.*of 10 message\(s\), 10 message"
+                ResourceAllocationException,
+                match=r"quota small has no room.*maximum is 10 message\(s\) \(10 message.*used\)",
             ):
                 refused()
             with pytest.raises(JmsqError):

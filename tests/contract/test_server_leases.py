@@ -60,9 +60,10 @@ def members_of(context: spark_jms.Context, count: int, **more: Any) -> set[int]:
 
 
 def group_on(root: str, member: int) -> str:
-    from spark_jms.core.routing import slot_of
+    from spark_jms.core.routing import route_of
+    from spark_jms.core.slots import slot_of
 
-    route = Domain(root).log("orders").refresh().destination.route
+    route = route_of(Domain(root).log("orders").refresh().destination)
     return next(group for group in map(str, range(999)) if route.member_of_slot(slot_of(group)) == member)
 
 

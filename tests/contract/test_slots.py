@@ -22,7 +22,8 @@ from spark_jms.client import Context
 from spark_jms.core.balancing import ANY_MEMBER
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.core.destination import FORMAT_VERSION, Destination
-from spark_jms.core.routing import slot_of
+from spark_jms.core.routing import route_of
+from spark_jms.core.slots import slot_of
 from spark_jms.errors import FormatVersionError, MemberRemovalError
 from spark_jms.log.barriers import pass_barriers
 from spark_jms.log.domain import Domain
@@ -81,7 +82,7 @@ def test_new_member_takes_its_share_of_slots_at_once(context: Context) -> None:
     put(context, 0)
     shape(context, 4)
     put(context, 1)
-    owners = Counter(declared(context).route.slots)
+    owners = Counter(route_of(declared(context)).slots)
     assert owners == {0: 256, 1: 256, 2: 256, 3: 256}
     moved = {m.group_id for m in context.browser("orders") if m.member > 1}
     assert 15 < len(moved) < 45
@@ -225,7 +226,7 @@ def test_messages_staged_before_the_move_go_to_the_new_member(context: Context) 
     put(context, 0)
     shape(context, 3)
     sent = send(log, staged, snapshot.route_id, balancing=ANY_MEMBER)
-    route = log.refresh().destination.route
+    route = route_of(log.refresh().destination)
     for message in context.browser("orders"):
         if message.text == "7" and message.group_id:
             assert message.member == route.member_of_slot(slot_of(message.group_id))
@@ -247,7 +248,7 @@ def test_member_that_has_messages_leaves_and_is_removed_when_empty(context: Cont
     assert in_order([(u, r) for u, r in drained(context) if u])
     shape(context, 2)
     assert list(declared(context).member_ids) == [0, 1]
-    assert set(declared(context).route.slots) == {0, 1}
+    assert set(route_of(declared(context)).slots) == {0, 1}
     assert declared(context).leaving == frozenset()
 
 
@@ -259,7 +260,7 @@ def test_leaving_member_stays_when_it_is_declared_again(context: Context) -> Non
         shape(context, 2)
     shape(context, 3)
     assert declared(context).leaving == frozenset()
-    assert set(declared(context).route.slots) == {0, 1, 2}
+    assert set(route_of(declared(context)).slots) == {0, 1, 2}
     put(context, 1)
     assert in_order(drained(context))
 
@@ -280,10 +281,10 @@ def test_leaving_member_takes_messages_when_no_other_can() -> None:
     """D1, D9: while all that stay are down; units of order belong to those that stay."""
     servers = ("a", "b")
     orders = Destination("orders", "distributed-queue", 2, servers=servers).with_leaving((0,), lambda member: 9)
-    assert orders.route.open_members() == [1]
+    assert route_of(orders).open_members() == [1]
     alone = attrs.evolve(orders, stopped={"b": 1})
-    assert alone.route.open_members() == [0]
-    assert set(alone.route.slots) == {1}
+    assert route_of(alone).open_members() == [0]
+    assert set(route_of(alone).slots) == {1}
 
 
 def test_each_subscription_passes_by_itself(context: Context) -> None:
@@ -435,7 +436,7 @@ def test_slot_that_had_to_stay_follows_when_its_barrier_is_passed(context: Conte
             shape(context, members)
     now = declared(context)
     assert now.leaving == {2}
-    stays = next(u for u in (f"stays {n}" for n in range(9_999)) if now.route.member_of_unit(u) == 2)
+    stays = next(u for u in (f"stays {n}" for n in range(9_999)) if route_of(now).member_of_unit(u) == 2)
     context.producer("orders").send_many([{"text": "9", "group_id": unit} for unit in (stays, *UNITS)])
     assert [m.member for m in context.browser("orders") if m.group_id == stays] == [2]
     got = drained(context)

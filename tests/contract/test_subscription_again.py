@@ -8,6 +8,7 @@ from spark_jms import connect
 from spark_jms.claims import subscriptions, views
 from spark_jms.claims.housekeeper import Housekeeper
 from spark_jms.claims.subscriptions import drop_subscription, droppable_subscription
+from spark_jms.log import subscriptions as durable
 from spark_jms.log.domain import Domain
 from spark_jms.testing.domain import memory_domain
 
@@ -57,19 +58,17 @@ def test_interrupted_drop_loses_no_message_and_can_be_repeated(monkeypatch: pyte
 
         with views.opened_store(domain) as store:
             rows = droppable_subscription(domain, store, "prices", "s")
-            whole_drop = subscriptions.subscriptions.drop_subscription
+            whole_drop = durable.drop_subscription
             whole_clear = subscriptions.opened_records
             if step == "before the first":
                 monkeypatch.setattr(subscriptions, "opened_records", killed)
             elif step == "between":
-                monkeypatch.setattr(subscriptions.subscriptions, "drop_subscription", killed)
+                monkeypatch.setattr(durable, "drop_subscription", killed)
             else:
-                monkeypatch.setattr(
-                    subscriptions.subscriptions, "drop_subscription", lambda *a: (whole_drop(*a), killed())
-                )
+                monkeypatch.setattr(durable, "drop_subscription", lambda *a: (whole_drop(*a), killed()))
             with pytest.raises(Killed):
                 drop_subscription(domain, store, rows, 5)
-            monkeypatch.setattr(subscriptions.subscriptions, "drop_subscription", whole_drop)
+            monkeypatch.setattr(durable, "drop_subscription", whole_drop)
             monkeypatch.setattr(subscriptions, "opened_records", whole_clear)
             if step != "after the last":
                 drop_subscription(domain, store, droppable_subscription(domain, store, "prices", "s"), 5)
@@ -90,7 +89,7 @@ def test_housekeeping_clears_positions_of_dropped_subscriptions() -> None:
         consumer = context.consumer("prices", subscription="s", starting_position="earliest")
         context.producer("prices").send_many({"text": f"m{i}"} for i in range(3))
         messages = [one.receive(timeout=10) for one in (kept, consumer)]
-        subscriptions.subscriptions.drop_subscription(context._domain.log("prices"), "s")
+        durable.drop_subscription(context._domain.log("prices"), "s")
         for message in messages:
             assert message is not None
             message.acknowledge()

@@ -12,7 +12,7 @@ import spark_jms
 from spark_jms.admin.move import Moved, MoveOrder, move
 from spark_jms.claims import transfer
 from spark_jms.client import Context
-from spark_jms.core.routing import slot_of
+from spark_jms.core.slots import slot_of
 from spark_jms.errors import MemberRemovalError
 from spark_jms.log.domain import Domain
 from spark_jms.log.server_state import start_server, stop_server

@@ -31,7 +31,7 @@ from spark_jms.core.batch import Batch
 from spark_jms.core.destination import Destination
 from spark_jms.core.pause import CONSUMPTION
 from spark_jms.core.ranges import Ranges
-from spark_jms.core.routing import slot_of
+from spark_jms.core.slots import slot_of
 from spark_jms.errors import MemberRemovalError, ServerDownError
 from spark_jms.log import domain
 from spark_jms.log.declarations import apply_destinations

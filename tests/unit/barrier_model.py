@@ -13,8 +13,7 @@ from typing import Any, cast
 import attrs
 
 from spark_jms.core.destination import Destination, Subscription
-from spark_jms.core.routing import SLOTS, slot_of
-from spark_jms.core.slots import Barrier, SlotMap
+from spark_jms.core.slots import SLOTS, Barrier, SlotMap, slot_of
 from spark_jms.log.barriers import decide_forgotten, decide_passed
 from spark_jms.log.commit import Decision
 from spark_jms.log.declarations import decide_change, decide_leaving

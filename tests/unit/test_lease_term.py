@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from spark_jms.core.destination import Destination
 from spark_jms.core.lease_term import HELD, LeaseTerm
+from spark_jms.core.routing import route_of
 from spark_jms.errors import DomainError, ServerDownError
 from spark_jms.log.server_terms import TERMS, KnownTerm, ServerTerms
 from spark_jms.testing.memory_storage import MemoryStorage
@@ -24,7 +25,7 @@ def test_destination_stores_both_reasons_of_a_server_that_is_down(
     assert Destination.from_configuration(made.to_configuration(), "here") == made
     lapsed = {server: term.lapsed_ms for server, term in known.items() if term.lapsed_ms is not None}
     assert made.down == {s: min(both[s] for both in (stopped, lapsed) if s in both) for s in {*stopped, *lapsed}}
-    assert made.route.closed == {member for member in made.member_ids if made.server_of(member) in made.down}
+    assert route_of(made).closed == {member for member in made.member_ids if made.server_of(member) in made.down}
 
 
 def test_tables_without_terms_keep_their_stops() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spark_jms.core.destination import Destination
 from spark_jms.core.placement import Placement, placed_on
-from spark_jms.core.routing import SLOTS
+from spark_jms.core.slots import SLOTS
 
 servers = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6, unique=True)
 

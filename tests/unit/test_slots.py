@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jms.core.routing import SLOTS
-from spark_jms.core.slots import Barrier, SlotMap
+from spark_jms.core.slots import SLOTS, Barrier, SlotMap
 
 memberships = st.lists(st.integers(0, 7), min_size=1, max_size=8, unique=True)
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from spark_jms.core.balancing import ANY_MEMBER, Balancing
 from spark_jms.core.destination import Destination
-from spark_jms.core.routing import Routing, slot_of
-from spark_jms.core.slots import SlotMap
+from spark_jms.core.routing import Routing, route_of
+from spark_jms.core.slots import SlotMap, slot_of
 from spark_jms.core.unit_paths import NO_PATHS, UnitPaths, end_action, path_action, paths_of_lost
 from spark_jms.errors import ModuleFileError
 from spark_jms.log.layered_map import LayeredMap
@@ -176,7 +176,7 @@ def test_hashing_transfers_and_named_servers_place_nothing() -> None:
     units = pa.array(of_member(0))
     assert ANY_MEMBER.routing(down("a", unit_of_order_routing="hash")).placed_units(units) == {}
     assert Balancing("b").routing(down("a")).placed_units(units) == {}
-    assert down("a").route.placed_units(units) == {}
+    assert route_of(down("a")).placed_units(units) == {}
     assert ANY_MEMBER.routing(ORDERS).placed_units(units) == {}
     assert ANY_MEMBER.routing(down("a", "b", "c")).placed_units(units) == {}
 
@@ -197,7 +197,7 @@ def test_path_is_followed_by_every_sender() -> None:
     for how in ("hash", "path-service"):
         for stopped in ((), ("a",), ("c",)):
             declared = down(*stopped, unit_of_order_routing=how, paths={unit: 2})
-            assert declared.route.member_of_unit(unit) == ANY_MEMBER.routing(declared).member_of_unit(unit) == 2
+            assert route_of(declared).member_of_unit(unit) == ANY_MEMBER.routing(declared).member_of_unit(unit) == 2
             assert ANY_MEMBER.routing(declared).placed_units(pa.array([unit])) == {}
             assert Balancing("b").routing(declared).member_of_unit(unit) == 1
             assert declared.to_configuration()["jmsq.formatVersion"] == "5"

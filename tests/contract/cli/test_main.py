@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from click.testing import CliRunner, Result
 
 from spark_jms.cli import main
 from spark_jms.cli.main import cli
-from tests.contract.cli.commands import Jmsq
+from spark_jms.settings.tables import GROUPS
+from tests.contract.cli.commands import MODULE, Jmsq
 
 
 @pytest.mark.parametrize(
@@ -149,3 +151,47 @@ def test_group_alone_prints_its_help(group: str) -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith(f"Usage: jmsq {group} [OPTIONS] COMMAND")
     assert "see `" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "list",
+        "describe",
+        "stat",
+        "claims",
+        "subscriptions",
+        "server list",
+        "quota list",
+        "acks orders",
+        "events orders",
+        "explain orders a=1",
+        "purge orders --dry-run",
+        "upgrade --dry-run",
+        "housekeep --once",
+        "send orders --text a",
+        "browse orders",
+        "store check",
+        "store lock",
+        "apply MODULE",
+        "pause orders",
+        "drop orders --force",
+    ],
+)
+def test_json_names_are_snake_case_or_settings(in_doubt: str, jmsq: Jmsq, tmp_path: Path, command: str) -> None:
+    """C14"""
+    module = tmp_path / "module.yaml"
+    module.write_text(json.dumps({**MODULE, "quotas": {"q": {"messagesMaximum": 9}}}))
+    jmsq("apply", str(module))
+    jmsq("send", "orders", "--text", "a", "-p", "color=red")
+    printed = jmsq(*command.replace("MODULE", str(module)).split(), "--json", input="y").stdout
+    settings = {name for group in GROUPS.values() for name in group.settings}
+    names = {name for line in printed.splitlines() for name in _names(json.loads(line))}
+    assert names
+    assert {name for name in names - settings if not re.fullmatch("[a-z0-9_]+", name)} == set()
+
+
+def _names(document: object) -> set[str]:
+    if isinstance(document, dict):
+        return set(document).union(*(_names(value) for value in document.values()))
+    return set().union(*map(_names, document)) if isinstance(document, list) else set()
