@@ -9,11 +9,8 @@ import logging
 import re
 import tempfile
 
+from spark_jms import admin as administration
 from spark_jms import apply, connect
-from spark_jms.admin.housekeeping import Rounds
-from spark_jms.admin.statistics import collect
-from spark_jms.claims.views import opened_store
-from spark_jms.log.domain import Domain
 
 MODULE = {
     "expirationScanInterval": "30 s",  # the default
@@ -33,14 +30,11 @@ class OnOneLine(logging.Handler):
 def search(root: str) -> dict[str, int]:
     """What the process with the housekeeping does every `expirationScanInterval`, as `jmsq housekeep --once` does it; until
     both have expired. Returns the counts that `jmsq stat` shows."""
-    domain = Domain(root)
-    with opened_store(domain) as store:
-        rounds = Rounds(domain, store, clean_up=True)
-        counts: dict[str, int] = {}
+    counts: dict[str, int] = {}
+    with administration.connect(root) as admin:
         while sum(counts.values()) < 2:
-            rounds.run(["bids", "quotes"])
-            counts = {name: collect(domain, store, name).expired for name in ("bids", "quotes")}
-        rounds.close()
+            admin.housekeep("bids", "quotes")
+            counts = {name: admin.statistics(name).expired for name in ("bids", "quotes")}
     return counts
 
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import tempfile
 
+from spark_jms import admin as administration
 from spark_jms import apply, connect
-from spark_jms.claims.life_cycle_view import events
-from spark_jms.claims.views import opened_store
 from spark_jms.cli.main import cli
-from spark_jms.log.domain import Domain
 
 MODULE = {"destinations": {"orders": {"kind": "queue", "messageLoggingEnabled": True}}}
 
@@ -33,9 +31,8 @@ def main() -> None:
                         message.reject()
                     else:
                         message.acknowledge()
-        domain = Domain(root)
-        with opened_store(domain) as store:
-            rows = events(domain, store, "orders")
+        with administration.connect(root) as admin:
+            rows = admin.events("orders")
         for sequence in (1, 2, 3, 4):
             print(f"message {sequence}: {', '.join(row.event for row in rows if row.names(sequence))}")
         cli(["events", "--root", root, "orders"], standalone_mode=False)  # jmsq events

@@ -4,6 +4,7 @@ import spark_jms
 spark_jms.apply(root, "conf/jms-module.yaml")      # create and change destinations
 with spark_jms.connect(root) as context: ...       # send and receive without Spark
 spark.readStream.format("jmsq")...                 # with Spark, nothing has to be registered
+with spark_jms.admin.connect(root) as admin: ...   # look at them, and administer them; import spark_jms.admin
 
 Importing this package is light: the functions import pyarrow and the rest when they are called.
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["apply", "connect", "connect_pool"]
-_PACKAGES = ("aio", "client", "errors", "testing")  # for applications
+_PACKAGES = ("admin", "aio", "client", "errors", "testing")  # for applications
 
 
 def __dir__() -> list[str]:

@@ -61,18 +61,19 @@ class DropPlan:
     begun: bool = False
 
 
-def plan_drop(domain: Domain, store: Store, destination: str) -> DropPlan:
-    """Read-only. Raises InvalidDestinationError when there is no such destination."""
+def plan_drop(domain: Domain, store: Store, destination: str, *, force: bool = False) -> DropPlan:
+    """Read-only. Raises InvalidDestinationError when there is no such destination, or, unless forced, when its files were
+    deleted by hand."""
     entry = _entry(domain, destination)
-    plan = DropPlan(destination, entry.path, entry.acknowledgements, begun=True)
+    rest = DropPlan(destination, entry.path, entry.acknowledgements, begun=True)
     if entry.dropping is not None:
-        return plan
-    snapshot = _log(domain, destination, entry).refresh(dropped=True)
-    if snapshot.dropped:
-        return plan
+        return rest
+    snapshot = _snapshot(domain, destination, entry, force=force)
+    if snapshot is None or snapshot.dropped:
+        return rest
     files = list(snapshot.files.values())
     return replace(
-        plan,
+        rest,
         stored_messages=sum(file.rows for file in files),
         unfinished=_unfinished(domain, store, destination),
         bytes=sum(file.bytes for file in files),
@@ -91,14 +92,8 @@ def drop_destination(
     MemberUnavailableError when a consumer does not hand over a record within `wait_s`: then drop again.
     """
     entry = _entry(domain, destination)
-    try:
-        plan = plan_drop(domain, store, destination)
-    except InvalidDestinationError as error:
-        if not force:
-            raise InvalidDestinationError(
-                f"{error}. Or, if its files were deleted by hand: `jmsq drop --force {destination}` removes the rest"
-            ) from error
-        plan = DropPlan(destination, entry.path, entry.acknowledgements, begun=True)
+    plan = plan_drop(domain, store, destination, force=force)
+    if entry.dropping is None and _snapshot(domain, destination, entry, force=force) is None:
         entry = replace(entry, dropping="")  # there is no table to mark, and no id by which to find records
     if entry.dropping is None:
         table_id = _mark_dropped(domain, store, destination, entry, force=force)
@@ -132,6 +127,18 @@ def _entry(domain: Domain, destination: str) -> RegisterEntry:
         domain.log(destination)  # raises, with the names that there are
         raise InvalidDestinationError()
     return entry
+
+
+def _snapshot(domain: Domain, destination: str, entry: RegisterEntry, *, force: bool) -> Snapshot | None:
+    """None: the table was deleted by hand, which is an error unless forced."""
+    try:
+        return _log(domain, destination, entry).refresh(dropped=True)
+    except InvalidDestinationError as error:
+        if force:
+            return None
+        raise InvalidDestinationError(
+            f"{error}. Or, if its files were deleted by hand: `jmsq drop --force {destination}` removes the rest"
+        ) from error
 
 
 def _log(domain: Domain, destination: str, entry: RegisterEntry) -> DeltaLog:

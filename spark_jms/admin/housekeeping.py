@@ -37,20 +37,6 @@ class Round:
         )
         return bool(done or self.failures)
 
-    def as_row(self) -> tuple[object, ...]:
-        return (
-            self.destination,
-            self.expired_messages,
-            self.purged_messages,
-            self.purged_files,
-            self.compacted_files,
-            self.checkpoints,
-            self.deleted_files,
-            f"another process does it{self.holder and f': {self.holder}'}"
-            if self.busy
-            else "; ".join(f"{failure.what} failed: {failure.error}" for failure in self.failures) or "done",
-        )
-
 
 class Rounds:
     """Housekeeping of several destinations in turn; with `clean_up`, every round cleans up, not only once a minute."""

@@ -8,8 +8,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 
-from spark_jms.core.pause import CONSUMPTION, INSERTION, OPERATIONS, PRODUCTION, Pause
+from spark_jms.claims.views import moment
+from spark_jms.core.destination import Destination
+from spark_jms.core.pause import CONSUMPTION, INSERTION, OPERATIONS, PRODUCTION
 from spark_jms.errors import InvalidDestinationError, OptionError
 from spark_jms.log.domain import Domain
 from spark_jms.log.pauses import PauseOrder, set_pauses
@@ -18,12 +21,25 @@ log = logging.getLogger("spark_jms")
 
 
 @dataclass(frozen=True)
+class PauseRow:
+    """`operation` is production, insertion or consumption. `member` None: of the whole destination."""
+
+    operation: str
+    member: int | None
+    since: datetime
+
+
+@dataclass(frozen=True)
 class Paused:
     """`pauses` are those that stand now, and `changed` says whether the call changed any."""
 
     destination: str
     changed: bool
-    pauses: tuple[Pause, ...]
+    pauses: tuple[PauseRow, ...]
+
+
+def pause_rows(declared: Destination) -> tuple[PauseRow, ...]:
+    return tuple(PauseRow(p.operation, p.member, moment(p.since_ms)) for p in declared.pauses.all)
 
 
 def pause(
@@ -69,4 +85,4 @@ def _set(domain: Domain, destination: str, order: PauseOrder) -> Paused:
         scope = "" if order.members is None else f", member {', '.join(map(str, order.members))}"
         done = "resumed" if order.resume else "paused"
         log.info("%s%s: %s %s", destination, scope, done, ", ".join(order.operations))
-    return Paused(destination, changed, table.refresh().destination.pauses.all)
+    return Paused(destination, changed, pause_rows(table.refresh().destination))

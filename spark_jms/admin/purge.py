@@ -31,20 +31,13 @@ _MAX_PURGE_COMMITS = 10_000
 
 @dataclass(frozen=True)
 class Purged:
-    """`claimed` counts messages left to the consumers that have claimed them."""
+    """What a purge did, or would do. `dropped` messages got no consumer; `claimed` ones were left to the consumers that have
+    claimed them. `deleted_messages` were finished, and so were all others of the `deleted_files`."""
 
     dropped: int
     claimed: int
-
-
-@dataclass(frozen=True)
-class PurgePlan:
-    """What a purge would do now. `deleted_*` counts finished messages whose files it would delete."""
-
-    dropped: int
-    claimed: int
-    deleted_messages: int
-    deleted_files: int
+    deleted_messages: int = 0
+    deleted_files: int = 0
 
 
 def plan_purge(
@@ -54,7 +47,7 @@ def plan_purge(
     subscription: str | None,
     members: Iterable[int],
     server: str | None = None,
-) -> PurgePlan:
+) -> Purged:
     """Read-only. Without `members` only finished files would go. `server`: see `drop_backlog`. Raises InvalidDestinationError."""
     snapshot = domain.log(destination).refresh()
     chosen = set(members)
@@ -78,7 +71,7 @@ def plan_purge(
         len(snapshot.files),
         names if snapshot.destination.is_topic else (),
     )
-    return PurgePlan(dropped, claimed, sum(file.rows for file in files), len(files))
+    return Purged(dropped, claimed, sum(file.rows for file in files), len(files))
 
 
 def drop_backlog(

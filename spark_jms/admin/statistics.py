@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from spark_jms.admin.explain import explain
+from spark_jms.admin.pause import PauseRow, pause_rows
 from spark_jms.claims import views
 from spark_jms.claims.housekeeper import published_failures
 from spark_jms.claims.views import SubscriptionRow
@@ -18,6 +19,7 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.health import BackgroundFailure
 from spark_jms.core.held_back import HeldBack
 from spark_jms.core.message_buffer import header_estimate_bytes
+from spark_jms.core.placement import HOME
 from spark_jms.core.selector import Selector
 from spark_jms.core.thresholds import UNARMED, thresholds_of
 from spark_jms.log.domain import Domain
@@ -28,7 +30,8 @@ from spark_jms.store import Store
 @dataclass(frozen=True)
 class MemberStatistics:
     """`stored_messages` counts messages in the table, finished or not; `backlog` unfinished ones, summed over subscriptions.
-    Of the backlog, `pending` ones are claimed, wait for a redelivery, or are refused for good; `current` are the others."""
+    Of the backlog, `pending` ones are claimed, wait for a redelivery, or are refused for good; `current` are the others.
+    `server` has the member's positions."""
 
     member: int
     last_sequence: int
@@ -39,6 +42,7 @@ class MemberStatistics:
     claimed: int
     current: int = 0
     pending: int = 0
+    server: str = HOME
 
 
 @dataclass(frozen=True)
@@ -50,15 +54,6 @@ class Rates:
     finished_per_s: float
     backlog_high: int = 0
     pending_high: int = 0
-
-
-@dataclass(frozen=True)
-class PauseRow:
-    """`member` None: the whole destination."""
-
-    operation: str
-    member: int | None
-    since: datetime
 
 
 @dataclass(frozen=True)
@@ -117,6 +112,7 @@ def collect(domain: Domain, store: Store, destination: str, selector: Selector |
                 sum(row.claimed for row in own),
                 max(backlog - pending, 0),
                 pending,
+                declared.server_of(member),
             )
         )
     version, since = snapshot.version, log.versions_since_checkpoint()
@@ -164,10 +160,6 @@ def _refusals(
     refusing = {(row.subscription, row.member) for row in rows if row.refused}
     found = views.refusals(domain, store, destination) if refusing else ()
     return tuple(row for row in found if (row.subscription, row.member) in refusing)
-
-
-def pause_rows(declared: Destination) -> tuple[PauseRow, ...]:
-    return tuple(PauseRow(p.operation, p.member, views.moment(p.since_ms)) for p in declared.pauses.all)
 
 
 def _exceeds_threshold(domain: Domain, declared: Destination, name: str) -> bool | None:

@@ -23,9 +23,8 @@ from spark_jms.cli.settings import (
 )
 
 if TYPE_CHECKING:
+    from spark_jms.admin.administrator import Administrator
     from spark_jms.claims.views import ClaimRow
-    from spark_jms.log.domain import Domain
-    from spark_jms.store import Store
 
 
 @command("claims", short_help="List claims, or revoke one.")
@@ -54,11 +53,12 @@ def claims(
 
     if dry_run and release is None:
         raise click.UsageError("--dry-run goes with --release")
-    with settings.opened(None if release else LOOK_S) as (domain, store):
+    if release is not None:
+        with settings.administrator() as admin:
+            _release(settings, admin, destinations, release, dry_run, wait_s)
+        return
+    with settings.opened(LOOK_S) as (domain, store):
         names = names_or_all(domain, destinations)
-        if release is not None:
-            _release(settings, domain, store, names, release, dry_run, wait_s)
-            return
         rows = [row for name in names for row in views.claims(domain, store, name)]
         name_silent_servers(domain, store, names)
     if settings.as_json:
@@ -105,11 +105,14 @@ def claims(
 
 
 def _release(
-    settings: CommandSettings, domain: Domain, store: Store, names: list[str], claim: str, dry_run: bool, wait_s: float
+    settings: CommandSettings,
+    admin: Administrator,
+    names: tuple[str, ...],
+    claim: str,
+    dry_run: bool,
+    wait_s: float,
 ) -> None:
-    from spark_jms.admin.claims import find_claim, release_claim
-
-    rows = find_claim(domain, store, names, claim)
+    rows = admin.release_claim(claim, *names, dry_run=True)
     if dry_run:
         if settings.as_json:
             settings.out.document({**_released(claim, rows), "dry_run": True})
@@ -117,7 +120,7 @@ def _release(
             settings.out.say(f"would release claim {claim} of {rows[0].consumer}: {_extent(rows)}")
         return
     announce(settings, f"releasing claim {claim} of {rows[0].consumer}: {_extent(rows)}")
-    rows = release_claim(domain, store, rows, wait_s)
+    rows = admin.release_claim(claim, *names, wait=wait_s)
     if settings.as_json:
         settings.out.document(_released(claim, rows))
     else:

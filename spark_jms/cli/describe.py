@@ -28,7 +28,7 @@ def describe(settings: CommandSettings, destinations: tuple[str, ...], every_set
 
 
 def _describe_destinations(settings: CommandSettings, names: tuple[str, ...]) -> None:
-    from spark_jms.admin.statistics import pause_rows
+    from spark_jms.admin.pause import pause_rows
     from spark_jms.core.unit_paths import by_member
     from spark_jms.settings.description import describe as describe_settings
     from spark_jms.settings.destination import KEYS

@@ -5,6 +5,7 @@ Features: C14, C18 (docs/FEATURES.md)
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -35,21 +36,8 @@ def drop(settings: CommandSettings, destination: str, force: bool, yes: bool, dr
     destination get DestinationDroppedError. A destination that is created under this name later is another one: checkpoints
     of the dropped one cannot continue with it. A drop that was interrupted is finished by the next one.
     """
-    from dataclasses import asdict
-
-    from spark_jms.admin.drop import DropPlan, drop_destination, plan_drop
-    from spark_jms.errors import InvalidDestinationError
-
-    with settings.opened() as (domain, store):
-        entry = domain.register.entry(destination)
-        try:
-            plan = plan_drop(domain, store, destination)
-        except InvalidDestinationError:
-            if entry is None or not force:
-                raise
-            plan = DropPlan(
-                destination, entry.path, entry.acknowledgements, begun=True
-            )  # the table was deleted by hand
+    with settings.administrator() as admin:
+        plan = admin.drop(destination, force=force, dry_run=True)
         if dry_run:
             if settings.as_json:
                 settings.out.document({**asdict(plan), "dry_run": True})
@@ -61,7 +49,7 @@ def drop(settings: CommandSettings, destination: str, force: bool, yes: bool, dr
                 click.confirm(f"Drop {_what(plan)}?", abort=True, err=True)
             else:
                 announce(settings, f"dropping {_what(plan)}")
-        plan = drop_destination(domain, store, destination, force=force, wait_s=wait_s)
+        plan = admin.drop(destination, force=force, wait=wait_s)
     if settings.as_json:
         settings.out.document(asdict(plan))
     else:

@@ -6,6 +6,7 @@ Features: C13, C14 (docs/FEATURES.md)
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,9 @@ from spark_jms.cli.settings import (
     every_option,
     names_or_all,
 )
+
+if TYPE_CHECKING:
+    from spark_jms.admin.housekeeping import Round
 
 
 @command("housekeep", short_help="Expire, purge, compact, checkpoint and clean up.")
@@ -49,7 +53,7 @@ def housekeep(settings: CommandSettings, destinations: tuple[str, ...], once: bo
                         "deleted files",
                         "",
                     )
-                    settings.out.table("", columns, [d.as_row() for d in done], "there are no destinations")
+                    settings.out.table("", columns, [_row(d) for d in done], "there are no destinations")
                 if once:
                     if any(d.failures for d in done):
                         raise click.exceptions.Exit(1)
@@ -57,3 +61,20 @@ def housekeep(settings: CommandSettings, destinations: tuple[str, ...], once: bo
                 time.sleep(every_s)
         finally:
             rounds.close()
+
+
+def _row(done: Round) -> tuple[object, ...]:
+    if done.busy:
+        result = f"another process does it{done.holder and f': {done.holder}'}"
+    else:
+        result = "; ".join(f"{failure.what} failed: {failure.error}" for failure in done.failures) or "done"
+    return (
+        done.destination,
+        done.expired_messages,
+        done.purged_messages,
+        done.purged_files,
+        done.compacted_files,
+        done.checkpoints,
+        done.deleted_files,
+        result,
+    )

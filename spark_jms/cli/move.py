@@ -5,15 +5,9 @@ Features: C18 (docs/FEATURES.md)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from spark_jms.cli.settings import CommandSettings, announce, command, complete_destination, dry_run_option, wait_option
-
-if TYPE_CHECKING:
-    from spark_jms.core.address import DestinationAddress
-    from spark_jms.log.domain import Domain
 
 
 @command("move", short_help="Move messages to another destination or member.")
@@ -45,30 +39,21 @@ def move(
     whichever process opens the record next finishes the transfer. Claimed messages stay with their consumers, and messages
     that are sent meanwhile stay in SOURCE. Consumers of SOURCE continue to run.
     """
-    from spark_jms.admin.move import MoveOrder, plan_move
-    from spark_jms.admin.move import move as run_move
-    from spark_jms.core.address import DestinationAddress
-    from spark_jms.core.selector import Selector
-    from spark_jms.core.subscription_place import kept_at
-
-    origin, goal = DestinationAddress.parse(source), DestinationAddress.parse(target)
     where = f"{target}, member {to_member}" if to_member is not None else target
-    with settings.opened() as (domain, store):
-        declared = domain.log(origin.destination).refresh().destination
-        request = MoveOrder(
-            origin.destination,
-            goal.destination,
-            None if subscription is None else kept_at(declared, origin.server, subscription),
-            tuple(origin.consumed(declared, members)) if members or origin.server else None,
-            _one_member(domain, goal, to_member),
-            Selector.parse(selector),
-            limit,
-        )
-        if dry_run:
-            done = plan_move(domain, store, request)
-        else:
+    with settings.administrator() as admin:
+        if not dry_run:
             announce(settings, f"moving messages of {source} to {where}")
-            done = run_move(domain, store, request, wait_s)
+        done = admin.move(
+            source,
+            target,
+            selector=selector,
+            subscription=subscription,
+            members=members or None,
+            to_member=to_member,
+            limit=limit,
+            dry_run=dry_run,
+            wait=wait_s,
+        )
     if settings.as_json:
         settings.out.document(
             {"source": source, "target": target, "moved": done.moved, "claimed": done.claimed, "dry_run": dry_run}
@@ -77,10 +62,3 @@ def move(
     settings.out.say(f"{'would move' if dry_run else 'moved'} {done.moved:,} message(s) of {source} to {where}")
     if done.claimed:
         settings.out.say(f"{done.claimed:,} claimed message(s) stay with their consumers: see `jmsq claims {source}`")
-
-
-def _one_member(domain: Domain, target: DestinationAddress, member: int | None) -> int | None:
-    """None: the target's routing decides, also between several members on the named server."""
-    declared = domain.log(target.destination).refresh().destination
-    found = target.narrowed(declared, None if member is None else [member])
-    return found[0] if found is not None and (len(found) == 1 or target.server is None) else None

@@ -46,9 +46,11 @@ def pause(
     are under way wait, transfers stay open, and a message whose delay ends stays invisible. Consumption: consumers and
     queries run on and get nothing; what they have they can acknowledge, and browsing works. `jmsq apply` changes no pause.
     """
-    from spark_jms.admin.pause import pause as run
-
-    _change(settings, run, destination, members, _operations(production, insertion, consumption))
+    with settings.administrator() as admin:
+        _report(
+            settings,
+            admin.pause(destination, *_operations(production, insertion, consumption), members=members or None),
+        )
 
 
 @command("resume", short_help="Restart what `jmsq pause` has stopped.")
@@ -65,25 +67,11 @@ def resume(
 
     Without --member it resumes the destination and all its members. A member stays paused while the destination is.
     """
-    from spark_jms.admin.pause import resume as run
-
-    _change(settings, run, destination, members, _operations(production, insertion, consumption))
-
-
-def _change(
-    settings: CommandSettings,
-    change: Callable[..., Paused],
-    destination: str,
-    members: tuple[int, ...],
-    operations: list[str],
-) -> None:
-    from spark_jms.core.address import DestinationAddress
-
-    address = DestinationAddress.parse(destination)
-    with settings.opened() as (domain, _):
-        chosen = address.narrowed(domain.log(address.destination).refresh().destination, members)
-        paused = change(domain, address.destination, operations, chosen)
-    _report(settings, paused)
+    with settings.administrator() as admin:
+        _report(
+            settings,
+            admin.resume(destination, *_operations(production, insertion, consumption), members=members or None),
+        )
 
 
 def _operations(*chosen: bool) -> list[str]:
@@ -94,22 +82,10 @@ def _operations(*chosen: bool) -> list[str]:
 
 
 def _report(settings: CommandSettings, paused: Paused) -> None:
-    from spark_jms.claims.views import moment
-
-    rows = [
-        (pause.operation, "all" if pause.member is None else pause.member, moment(pause.since_ms))
-        for pause in paused.pauses
-    ]
     if settings.as_json:
         settings.out.document(
-            {
-                "destination": paused.destination,
-                "changed": paused.changed,
-                "paused": [
-                    {"operation": pause.operation, "member": pause.member, "since": moment(pause.since_ms)}
-                    for pause in paused.pauses
-                ],
-            }
+            {"destination": paused.destination, "changed": paused.changed, "paused": list(paused.pauses)}
         )
         return
+    rows = [(row.operation, "all" if row.member is None else row.member, row.since) for row in paused.pauses]
     settings.out.table("", ("paused", "member", "since"), rows, f"nothing of {paused.destination} is paused")

@@ -5,6 +5,7 @@ Features: C13, C14 (docs/FEATURES.md)
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -17,12 +18,9 @@ from spark_jms.cli.settings import (
     dry_run_option,
     wait_option,
 )
-from spark_jms.errors import InvalidDestinationError
 
 if TYPE_CHECKING:
-    from spark_jms.admin.purge import PurgePlan
-    from spark_jms.core.address import DestinationAddress
-    from spark_jms.core.destination import Destination
+    from spark_jms.admin.purge import Purged
 
 
 @command("purge", short_help="Drop the backlog of a destination, or only what is acknowledged.")
@@ -53,22 +51,21 @@ def purge(
     gets a row for every dropped message, with `jmsq purge` as the consumer. Files whose messages are all finished are
     deleted at once, or when the destination's retention has passed.
     """
-    from spark_jms.admin.purge import Purged, drop_backlog, plan_purge, purge_files
-    from spark_jms.core.address import DestinationAddress
-
     if acknowledged_only and (member is not None or subscription is not None or "@" in destination):
         raise click.UsageError(
             "--acknowledged-only deletes the finished files of all members and subscriptions: name the whole destination, and "
             "leave out --member and --subscription"
         )
-    address = DestinationAddress.parse(destination)
-    destination = address.destination
-    with settings.opened() as (domain, store):
-        members = _members(address, domain.log(destination).refresh().destination, member)
-        plan = plan_purge(
-            domain, store, destination, subscription, () if acknowledged_only else members, address.server
-        )
-        what = f"{plan.dropped:,} message(s) of {address}"
+    with settings.administrator() as admin:
+
+        def run(*, dry_run: bool) -> Purged:
+            if acknowledged_only:
+                return admin.purge_finished(destination, dry_run=dry_run)
+            members = None if member is None else [member]
+            return admin.purge(destination, subscription=subscription, members=members, dry_run=dry_run, wait=wait_s)
+
+        plan = run(dry_run=True)
+        what = f"{plan.dropped:,} message(s) of {destination}"
         what += "" if subscription is None else f", subscription {subscription}"
         what += "" if member is None else f", member {member}"
         if dry_run:
@@ -78,46 +75,24 @@ def purge(
             click.confirm(f"Drop {what}?", abort=True, err=True)
         elif plan.dropped:
             announce(settings, f"dropping {what}")
-        purged = Purged(0, 0)
-        if not acknowledged_only:
-            purged = drop_backlog(domain, store, destination, subscription, members, wait_s, address.server)
-        report = purge_files(domain, store, destination)
+        purged = run(dry_run=False)
+    name = destination.rpartition("@")[2]
     if settings.as_json:
-        settings.out.document(
-            {
-                "destination": destination,
-                "dropped": purged.dropped,
-                "claimed": purged.claimed,
-                "deleted_messages": report.purged_messages,
-                "deleted_files": report.purged_files,
-            }
-        )
+        settings.out.document({"destination": name, **asdict(purged)})
         return
     if not acknowledged_only:
-        settings.out.say(f"dropped {purged.dropped:,} message(s) of {destination}")
+        settings.out.say(f"dropped {purged.dropped:,} message(s) of {name}")
     if purged.claimed:
-        settings.out.say(f"left {purged.claimed:,} message(s) that consumers have claimed (jmsq claims {destination})")
-    settings.out.say(f"deleted {report.purged_files:,} file(s) with {report.purged_messages:,} finished message(s)")
+        settings.out.say(f"left {purged.claimed:,} message(s) that consumers have claimed (jmsq claims {name})")
+    settings.out.say(f"deleted {purged.deleted_files:,} file(s) with {purged.deleted_messages:,} finished message(s)")
 
 
-def _report_plan(settings: CommandSettings, destination: str, what: str, plan: PurgePlan) -> None:
-    from dataclasses import asdict
-
+def _report_plan(settings: CommandSettings, destination: str, what: str, plan: Purged) -> None:
+    name = destination.rpartition("@")[2]
     if settings.as_json:
-        settings.out.document({"destination": destination, **asdict(plan), "dry_run": True})
+        settings.out.document({"destination": name, **asdict(plan), "dry_run": True})
         return
     settings.out.say(f"would drop {what}")
     if plan.claimed:
-        settings.out.say(
-            f"would leave {plan.claimed:,} message(s) that consumers have claimed (jmsq claims {destination})"
-        )
+        settings.out.say(f"would leave {plan.claimed:,} message(s) that consumers have claimed (jmsq claims {name})")
     settings.out.say(f"would delete {plan.deleted_files:,} file(s) with {plan.deleted_messages:,} finished message(s)")
-
-
-def _members(address: DestinationAddress, destination: Destination, member: int | None) -> list[int]:
-    try:
-        return address.consumed(destination, None if member is None else [member])
-    except InvalidDestinationError as error:
-        if member is None:
-            raise
-        raise click.BadParameter(str(error), param_hint="--member") from None

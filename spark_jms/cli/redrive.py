@@ -43,16 +43,21 @@ def redrive(
     They arrive as they were first sent, without the properties that tell about the failure, and are delivered as new ones.
     Like `jmsq move`, this neither loses nor doubles a message, whatever dies in between.
     """
-    from spark_jms.admin.redrive import RedriveOrder, plan_redrive
-    from spark_jms.admin.redrive import redrive as run_redrive
+    from spark_jms.claims.views import moment
 
-    order = RedriveOrder(source, target, selector, since_ms, until_ms, limit)
-    with settings.opened() as (domain, store):
-        if dry_run:
-            done = plan_redrive(domain, store, order)
-        else:
+    with settings.administrator() as admin:
+        if not dry_run:
             announce(settings, f"bringing messages of {source} back")
-            done = run_redrive(domain, store, order, wait_s)
+        done = admin.redrive(
+            source,
+            to=target,
+            selector=selector,
+            since=None if since_ms is None else moment(since_ms),
+            until=None if until_ms is None else moment(until_ms),
+            limit=limit,
+            dry_run=dry_run,
+            wait=wait_s,
+        )
     if settings.as_json:
         settings.out.document(
             {"source": source, "target": target, "moved": done.messages, "claimed": done.claimed, "dry_run": dry_run}

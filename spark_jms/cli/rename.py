@@ -22,10 +22,8 @@ def rename(settings: CommandSettings, old: str, new: str, force: bool) -> None:
     """
     from dataclasses import asdict
 
-    from spark_jms.admin.rename import rename_destination
-
-    with settings.opened() as (domain, store):
-        renamed = rename_destination(domain, store, old, new, force=force)
+    with settings.administrator() as admin:
+        renamed = admin.rename(old, new, force=force)
     if settings.as_json:
         settings.out.document(asdict(renamed))
     else:

@@ -21,6 +21,7 @@ from click.shell_completion import CompletionItem
 from spark_jms.settings.environment import ROOT_VARIABLE
 
 if TYPE_CHECKING:
+    from spark_jms.admin.administrator import Administrator
     from spark_jms.cli.output import Output
     from spark_jms.log.domain import Domain
     from spark_jms.store import Store
@@ -52,6 +53,12 @@ class CommandSettings:
 
         return open_domain(self.root)
 
+    def administrator(self, limit_s: float | None = None) -> Administrator:
+        """For a `with` statement. `limit_s`: as of `opened`."""
+        from spark_jms.admin.administrator import Administrator
+
+        return Administrator(self.domain(), limit_s)
+
     @contextmanager
     def opened(self, limit_s: float | None = None) -> Iterator[tuple[Domain, Store]]:
         """The domain and its store. `limit_s`: how long one call of a server's store may take."""
@@ -63,13 +70,10 @@ class CommandSettings:
 
 
 def names_or_all(domain: Domain, given: tuple[str, ...], *, addresses: bool = False) -> list[str]:
-    """The named destinations, once each, or all of them; with `addresses` also members, as server@destination. Raises
-    InvalidDestinationError for an unknown name."""
-    from spark_jms.core.address import DestinationAddress
+    """As spark_jms.admin.names has it, which is imported when a command runs."""
+    from spark_jms.admin.names import names_or_all as found
 
-    for name in given:
-        domain.log(DestinationAddress.parse(name).destination if addresses else name)
-    return list(dict.fromkeys(given)) or domain.destinations()
+    return found(domain, given, addresses=addresses)
 
 
 def name_silent_servers(domain: Domain, store: Store, names: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import PurePosixPath
 
 from spark_jms.admin.domain_sample import ClusterSample, DomainSample
-from spark_jms.admin.statistics import PauseRow
+from spark_jms.admin.pause import PauseRow
 from spark_jms.claims.views import moment
 from spark_jms.console.chart import chart
 from spark_jms.console.history import History

@@ -2,4 +2,8 @@
 
 `python -m spark_jms.demo --help` tells the options. What it shows, step by step, is in `story.py`; what it claims at
 the end is computed in `account.py` from the tables that the receivers wrote, not from what any part says of itself.
+
+Notebooks and programs of your own may use the flights and the account: `from spark_jms.demo import account, flights`.
 """
+
+__all__ = ["account", "flights"]  # modules

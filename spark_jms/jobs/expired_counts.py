@@ -20,17 +20,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
-from spark_jms.claims.life_cycle_table import opened_table
-from spark_jms.core.expiration import EXPIRER
-from spark_jms.core.life_event import LifeEvent
-from spark_jms.log.domain import Domain
-from spark_jms.setup.session import spark_session
+from spark_jms import admin as administration
+from spark_jms.setup import spark_session
 
 
 def expired_by_minute(events: DataFrame) -> DataFrame:
     """Of rows of a life-cycle table, from a batch or a stream: subscription, minute, messages."""
-    discarded = f.col("event") == LifeEvent.EXPIRED.value
-    redirected = (f.col("event") == LifeEvent.TRANSFERRED.value) & (f.col("consumer") == EXPIRER)
+    discarded = f.col("event") == "expired"
+    redirected = (f.col("event") == "transferred") & (f.col("consumer") == "message expiration")
     minute = f.date_trunc("minute", f.timestamp_millis("happened_ms")).alias("minute")
     found = events.where(discarded | redirected).groupBy("subscription", minute)
     return found.agg(f.sum("messages").alias("messages"))
@@ -41,8 +38,8 @@ def start(
 ) -> StreamingQuery:
     """The query, started. `once`: it ends when it has counted what is there. Raises InvalidDestinationError without a life-cycle
     table."""
-    table = opened_table(Domain(root), destination)
-    events = spark.readStream.format("delta").load(table.storage.uri)
+    with administration.connect(root) as admin:
+        events = spark.readStream.format("delta").load(admin.life_cycle_table(destination))
     writer = expired_by_minute(events).writeStream.format("delta").outputMode("complete")
     writer = writer.queryName(f"expired messages of {destination}").option("checkpointLocation", checkpoint)
     return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime="10 seconds")).start(output)

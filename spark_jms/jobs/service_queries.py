@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from spark_jms.setup.session import spark_session
+from spark_jms.setup import spark_session
 
 SHORTEST_TRIGGER_S = 5.0
 _JAVA_ENDED = (Py4JNetworkError, OSError)  # what a call raises then

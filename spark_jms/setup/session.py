@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,9 +39,14 @@ WORKER_PYTHON = Path(__file__).parent / "spark-python.sh"
 
 
 def spark_session(
-    app_name: str, master: str = LOCAL_MASTER, delta: bool = True, conf: Mapping[str, str] | None = None
+    app_name: str,
+    master: str = LOCAL_MASTER,
+    delta: bool = True,
+    conf: Mapping[str, str] | None = None,
+    log: str | os.PathLike[str] | None = None,
 ) -> SparkSession:
-    """A session ready for `format("jmsq")` and, with `delta`, for Delta tables. `conf` overrides every setting here.
+    """A session ready for `format("jmsq")` and, with `delta`, for Delta tables. `conf` overrides every setting here. What Spark's
+    processes print goes to the file `log`, as a notebook wants it (None: to where this process prints).
 
     As with Spark's builder, a running session of this process is returned unchanged; if it lacks Delta and `delta` is
     True, SessionConflictError. Sets JAVA_HOME in this process, to a Java it finds unless JAVA_HOME is suitable, and
@@ -58,10 +64,28 @@ def spark_session(
     builder = SparkSession.builder.appName(app_name).master(master)
     for key, value in session_conf(master, delta, conf).items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    with nullcontext() if log is None else printing_to(log):
+        session = builder.getOrCreate()
     if delta and DELTA_EXTENSION not in (session.conf.get("spark.sql.extensions", "") or ""):
         raise SessionConflictError
     return session
+
+
+@contextmanager
+def printing_to(log: str | os.PathLike[str]) -> Iterator[None]:
+    """Processes that are started meanwhile inherit this file as their standard output and error."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [(stream, os.dup(stream)) for stream in (1, 2)]
+    try:
+        with open(log, "ab") as file:
+            for stream, _ in kept:
+                os.dup2(file.fileno(), stream)
+            yield
+    finally:
+        for stream, before in kept:
+            os.dup2(before, stream)
+            os.close(before)
 
 
 def worker_python(environment: Mapping[str, str]) -> dict[str, str]:

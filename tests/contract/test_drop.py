@@ -133,7 +133,7 @@ def test_send_that_comes_first_keeps_the_destination(
         return counts[-1]
 
     monkeypatch.setattr(drop_module, "_unfinished", counted)
-    monkeypatch.setattr(drop_module, "plan_drop", lambda *_: None)
+    monkeypatch.setattr(drop_module, "plan_drop", lambda *_, **__: None)
     with pytest.raises(DestinationInUseError, match="1 unfinished"):
         drop_destination(domain, store, "orders")
     assert counts == [0, 1]

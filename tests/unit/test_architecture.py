@@ -46,7 +46,13 @@ def test_core_asks_for_no_clock_chance_or_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "statement", ["from spark_jms import apply, connect", "import spark_jms.setup", "import spark_jms.store"]
+    "statement",
+    [
+        "from spark_jms import apply, connect",
+        "from spark_jms.admin import connect",
+        "import spark_jms.setup",
+        "import spark_jms.store",
+    ],
 )
 def test_importing_a_package_is_light(statement: str) -> None:
     assert heavy_after(statement, (*HEAVY, "pyspark")) == []

@@ -10,10 +10,11 @@ import pytest
 
 from spark_jms.admin.domain_sample import ClusterSample, DomainSample
 from spark_jms.admin.exposure import check_exposure
+from spark_jms.admin.pause import PauseRow
 from spark_jms.admin.quota import QuotaRow
 from spark_jms.admin.servers import ServerRow
 from spark_jms.admin.service_reports import ServiceReport
-from spark_jms.admin.statistics import DestinationStatistics, MemberStatistics, PauseRow
+from spark_jms.admin.statistics import DestinationStatistics, MemberStatistics
 from spark_jms.admin.transactions import TransactionRow
 from spark_jms.claims.views import ClaimRow, SubscriptionRow
 from spark_jms.console.chart import chart

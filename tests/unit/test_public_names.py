@@ -12,7 +12,7 @@ import spark_jms
 from spark_jms import errors
 
 
-@pytest.mark.parametrize("name", ["spark_jms.client", "spark_jms.aio", "spark_jms.testing"])
+@pytest.mark.parametrize("name", ["spark_jms.client", "spark_jms.admin", "spark_jms.aio", "spark_jms.testing"])
 def test_package_offers_its_public_names(name: str) -> None:
     """C11: not its modules, nor what it imports."""
     module = importlib.import_module(name)

@@ -89,3 +89,19 @@ def test_workers_of_this_python_start_without_the_archives_of_spark(tmp_path: Pa
 )
 def test_another_python_or_another_spark_is_left_alone(environment: dict[str, str]) -> None:
     assert worker_python(environment) == {}
+
+
+def test_what_sparks_processes_print_goes_to_the_log(tmp_path: Path) -> None:
+    """C11: processes started meanwhile print there for as long as they live, and this one prints again where it did."""
+    code = (
+        "import os, subprocess, sys\n"
+        "from spark_jms.setup.session import printing_to\n"
+        "with printing_to(sys.argv[1]):\n"
+        "    child = subprocess.Popen(['sh', '-c', 'read go; echo out; echo err >&2'], stdin=subprocess.PIPE)\n"
+        "print('here', flush=True)\n"
+        "child.communicate(b'go')\n"
+    )
+    log = tmp_path / "spark.log"
+    done = subprocess.run([sys.executable, "-c", code, str(log)], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("here\n", "")
+    assert sorted(log.read_text(encoding="utf-8").split()) == ["err", "out"]
