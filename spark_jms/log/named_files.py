@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 
 from spark_jms.log.storage import Storage
+
+_FILE_NAME = re.compile(r"(?!\.)[!-.0-~]{1,255}\Z")  # visible ASCII without "/"
 
 
 class NamedFiles:
@@ -18,7 +21,8 @@ class NamedFiles:
         return sorted(name for name in names if not name.startswith("."))  # a dot marks a temporary file
 
     def get(self, name: str) -> bytes | None:
-        return self._storage.get(self._path(name))
+        """None when there is none. `name` may be what a user has typed: `../x` names no file of the folder."""
+        return self._storage.get(self._path(name)) if _FILE_NAME.match(name) else None
 
     def create(self, name: str, data: bytes) -> bool:
         """False when there is one, which stays as it is."""

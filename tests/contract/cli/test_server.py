@@ -17,7 +17,7 @@ from spark_jms.settings.extras import MissingExtraError
 from spark_jms.store import StoreError
 from spark_jms.store.shown_uri import shown_uri
 from spark_jms.testing.waiting import wait_until
-from tests.contract.cli.commands import Jmsq
+from tests.contract.cli.commands import Jmsq, files_of
 from tests.contract.servers import Away
 
 
@@ -134,3 +134,14 @@ def test_extra_that_one_server_lacks_is_named(
     monkeypatch.setattr(stores, "open_store", opened)
     missing = "sqlalchemy is not installed: pip install 'spark-jms[postgresql]'"
     assert [(row["server"], row["away"]) for row in js("server", "list")] == [("home", ""), ("a", ""), ("b", missing)]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../domain.json", "../servers/a", "a/b", "x\0", "n" * 300, "\udcff"])
+def test_name_that_is_a_path_names_no_server_and_no_quota(servers: str, jmsq: Jmsq, name: str) -> None:
+    """D1, T1, C14: a name is no path. The command reads, changes and blames no other file of the domain."""
+    before = files_of(servers)
+    for command in (("server", "stop"), ("server", "start")):
+        assert f"has no server {name!r} (there are: home, a, b)" in jmsq(*command, name, code=1).stderr
+    for command in (("quota", "show"), ("quota", "entries"), ("quota", "history")):
+        assert f"has no quota {name!r} (there are: none)" in jmsq(*command, name, code=1).stderr
+    assert files_of(servers) == before
