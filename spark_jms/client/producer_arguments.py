@@ -55,8 +55,13 @@ def chunk_columns(chunk: Sequence[Item]) -> pa.RecordBatch:
 
 def transaction_id(transaction: tuple[str, int]) -> TransactionId:
     match transaction:
-        case (str(app_id), int(version)) if app_id and not isinstance(version, bool) and 0 <= version < 2**63:
+        case (str(app_id), int(version)) if not isinstance(version, bool) and 0 <= version < 2**63 and _is_id(app_id):
             return TransactionId(f"app/{app_id}", version)
     raise DuplicateTransactionError(
         f"transaction is {transaction!r}, but must be (application id, version): text and a whole number from 0 on"
     )
+
+
+def _is_id(text: str) -> bool:
+    """Half a surrogate pair is not: with one in its log no Delta reader opens the table, and Parquet takes no checkpoint of it."""
+    return bool(text) and not any("\ud800" <= letter <= "\udfff" for letter in text)

@@ -80,6 +80,14 @@ def test_transaction_is_sent_once(context: Context) -> None:
         context.producer("orders").send_many(messages, transaction=("loader", -1))
 
 
+def test_transaction_id_that_no_delta_reader_takes_is_refused(context: Context) -> None:
+    """C5, M1: half a surrogate pair would be in the log for ever: no Delta reader opens it, no checkpoint can be written."""
+    producer = context.producer("orders")
+    with pytest.raises(DuplicateTransactionError, match="must be"):
+        producer.send_many([{"text": "x"}], transaction=("load\ud800", 1))
+    assert producer.send_many([{"text": "x"}], transaction=("läd\n\U0001f600", 1)).messages == 1
+
+
 # -- browsing ----------------------------------------------------------------------------------------------------------
 def test_browser_consumes_nothing(context: Context) -> None:
     """C11, C13: shows claimed messages too, with their delivery count; each iteration is a new snapshot."""
