@@ -67,7 +67,9 @@ class Choices:
 
 
 def choices_of(domain: Domain, factory: str | ConnectionFactory | None, server: str | None) -> Choices:
-    """Raises DomainError when the domain has no connection factory or server of that name."""
+    """Raises DomainError when the domain has no connection factory or server of that name, OptionError for anything else."""
     home = home_server(domain.servers, server)
+    if factory is not None and not isinstance(factory, str | ConnectionFactory):
+        raise OptionError(f"connection_factory is {factory!r}, but must be a name or a ConnectionFactory")
     made = domain.connection_factories.get(factory) if isinstance(factory, str) else factory or ConnectionFactory()
     return Choices(made, home)

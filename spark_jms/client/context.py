@@ -56,6 +56,7 @@ from spark_jms.errors import (
     ClosedError,
     DomainError,
     IllegalStateException,
+    InvalidDestinationError,
     OptionError,
 )
 from spark_jms.log.domain import Domain
@@ -329,7 +330,8 @@ class Context(ClosedAtTheEnd):
         self._check()
         address = DestinationAddress.parse(topic)
         kept = self._destinations.kept_at(address, subscription)
-        assert kept is not None
+        if not isinstance(kept, str):
+            raise InvalidDestinationError(f"{topic} has no subscription {subscription!r}: give its name")
         store = self._destinations.store_of(address.destination)
         found = droppable_subscription(self._domain, store, address.destination, kept)
         drop_subscription(self._domain, store, found, UNSUBSCRIBE_TIMEOUT_S)

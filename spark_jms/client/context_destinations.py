@@ -17,7 +17,7 @@ from spark_jms.core.client_identity import ClientIdentity
 from spark_jms.core.destination import is_temporary
 from spark_jms.core.health import BackgroundFailure, Health
 from spark_jms.core.subscription_place import kept_at
-from spark_jms.errors import InvalidDestinationError, ModuleFileError
+from spark_jms.errors import InvalidDestinationError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.sender_housekeeping import SenderHousekeeping
@@ -56,7 +56,7 @@ class ContextDestinations:
         self._check()
         try:
             log = self._domain.log(destination)
-        except (ModuleFileError, TypeError) as error:
+        except TypeError as error:
             raise InvalidDestinationError(f"{destination!r} is not a destination: {error}") from None
         log.verify()  # what is made now belongs to the table of now
         return log

@@ -440,7 +440,7 @@ def is_temporary(name: str) -> bool:
 
 
 def check_name(what: str, name: str) -> None:
-    if not _NAME.match(name):
+    if not isinstance(name, str) or not _NAME.match(name):
         raise ModuleFileError(
             f"{name!r} cannot be the name of a {what}: use 1 to 128 letters, digits, '_', '.' or '-', beginning with a letter or digit"
         )

@@ -35,7 +35,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from spark_jms.core.destination import check_name, is_temporary
+from spark_jms.core.destination import is_temporary
 from spark_jms.core.placement import HOME
 from spark_jms.core.thresholds import thresholds_of
 from spark_jms.core.usage import MessageUsage
@@ -218,7 +218,6 @@ class Domain:
         return self.usages.of_server(server)
 
     def _entry(self, destination: str) -> RegisterEntry:
-        check_name("destination", destination)
         entry = self.register.entry(destination)
         if entry is None:
             there = ", ".join(self.destinations()) or "none"

@@ -13,7 +13,13 @@ import pytest
 
 import spark_jms
 from spark_jms.client import Consumer, Context, Message, MessageArguments, Producer
-from spark_jms.errors import IllegalStateException, InvalidDestinationError, MessageFormatError, OptionError
+from spark_jms.errors import (
+    DomainError,
+    IllegalStateException,
+    InvalidDestinationError,
+    MessageFormatError,
+    OptionError,
+)
 from spark_jms.testing import memory_domain, wait_until
 from tests.contract.messages import send_texts, texts
 
@@ -41,6 +47,23 @@ def test_send_declares_each_argument_of_a_message() -> None:
     parameters = inspect.signature(Producer.send).parameters
     named = {name for name, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
     assert named == {"completion", "sequence", *get_type_hints(MessageArguments)}
+
+
+@pytest.mark.parametrize("wrong", [None, 5, 1.5, b"s", [], {}, timezone.utc, "../x", "a\0b", "\ud800", ""])
+def test_wrong_names_and_factories_raise_named_errors(wrong: Any) -> None:
+    """C11, C14: never an AttributeError or a ValueError from within."""
+    with memory_domain(prices="topic") as root, spark_jms.connect(root) as context:
+        with pytest.raises(InvalidDestinationError):
+            context.unsubscribe("prices", wrong)
+        with pytest.raises(InvalidDestinationError):
+            context.producer(wrong)
+        if wrong is not None:
+            with pytest.raises(OptionError):
+                context.consumer("prices", subscription=wrong)
+            with pytest.raises(OptionError):
+                spark_jms.connect(root, client_id=wrong)
+            with pytest.raises((OptionError, DomainError), match=r"connection.factory"):
+                spark_jms.connect(root, connection_factory=wrong)
 
 
 PUBLIC = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -140,3 +141,11 @@ def test_explain_leaves_out_what_a_server_has_missed(root: str, jmsq: Jmsq, js: 
         return sum(member["matching"] for member in plan["members"])
 
     assert (matching("a@s"), matching("b@s")) == (1, 2)
+
+
+def test_name_that_cannot_exist_is_answered_like_one_that_does_not(servers: str, jmsq: Jmsq) -> None:
+    """C14: by the list of the destinations, whatever the command; no module file is at fault."""
+    for command in (("stat",), ("send", "--text", "x"), ("browse",), ("purge", "--yes"), ("pause",), ("move", "plain")):
+        error = json.loads(jmsq(*command, "../x", "--json", code=1).stderr.splitlines()[-1])["error"]
+        assert error["type"] == "InvalidDestinationError"
+        assert "(there are: orders, plain)" in error["message"]
