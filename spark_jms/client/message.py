@@ -101,7 +101,7 @@ class Message:
         too. In the modes "auto" and "dups-ok" the consumer acknowledges by itself, and this does nothing.
 
         Raises IllegalStateException for a message that was not received, ConsumerClosedException when other consumers
-        get it.
+        get it. After an error of the store the message stays acknowledged: the consumer's next call, or its end, writes it.
         """
         self._delivery("acknowledge").acknowledge(self)
 
