@@ -21,6 +21,9 @@ JAVA_FILE := $(JMSQ_CACHE)/java-home
 INSTALLED := $(VENV)/.jmsq-installed
 INSTALLED_BENCH := $(VENV)/.jmsq-installed-bench
 CLASSES := $(JMSQ_CACHE)/spark-classes.jsa
+# Set-up prints one line a step; what the commands of a step print is in these files.
+LOGS := $(JMSQ_CACHE)/logs
+STEP := $(PY) -I spark_jms/setup/step.py
 
 # Spark's workers run the python3 of the PATH unless told; a foreign SPARK_HOME would be another Spark than the pinned one.
 export PYSPARK_PYTHON := $(PY)
@@ -56,7 +59,8 @@ demo: setup classes ## a year of flights through queues and topics, with a kill 
 
 .PHONY: notebook
 notebook: setup ## the notebooks, in your browser
-	@test -x '$(VENV)/bin/jupyter-notebook' || $(PY) -m pip install --quiet -c constraints.txt -e ".[notebooks]"
+	@test -x '$(VENV)/bin/jupyter-notebook' || $(STEP) "Python packages of the notebooks" '$(LOGS)/notebooks.log' -- \
+	  $(PIP_INSTALL) -e '.[notebooks]'
 	@cd notebooks && $(SPARK_RUN) -m notebook $(ARGS)
 
 .PHONY: test
@@ -125,19 +129,19 @@ clean: ## remove what builds and tests leave behind (keeps .venv and the cached 
 # ---- set-up, one stamp a step ---------------------------------------------------------------------------------------
 
 $(PY):
-	@bash spark_jms/setup/venv.sh '$(PYTHON)' '$(VENV)'
+	@bash spark_jms/setup/venv.sh '$(PYTHON)' '$(VENV)' '$(LOGS)/venv.log'
 
 # Python compiles a module when it is first imported, which most modules of these packages never are. PySpark comes as a
 # source of 450 MB, of which pip makes a wheel before it installs it: without compression in half the time.
-PIP_INSTALL := $(PY) -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(PY) -m pip install --no-compile --progress-bar off --disable-pip-version-check -c constraints.txt
 $(INSTALLED): setup.py constraints.txt | $(PY)
-	@echo "== Python packages into $(VENV) (once; about a minute)"
-	@$(PIP_INSTALL) --config-settings=--build-option=--compression=stored pyspark
-	@$(PIP_INSTALL) -e '.[dev,demo]'
+	@$(STEP) "Python packages into $(VENV)" '$(LOGS)/packages.log' \
+	  --count '^ *(Collecting|Downloading|Installing)' --of "$$((2 * $$(grep -c == constraints.txt)))" -- bash -c "\
+	  $(PIP_INSTALL) --config-settings=--build-option=--compression=stored pyspark && $(PIP_INSTALL) -e '.[dev,demo]'"
 	@touch $@
 
 $(INSTALLED_BENCH): $(INSTALLED)
-	@$(PIP_INSTALL) -e '.[bench]'
+	@$(STEP) "Python packages of the benchmarks" '$(LOGS)/bench.log' -- $(PIP_INSTALL) -e '.[bench]'
 	@touch $@
 
 # Asked every time (it takes a moment): a Java that is gone, or another JAVA_HOME, is noticed.
@@ -154,8 +158,8 @@ postgresql: $(INSTALLED)
 # For the test of the console in a real browser; where it cannot be installed the test is skipped, and says why.
 .PHONY: chromium
 chromium: postgresql  # one after the other: apt takes a lock
-	@command -v chromium >/dev/null || { echo "== Chromium (once)" && apt-get update -qq && apt-get install -y -qq \
-	  --no-install-recommends chromium >/dev/null; } || \
+	@command -v chromium >/dev/null || $(STEP) "Chromium" '$(LOGS)/chromium.log' -- \
+	  bash -c "apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium" || \
 	  echo "== Chromium is not here: the test that needs it is skipped, and says so" >&2
 
 .PHONY: jars
@@ -166,5 +170,6 @@ jars: java
 .PHONY: classes
 classes: $(CLASSES)
 $(CLASSES): $(INSTALLED) | jars
-	@echo "== Archive of Spark's classes (once; about a minute)"
-	@$(SPARK_RUN) -m tests.class_archive || echo "== There is no archive: the tests with Spark and the demo take longer" >&2
+	@JAVA_HOME="$$(cat '$(JAVA_FILE)')" $(STEP) "Archive of Spark's classes, for faster starts" '$(LOGS)/classes.log' \
+	  --count '^step: ' --of 5 -- $(PY) -m tests.class_archive || \
+	  echo "== There is no archive: the tests with Spark and the demo take longer" >&2

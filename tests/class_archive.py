@@ -4,7 +4,7 @@
 
 A Spark application loads some 20,000 classes before its first batch. The archive has the classes that one session uses
 to send, receive into a Delta table and browse. It takes less than a minute and 200 MB, once. The tests and the demo run without
-it as well, more slowly.
+it as well, more slowly. Lines "step: …" tell set-up's bar how far it is.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def _run(path: Path, java_options: str) -> int:
     """The exit code of the JVM, which writes the archive when it ends."""
     domain = make_queue(path / "domain")
     send_numbers(domain, range(ROWS))
+    print("step: a session")
     spark = small_session("class archive", path, {"spark.driver.extraJavaOptions": java_options, **GENERATED_CODE})
+    print("step: receive into a Delta table")
     stream = consumer(path / "domain", path / "output", path / "checkpoint", ROWS)
     query = (
         spark.readStream.format(stream["from"])
@@ -60,10 +62,12 @@ def _run(path: Path, java_options: str) -> int:
         .start()
     )
     query.awaitTermination()
+    print("step: send and browse")
     options = {"root": str(path / "domain"), "destination": QUEUE}
     received = spark.read.format("delta").load(str(path / "output"))
     received.selectExpr("cast(n AS string) AS text").write.format("jmsq").options(**options).mode("append").save()
     assert received.count() == spark.read.format("jmsq").options(**options).load().count() == ROWS
+    print("step: end the session")
     gateway = SparkContext._gateway
     assert gateway is not None
     process: subprocess.Popen[bytes] = gateway.proc
@@ -71,6 +75,7 @@ def _run(path: Path, java_options: str) -> int:
     gateway.shutdown()
     assert process.stdin is not None
     process.stdin.close()
+    print("step: write the archive")
     return process.wait(300)
 
 

@@ -19,6 +19,7 @@ from spark_jms.demo.report import show
 from spark_jms.demo.screen import Screen
 from spark_jms.demo.story import DemoResult, Story
 from spark_jms.setup.session import LOCAL_MASTER
+from spark_jms.setup.step import output_to
 
 INTERRUPTED = 130
 
@@ -31,10 +32,37 @@ def main(arguments: list[str] | None = None) -> int:
         if work.exists() and any(work.iterdir()):
             print(f"{given.keep} is not empty: name a new directory", file=sys.stderr)
             return 2
-        work.mkdir(parents=True, exist_ok=True)
     else:
         work = Path(tempfile.mkdtemp(prefix="jmsq-demo-"))
+    (work / "logs").mkdir(parents=True, exist_ok=True)
     screen = Screen(given.plain)
+    failed = True
+    try:
+        with output_to(work / "logs" / "demo.log", (2,)):  # Spark's own lines, up to the end of its processes
+            outcome = _play(work, given, screen)
+        if given.keep is not None:
+            _write(outcome, work / "account.json")
+        failed = bool(outcome.problems)
+        return int(failed)
+    except DemoError as error:
+        print(f"\nThe demo could not continue: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        failed = False
+        return INTERRUPTED
+    finally:
+        if given.keep is not None:
+            print(
+                f"\nKept: {given.keep} (domain/ is the root for `jmsq stat --root`, received/ the Delta tables, logs/)"
+            )
+        else:
+            _remove(work, but={"logs"} if failed else set())
+            if failed:
+                print(f"\nWhat its applications logged: {work / 'logs'}", file=sys.stderr)
+
+
+def _play(work: Path, given: argparse.Namespace, screen: Screen) -> DemoResult:
+    """The story and its account. No process that it has started is left, however it ends."""
     story = None
     started = time.monotonic()
     try:
@@ -42,27 +70,24 @@ def main(arguments: list[str] | None = None) -> int:
             story = Story(work, given.rows, screen, given.master)
             outcome = story.run()
         show(screen, outcome, time.monotonic() - started)
-        if given.keep is not None:
-            _write(outcome, work / "account.json")
-        return 1 if outcome.problems else 0
-    except DemoError as error:
-        print(f"\nThe demo could not continue: {error}", file=sys.stderr)
-        return 1
+        return outcome
     except KeyboardInterrupt:
-        print("\nInterrupted; cleaning up.", file=sys.stderr)
-        return INTERRUPTED
+        screen.console.print("\nInterrupted; cleaning up.")
+        raise
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the clean-up
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if story is not None:
             story.close()
         end_descendants()
-        if given.keep is None:
-            shutil.rmtree(work, ignore_errors=True)
-        else:
-            print(
-                f"\nKept: {given.keep} (domain/ is the root for `jmsq stat --root`, received/ the Delta tables, logs/)"
-            )
+
+
+def _remove(work: Path, but: set[str]) -> None:
+    for entry in work.iterdir():
+        if entry.name not in but:
+            shutil.rmtree(entry, ignore_errors=True)
+    if not but:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -104,6 +129,7 @@ def _write(outcome: DemoResult, path: Path) -> None:
         "depth": [[round(s.second, 2), s.sent, s.backlog] for s in outcome.samples],
         "in_doubt": outcome.in_doubt,
         "taken_over": outcome.taken_over,
+        "application_s": outcome.application_s,
         "start_up_s": outcome.start_up_s,
         "problems": outcome.problems,
     }

@@ -13,11 +13,9 @@ the queue what it believes; the only thing taken from it is how many messages of
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_jms.core.message import arrow_schema
+from spark_jms.demo.commits import row_commits
 from spark_jms.demo.flights import FEED_SCHEMA, FLIGHT_COLUMNS
 from spark_jms.demo.queries import MESSAGE_COLUMNS
 from spark_jms.demo.watch import DepthSample
@@ -83,18 +82,24 @@ class SubscriptionAccount:
         return [f"subscription {self.name}: {count:,} {what}" for what, count in checks.items() if count]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Speed:
-    """Rows and seconds of a stage."""
+    """Messages and seconds of a stage. The start-up lasts until its first micro-batch is done: Spark starts the query, compiles
+    it and starts Python. `per_second` counts the messages after that; None if there are none."""
 
     stage: str
     rows: int
     seconds: float
-    remark: str = ""
-    per_second: int = field(init=False)
+    start_up_s: float
+    per_second: int | None
 
-    def __post_init__(self) -> None:
-        self.per_second = round(self.rows / self.seconds) if self.seconds > 0 else 0
+    @staticmethod
+    def of(stage: str, rows: int, seconds: float, batches: Sequence[tuple[float, int]]) -> Speed:
+        """`batches`: when each was done, in seconds since the stage began, and its messages."""
+        done = sorted(batches) or [(seconds, 0)]
+        start_up_s, end_s = done[0][0], done[-1][0]
+        after = sum(messages for _, messages in done[1:])
+        return Speed(stage, rows, seconds, start_up_s, round(after / (end_s - start_up_s)) if after else None)
 
 
 # -- reading what arrived ----------------------------------------------------------------------------------------------
@@ -103,20 +108,14 @@ def arrivals(table: Path, columns: Sequence[str] = RECEIVED_COLUMNS) -> tuple[pa
 
     Read from the Delta log itself: which commit added which file, and when, is what tells the order of arrival.
     """
-    parts, commits = [], 0
-    for entry in sorted((table / "_delta_log").glob("*.json")):
-        actions = [json.loads(line) for line in entry.read_text().splitlines() if line]
-        added = [unquote(action["add"]["path"]) for action in actions if "add" in action]
-        commit_ms = next((a["commitInfo"]["timestamp"] for a in actions if "commitInfo" in a), 0)
-        rows = 0
-        for path in added:
-            part = pq.read_table(table / path).select(columns)
-            rows += len(part)
-            part = part.append_column("commit_ms", pa.repeat(pa.scalar(commit_ms, pa.int64()), len(part)))
+    parts, commits = [], row_commits(table)
+    for commit in commits:
+        for path in commit.files:
+            part = pq.read_table(path).select(columns)
+            part = part.append_column("commit_ms", pa.repeat(pa.scalar(commit.commit_ms, pa.int64()), len(part)))
             parts.append(part.append_column("place", pa.array(np.arange(len(part), dtype=np.int64))))
-        commits += rows > 0
     nothing = pa.schema([*(_SCHEMA.field(name) for name in columns), *_PLACE]).empty_table()
-    return pa.concat_tables(parts) if parts else nothing, commits
+    return pa.concat_tables(parts) if parts else nothing, len(commits)
 
 
 def queue_account(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,15 +28,22 @@ class Received:
 
     batches: dict[int, int] = field(default_factory=dict)  # batch id -> rows
     batch_ms: list[int] = field(default_factory=list)
+    batch_rows: list[int] = field(default_factory=list)
     consumer: str = ""
 
     @property
     def rows(self) -> int:
         return sum(self.batches.values())
 
+    @property
+    def pace(self) -> list[tuple[float, int]]:
+        """Of each batch: the seconds that it and those before it took, and its messages. Idle time does not count."""
+        return list(zip((ms / 1000 for ms in accumulate(self.batch_ms)), self.batch_rows, strict=True))
+
     def add(self, batch: ReceivedBatch) -> None:
         self.batches[batch.batch] = batch.rows
         self.batch_ms.append(batch.ms)
+        self.batch_rows.append(batch.rows)
         self.consumer = batch.consumer
 
 

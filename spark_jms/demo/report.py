@@ -24,13 +24,26 @@ def show(screen: Screen, outcome: DemoResult, seconds: float) -> None:
         [(s.name, s.selector or "none", s.expected, s.received, s.lost, s.duplicated) for s in outcome.subscriptions],
     )
     screen.table(
-        "Speed (two Spark applications on this machine)",
-        ("stage", "messages", "seconds", "a second"),
-        [(s.stage, s.rows, round(s.seconds, 1), s.per_second) for s in outcome.speeds],
+        "Start-up and speed (two Spark applications on this machine)",
+        ("stage", "messages", "seconds", "of them start-up", "a second, after it"),
+        [
+            (
+                s.stage,
+                s.rows,
+                round(s.seconds, 1),
+                round(s.start_up_s, 1),
+                s.per_second,
+            )
+            for s in outcome.speeds
+        ],
     )
     screen.console.print(
-        f"The application of `a` took {outcome.start_up_s:.1f} s to start again, which is in the figure of the stage with the kill.",
+        f"Before the first stage Spark started for {outcome.application_s:.0f} s. The application of `a` took "
+        f"{outcome.start_up_s:.0f} s to start again\nafter the kill, which is in that stage's seconds. A stage's start-up lasts "
+        "until its first micro-batch is done: Spark starts\nthe query and Python, and compiles both. What the queue can do: "
+        "docs/BENCHMARKS.md.",
         markup=False,
+        soft_wrap=True,
     )
     for line in lag(outcome.samples, outcome.marks):
         screen.console.print(line, markup=False)

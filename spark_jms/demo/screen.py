@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 PLAIN_EVERY_S = 5.0
+PLAIN_UNCHANGED_EVERY_S = 30.0
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
@@ -45,6 +46,7 @@ class Screen:
         self._footer = Text("")
         self._live: Live | None = None
         self._started_s = self._said_s = time.monotonic()
+        self._said = ""
         self._stage = 0
 
     def __enter__(self) -> Screen:
@@ -76,10 +78,10 @@ class Screen:
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         made = Table(box=None, padding=(0, 2))
         for column in columns:
-            right = all(isinstance(row[columns.index(column)], int | float) for row in rows)
+            right = all(isinstance(row[columns.index(column)], int | float | None) for row in rows)
             made.add_column(column, justify="right" if right else "left")
         for row in rows:
-            made.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row))
+            made.add_row(*map(_shown, row))
         self.console.print(f"\n[bold]{title}[/bold]", soft_wrap=True)
         self.console.print(made)
 
@@ -94,7 +96,14 @@ class Screen:
         """The queue's depth so far. In plain mode this also prints the bars now and then."""
         line = f"  waiting in the queue: {now:>8,}  {sparkline(values, 60)}"
         self._footer.plain = line
-        if self.plain and time.monotonic() - self._said_s > PLAIN_EVERY_S:
-            self._said_s = time.monotonic()
-            bars = ", ".join(f"{task.description} {task.completed:,.0f}" for task in self._progress.tasks)
-            self.console.print(f"   [{self._said_s - self._started_s:4.0f} s] waiting {now:,}; {bars}", markup=False)
+        if not self.plain:
+            return
+        bars = ", ".join(f"{task.description} {task.completed:,.0f}" for task in self._progress.tasks)
+        said, silent_s = f"waiting {now:,}; {bars}", time.monotonic() - self._said_s
+        if silent_s > (PLAIN_UNCHANGED_EVERY_S if said == self._said else PLAIN_EVERY_S):
+            self._said, self._said_s = said, time.monotonic()
+            self.console.print(f"   [{self._said_s - self._started_s:4.0f} s] {said}", markup=False)
+
+
+def _shown(value: object) -> str:
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

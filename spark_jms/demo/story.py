@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +14,7 @@ import pyarrow.compute as pc
 import spark_jms
 from spark_jms.demo import answers, flights, queries
 from spark_jms.demo.account import QueueAccount, Speed, SubscriptionAccount, queue_account, subscription_account
+from spark_jms.demo.commits import row_commits
 from spark_jms.demo.errors import DemoError
 from spark_jms.demo.processes import READY_TIMEOUT_S, ReceiverProcess
 from spark_jms.demo.query_receiver import QueryReceiver
@@ -55,8 +53,22 @@ class DemoResult:
     marks: list[tuple[float, str]]
     in_doubt: int
     taken_over: int
+    application_s: float  # until this application's Spark was there
     start_up_s: float  # from the kill until the application of `a` was ready again
     problems: list[str] = field(default_factory=list)
+
+
+class Stage:
+    """A stage that begins now."""
+
+    def __init__(self) -> None:
+        self._started_s, self._began_ms = time.monotonic(), int(time.time() * 1000)
+
+    def speed(self, name: str, rows: int, *tables: Path) -> Speed:
+        """Until now, by the commits of the tables that it writes."""
+        commits = [commit for table in tables for commit in row_commits(table) if commit.commit_ms >= self._began_ms]
+        batches = [((commit.commit_ms - self._began_ms) / 1000, commit.rows) for commit in commits]
+        return Speed.of(name, rows, time.monotonic() - self._started_s, batches)
 
 
 class Story:
@@ -74,8 +86,9 @@ class Story:
         self.speeds: list[Speed] = []
         self.problems: list[str] = []
         self.rest = 0  # flights of the second half
-        self.start_up_s = 0.0
+        self.application_s = self.start_up_s = 0.0
         self._flights: pa.Table | None = None
+        self._shared = Stage()
         self._watch: Watch | None = None
         self._spark: SparkSession | None = None
 
@@ -99,11 +112,11 @@ class Story:
         for change in spark_jms.apply(self.root, MODULE):
             self.screen.say(f"{change.destination}: {change.what} ({change.detail})")
         self._watch = Watch(self.root, "flights")
+        started = time.monotonic()
         self.a.start()
         self._flights = flights.load(self.total)
-        (self.work / "logs").mkdir(exist_ok=True)
-        with stderr_to(self.work / "logs" / "demo.log"):  # the JVM inherits it
-            self._spark = queries.session("spark-jms demo", self.work / "warehouse" / "demo", self.master)
+        self._spark = queries.session("spark-jms demo", self.work / "warehouse" / "demo", self.master)
+        self.application_s = time.monotonic() - started
         self.b.prepare(self.spark)
 
     def send_first_half(self) -> None:
@@ -113,7 +126,7 @@ class Story:
             "   commit. JMSXGroupID = tail number: the flights of an aircraft keep their order.",
         )
         rows = flights.write_feed(self.flights, self.work / "feed", 0, self.files // 2, self.files)
-        self._timed("send, no receiver", rows, self._send("flights"))
+        self._timed("send, no receiver", rows, "flights")
 
     def ask_the_backlog(self) -> None:
         self.screen.stage("Ask the backlog", "The backlog is a table. Browsing it by SQL consumes nothing.")
@@ -141,14 +154,15 @@ class Story:
         self.rest = flights.write_feed(self.flights, self.work / "feed", self.files // 2, self.files, self.files)
         expected = {"ops": _where(self.flights, 60), "statistics": _where(self.flights, 15)}
         published = len(expected["statistics"])
-        self._timed("publish to the topic", published, self._send("delays", DELAYED, max(self.files // 3, 1)))
+        self._timed("publish to the topic", published, "delays", DELAYED, max(self.files // 3, 1))
         self.a.wait_until("ready", READY_TIMEOUT_S, self.tick)
-        started = time.monotonic()
+        stage = Stage()
         self.a.receive_subscription("statistics")
         self._await(queries.receive_subscription(self.spark, self.work, "ops"))
-        self.speeds.append(Speed("receive as ops", len(expected["ops"]), time.monotonic() - started))
+        received = self.work / "received"
+        self.speeds.append(stage.speed("receive as ops", len(expected["ops"]), received / "ops"))
         self.a.wait_until("statistics", READY_TIMEOUT_S, self.tick)
-        self.speeds.append(Speed("receive as statistics", published, time.monotonic() - started))
+        self.speeds.append(stage.speed("receive as statistics", published, received / "statistics"))
         out = []
         for name, selector in SUBSCRIPTIONS.items():
             out.append(subscription_account(name, selector, expected[name], self.work / "received" / name))
@@ -164,9 +178,10 @@ class Story:
             "   table. When a fifth has arrived, the application of `a` gets kill -9 in the middle of a micro-batch.",
         )
         self.watch.mark("start")
+        self._shared = Stage()
         self.a.go()
         self.b.go(self.spark)
-        started, query = time.monotonic(), self._send("flights")
+        sending, query = Stage(), self._send("flights")
         self._until(lambda: a.rows + b.rows >= KILL_AT * self.total and self._may_be_killed(), "both receive")
         self.a.kill_9()
         self.watch.mark("kill")
@@ -193,22 +208,21 @@ class Story:
         away_s = self.watch.second - killed_s
         self.screen.say(f"`a` has finished that micro-batch, {away_s:.0f} s after the kill.")
         self._await(query)
-        self.speeds.append(Speed("send, two receive", self.rest, time.monotonic() - started))
+        self.speeds.append(sending.speed("send, two receive", self.rest, self.root / "flights"))
         return in_doubt, taken_over
 
     def drain(self) -> None:
         self.screen.stage("Until the queue is empty", "Both receivers continue until every message is acknowledged.")
         self._until(self._empty, "the queue is empty")
         self.watch.mark("empty")
-        seconds = self.watch.second - self.watch.marks[0][0]
-        self.speeds.append(Speed("receive, kill and restart within", self.total, seconds))
+        tables = [self.work / "received" / receiver.name for receiver in self.receivers]
+        self.speeds.append(self._shared.speed("receive, kill and restart within", self.total, *tables))
         for receiver in self.receivers:
             receiver.stop()
         for receiver in self.receivers:
             done = receiver.received
-            self.speeds.append(
-                Speed(f"receiver {receiver.name}, in batches it reported", done.rows, sum(done.batch_ms) / 1000)
-            )
+            stage, seconds = f"receiver {receiver.name}, in batches it reported", sum(done.batch_ms) / 1000
+            self.speeds.append(Speed.of(stage, done.rows, seconds, done.pace))
 
     def account(self, subscriptions: list[SubscriptionAccount], in_doubt: int, taken_over: int) -> DemoResult:
         self.screen.stage("The account", "Computed from the two output tables and the flights that were sent.")
@@ -227,6 +241,7 @@ class Story:
             self.watch.marks,
             in_doubt,
             taken_over,
+            self.application_s,
             self.start_up_s,
             problems,
         )
@@ -287,10 +302,10 @@ class Story:
             self.tick()
         self.tick()
 
-    def _timed(self, stage: str, rows: int, query: StreamingQuery) -> None:
-        started = time.monotonic()
-        self._await(query)
-        self.speeds.append(Speed(stage, rows, time.monotonic() - started))
+    def _timed(self, name: str, rows: int, destination: str, where: str = "true", files_per_trigger: int = 1) -> None:
+        stage = Stage()
+        self._await(self._send(destination, where, files_per_trigger))
+        self.speeds.append(stage.speed(name, rows, self.root / destination))
 
     def _send(self, destination: str, where: str = "true", files_per_trigger: int = 1) -> StreamingQuery:
         checkpoint = self.work / "checkpoints" / f"send-{destination}"
@@ -321,17 +336,3 @@ def _where(table: pa.Table, minutes: int) -> pa.Table:
 
 def _list(claims: list) -> str:  # type: ignore[type-arg]
     return ", ".join(str(member) for member in sorted({claim.member for claim in claims})) or "none"
-
-
-@contextlib.contextmanager
-def stderr_to(path: Path) -> Iterator[None]:
-    """Processes started inside write their errors to the file."""
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with path.open("ab") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from spark_jms.setup.errors import JavaNotFoundError, PostgresqlInstallError, PostgresqlNotFoundError, SetupError
-from spark_jms.setup.jars import delta_jars, ensure_delta_jars, jar_dir
+from spark_jms.setup.jars import FETCHED, cache_dir, delta_jars, ensure_delta_jars, jar_dir, resolve_by_ivy
 from spark_jms.setup.java import PREFERRED_MAJORS, Java, can_install, find_java, install_java
 from spark_jms.setup.postgresql import find_postgresql, install_postgresql
+from spark_jms.setup.step import step
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,7 +52,8 @@ def _java(install: bool, file: Path | None) -> None:
     except JavaNotFoundError:
         if not (install and can_install()):
             raise
-        java = install_java()
+        with step("Java", _log("java")):
+            java = install_java()
     if file is None:
         print(java.home)
     elif not file.is_file() or file.read_text(encoding="utf-8").strip() != str(java.home):
@@ -61,22 +64,40 @@ def _java(install: bool, file: Path | None) -> None:
 
 def _jars() -> None:
     try:
-        delta_jars()
+        delta_jars(verify=True)
     except SetupError:
-        print("== Delta's jars (once; about a minute)", flush=True)
-    jars, fetched = ensure_delta_jars()
-    if fetched:
-        print(f"   {len(jars)} jars in {jar_dir()}")
+        log = _log("jars")
+        with step("Delta's jars", log, FETCHED):
+            ensure_delta_jars(resolve=partial(resolve_by_ivy, log=log))
 
 
 def _postgresql(install: bool) -> None:
-    if not install:
-        print(find_postgresql())
-        return
     try:
-        install_postgresql()
-    except (PostgresqlNotFoundError, PostgresqlInstallError) as error:
-        print(f"spark-jms: the tests that need PostgreSQL will be skipped: {error}", file=sys.stderr)
+        found = find_postgresql()
+    except PostgresqlNotFoundError as error:
+        if not install:
+            raise
+        _install_postgresql(error)
+    else:
+        if not install:
+            print(found)
+
+
+def _install_postgresql(missing: PostgresqlNotFoundError) -> None:
+    error: SetupError = missing
+    if can_install():
+        try:
+            with step("PostgreSQL", _log("postgresql")):
+                install_postgresql()
+            return
+        except (PostgresqlNotFoundError, PostgresqlInstallError) as failure:
+            error = failure
+    print(f"spark-jms: the tests that need PostgreSQL will be skipped: {error}", file=sys.stderr)
+
+
+def _log(name: str) -> Path:
+    """What the commands of a step print."""
+    return cache_dir() / "logs" / f"{name}.log"
 
 
 def _check() -> None:

@@ -26,11 +26,13 @@ from pathlib import Path
 
 from spark_jms.setup.errors import DeltaJarsCorruptError, DeltaJarsMissingError, DeltaJarsResolveError, SetupError
 from spark_jms.setup.java import find_java
+from spark_jms.setup.step import Countable
 
 COORDINATE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 MANIFEST = "manifest.json"
 RESOLVE_TIMEOUT_S = 900
 RESOLVE_TRIES = 2
+FETCHED = Countable(r"^\s*\[SUCCESSFUL \]", 33)  # Ivy's line of a fetched artifact
 # Ivy starts inside spark-submit, before any session; `user.home` comes from the password file, not from HOME.
 RESOLVE_PROGRAM = """
 import os, sys
@@ -138,35 +140,36 @@ def store_jars(sources: Iterable[Path], directory: Path) -> None:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def resolve_by_ivy(scratch: Path) -> list[Path]:
-    """Run Ivy through PySpark with a home of its own; the jars are in `scratch` and vanish with it."""
+def resolve_by_ivy(scratch: Path, log: Path | None = None) -> list[Path]:
+    """Run Ivy through PySpark with a home of its own; the jars are in `scratch` and vanish with it. Ivy's lines go to the
+    log."""
+    log = log or scratch / "ivy.log"
     home, ivy = scratch / "home", scratch / "ivy"
     home.mkdir()
     environment = {key: value for key, value in os.environ.items() if key not in ("SPARK_HOME", "SPARK_CONF_DIR")}
     environment |= {"HOME": str(home), "JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable}
     environment.pop("PYSPARK_SUBMIT_ARGS", None)
     command = [sys.executable, "-c", RESOLVE_PROGRAM, str(home), str(ivy), COORDINATE]
-    output = ""
     for _ in range(RESOLVE_TRIES):  # Ivy continues an interrupted fetch
         try:
-            done = subprocess.run(
-                command,
-                env=environment,
-                cwd=scratch,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=RESOLVE_TIMEOUT_S,
-                check=False,
-            )
+            with log.open("ab") as output:
+                done = subprocess.run(
+                    command,
+                    env=environment,
+                    cwd=scratch,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    timeout=RESOLVE_TIMEOUT_S,
+                    check=False,
+                )
         except subprocess.TimeoutExpired as error:
             raise DeltaJarsResolveError(f"Ivy did not end within {RESOLVE_TIMEOUT_S} s.\nRun: {_command()}") from error
         if done.returncode == 0:
             return without_sparks_own((ivy / "jars").glob("*.jar"), sparks_own_jars())
-        output = done.stdout
-    wanted = [line for line in output.splitlines() if re.search(r"not found|UNRESOLVED|Exception|Error", line)]
-    detail = "\n".join(f"  {line.strip()}" for line in (wanted or output.splitlines())[-12:])
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    wanted = [line for line in lines if re.search(r"not found|UNRESOLVED|Exception|Error", line)]
+    detail = "\n".join(f"  {line.strip()}" for line in (wanted or lines)[-12:])
     raise DeltaJarsResolveError(f"Ivy could not fetch {COORDINATE}:\n{detail}\nWith a network, run: {_command()}")
 
 

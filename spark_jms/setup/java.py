@@ -203,8 +203,6 @@ def _ask_version(binary: Path) -> str | None:
 
 
 def _run_apt(command: list[str]) -> int:
-    print("spark-jms: " + " ".join(command), file=sys.stderr)
+    print("spark-jms: " + " ".join(command), file=sys.stderr, flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    return subprocess.run(
-        command, env=environment, stdout=subprocess.DEVNULL, timeout=INSTALL_TIMEOUT_S, check=False
-    ).returncode
+    return subprocess.run(command, env=environment, stdout=2, timeout=INSTALL_TIMEOUT_S, check=False).returncode

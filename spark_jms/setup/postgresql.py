@@ -71,9 +71,7 @@ def command_to_run(platform: str = sys.platform, which: Callable[[str], str | No
 
 
 def _run_apt(command: list[str]) -> int:
-    print("spark-jms: " + " ".join(command), file=sys.stderr)
+    print("spark-jms: " + " ".join(command), file=sys.stderr, flush=True)
     # policy-rc.d stays unchanged: the package may start its own server, which the tests do not use.
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    return subprocess.run(
-        command, env=environment, stdout=subprocess.DEVNULL, timeout=INSTALL_TIMEOUT_S, check=False
-    ).returncode
+    return subprocess.run(command, env=environment, stdout=2, timeout=INSTALL_TIMEOUT_S, check=False).returncode
