@@ -7,6 +7,7 @@ from spark_jms.claims.subscriber import Subscriber
 from spark_jms.client import Context
 from spark_jms.core.batch import Batch
 from spark_jms.log.storage import now_ms
+from spark_jms.testing.inside import domain_of, records_of
 
 
 class ClockedConsumer:
@@ -15,8 +16,8 @@ class ClockedConsumer:
     def __init__(self, context: Context, destination: str, consumer: str = "q") -> None:
         self.now_ms = now_ms() + 1_000
         self.subscriber = Subscriber(
-            context._domain,
-            context._store,
+            domain_of(context),
+            records_of(context),
             destination,
             "-",
             consumer,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from spark_jms import connect
 from spark_jms.client import Context, Message, Producer
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of
 from tests.contract.hooked_storage import HookedStorage
 
 LIMIT_S = 30
@@ -40,7 +41,7 @@ class Hold:
     """Commits of a destination wait until `open`."""
 
     def __init__(self, context: Context, destination: str = "orders") -> None:
-        log = context._domain.log(destination)
+        log = domain_of(context).log(destination)
         self._held, self._open, self._log, self._storage = threading.Event(), threading.Event(), log, log.storage
         log.storage = HookedStorage(log.storage.uri, self._hook)
 

@@ -17,6 +17,7 @@ from spark_jms.client.context import Context
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 from spark_jms.testing.waiting import wait_until
 
 HOUR_MS = 3_600_000
@@ -43,13 +44,13 @@ class Search:
 
     def __init__(self, context: Context, destination: str) -> None:
         self.now_ms, self.monotonic_s = now_ms() + 2 * HOUR_MS, 0.0
-        self.table = table = context._domain.log(destination)
+        self.table = table = domain_of(context).log(destination)
         table.refresh()
         self.scan = ExpirationScan(
-            context._domain,
-            context._store,
+            domain_of(context),
+            records_of(context),
             table,
-            lambda: not_durable(context._store, table.snapshot.table_id),
+            lambda: not_durable(records_of(context), table.snapshot.table_id),
             lambda: self.now_ms,
             lambda: self.monotonic_s,
         )
@@ -65,7 +66,7 @@ class Later:
         self.now_ms = now_ms() + 2 * HOUR_MS
         settings = ConsumerSettings(replayable=False)
         self.subscriber = Subscriber(
-            context._domain, context._store, destination, "-", "later", settings, lambda: self.now_ms
+            domain_of(context), records_of(context), destination, "-", "later", settings, lambda: self.now_ms
         )
 
     def batch(self, count: int | None = None) -> tuple[Batch | None, list[int]]:
@@ -97,4 +98,4 @@ def texts(context: Context, destination: str) -> list[str | None]:
 
 
 def expired(context: Context, destination: str) -> int:
-    return collect(context._domain, context._store, destination).expired
+    return collect(domain_of(context), records_of(context), destination).expired

@@ -11,6 +11,7 @@ import pytest
 from spark_jms import apply
 from spark_jms.client import Context
 from spark_jms.core.quota import QuotaState
+from spark_jms.testing.inside import domain_of
 
 LIMIT_S = 30
 QUEUE = {"kind": "queue", "quota": "small"}
@@ -28,7 +29,7 @@ def made(root: str, quota: dict[str, Any], **destinations: Any) -> None:
 
 
 def state_of(context: Context, quota: str = "small", destination: str = "orders") -> QuotaState:
-    found = context._domain.quotas
+    found = domain_of(context).quotas
     return found.now(found.ledger(quota, found.limit(quota), destination)).state
 
 
@@ -51,6 +52,6 @@ def send_later(threads: ThreadPoolExecutor, context: Context, text: str, count: 
 
 def let_pass(context: Context, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """So much time for the context, which has seen the ledger before."""
-    found = context._domain.quotas
+    found = domain_of(context).quotas
     now_s = found._monotonic_s()
     monkeypatch.setattr(found, "_monotonic_s", lambda: now_s + seconds)

@@ -11,6 +11,7 @@ from spark_jms.log.compaction import compact
 from spark_jms.log.purge import purge_acknowledgements
 from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import domain_of, records_of, subscriber_of
 
 DAY_MS = 86_400_000
 
@@ -24,16 +25,16 @@ def test_purge_removes_only_old_rows() -> None:
                 message = consumer.receive(timeout=5)
                 assert message is not None
                 message.acknowledge()
-                consumer._receiver._subscriber.flush_outbox()
+                subscriber_of(consumer).flush_outbox()
         with connect(root, housekeeping=False) as context:
-            table = context._domain.acknowledgements("orders")
+            table = domain_of(context).acknowledgements("orders")
             before = len(table.refresh().files)
             assert before == 8
             highest = [json.loads(f.stats)["maxValues"]["acknowledged_ms"] for f in table.snapshot.files.values()]
             assert compact(table).compacted_files == 8
             (file,) = table.refresh().files.values()
             assert json.loads(file.stats)["maxValues"]["acknowledged_ms"] == max(highest)
-            housekeeper = Housekeeper(context._domain, context._store, "orders")
+            housekeeper = Housekeeper(domain_of(context), records_of(context), "orders")
             assert housekeeper.run()
             assert len(table.refresh().files) == 1
             assert purge_acknowledgements(table, DAY_MS, now=max(highest) + DAY_MS) == 0
@@ -55,11 +56,11 @@ def test_housekeeping_uses_the_retention_of_the_destination() -> None:
         message = consumer.receive(timeout=5)
         assert message is not None
         message.acknowledge()
-        consumer._receiver._subscriber.flush_outbox()
-        table = context._domain.acknowledgements("orders")
+        subscriber_of(consumer).flush_outbox()
+        table = domain_of(context).acknowledgements("orders")
         acknowledged = json.loads(next(iter(table.refresh().files.values())).stats)["maxValues"]["acknowledged_ms"]
         wait_until(lambda: now_ms() > acknowledged)
-        housekeeper = Housekeeper(context._domain, context._store, "orders")
+        housekeeper = Housekeeper(domain_of(context), records_of(context), "orders")
         assert housekeeper.run()
         assert not table.refresh().files
         housekeeper.close()

@@ -28,6 +28,7 @@ from spark_jms.errors import (
 )
 from spark_jms.log.admission import QuotaExceededError
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import domain_of
 from tests.contract.completions import (
     LIMIT_S,
     Hold,
@@ -117,7 +118,7 @@ def test_completions_of_all_producers_come_in_one_thread(context: Context) -> No
 def test_outstanding_sends_share_a_commit(context: Context) -> None:
     """T11, C5: what is queued while a commit is under way goes with the next one."""
     outcomes = Outcomes()
-    version = context._domain.log("orders").refresh().version
+    version = domain_of(context).log("orders").refresh().version
     with context.producer("orders") as producer:
         hold = Hold(context)
         send_texts(producer, outcomes, 0, 1)
@@ -127,7 +128,7 @@ def test_outstanding_sends_share_a_commit(context: Context) -> None:
         assert outcomes.sent == []
         hold.open()
     assert outcomes.texts() == numbers(0, 501)
-    assert context._domain.log("orders").refresh().version == version + 2
+    assert domain_of(context).log("orders").refresh().version == version + 2
     statistics = producer.statistics()
     assert (statistics.messages, statistics.commits, statistics.outstanding) == (501, 2, 0)
     assert statistics.bytes == sum(len(text) for text in numbers(0, 501))
@@ -191,14 +192,14 @@ def test_pause_fails_each_message_that_it_meets(context: Context) -> None:
     """T11, T14: production at once, insertion after the producer's send time-out; after the resume the same producer sends."""
     outcomes = Outcomes()
     producer = context.producer("orders", send_timeout=0)
-    pause(context._domain, "orders", [PRODUCTION])
+    pause(domain_of(context), "orders", [PRODUCTION])
     send_texts(producer, outcomes, 0, 3)
     wait_until(lambda: len(outcomes.failed) == 3)
-    resume(context._domain, "orders", [PRODUCTION])
-    pause(context._domain, "orders", [INSERTION])
+    resume(domain_of(context), "orders", [PRODUCTION])
+    pause(domain_of(context), "orders", [INSERTION])
     send_texts(producer, outcomes, 3, 6)
     wait_until(lambda: len(outcomes.failed) == 6)
-    resume(context._domain, "orders", [INSERTION])
+    resume(domain_of(context), "orders", [INSERTION])
     send_texts(producer, outcomes, 6, 9)
     producer.close()
     assert [(text, type(error)) for text, error in outcomes.failed] == [
@@ -222,13 +223,13 @@ def test_insertion_that_resumes_between_two_messages_keeps_their_order(
         except InsertionPausedError:
             met += 1
             if met == 2:  # all together, then the first alone
-                resume(context._domain, "orders", [INSERTION])
+                resume(domain_of(context), "orders", [INSERTION])
             raise
 
     monkeypatch.setattr(shared_send, "send", resuming)
     producer.send(text="first", completion=Completion(lambda _: queued.wait(LIMIT_S), lambda *_: None))
     wait_until(lambda: texts(context) == ["first"])
-    pause(context._domain, "orders", [INSERTION])
+    pause(domain_of(context), "orders", [INSERTION])
     send_texts(producer, outcomes, 0, 5)
     queued.set()
     producer.close()
@@ -295,7 +296,7 @@ def test_storage_failure_reaches_each_listener(context: Context, monkeypatch: py
         raise OSError("no space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr(context._domain.log("orders").storage, "open_output", fail)
+        broken.setattr(domain_of(context).log("orders").storage, "open_output", fail)
         send_texts(producer, outcomes, 0, 3)
         wait_until(lambda: len(outcomes.failed) == 3)
     send_texts(producer, outcomes, 3, 5)
@@ -396,7 +397,7 @@ def test_sends_that_wait_for_others_share_a_commit(tmp_path: Path) -> None:
     apply(str(tmp_path), {"destinations": {"orders": {"kind": "queue"}}})
     factory = ConnectionFactory(asynchronous_send_linger_ms=60_000)
     with connect(str(tmp_path), housekeeping=False, connection_factory=factory) as context:
-        log, outcomes = context._domain.log("orders"), Outcomes()
+        log, outcomes = domain_of(context).log("orders"), Outcomes()
         before = log.refresh().version
         with context.producer("orders") as producer:
             for n in range(5):

@@ -18,6 +18,7 @@ from spark_jms.errors import UnreadableTableError
 from spark_jms.log import housekeeping
 from spark_jms.log.purge import purge
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import domain_of, records_of, subscriber_of
 
 DAMAGE = b"PAR1" + bytes(200) + b"PAR1"
 
@@ -29,7 +30,7 @@ def send(context: Any, count: int) -> None:
 
 
 def active(context: Any) -> list[Any]:
-    return list(context._domain.log("orders").refresh().member_files(0).files)
+    return list(domain_of(context).log("orders").refresh().member_files(0).files)
 
 
 def drop_pauses(housekeeper: Housekeeper) -> None:
@@ -47,21 +48,21 @@ def test_compaction_skips_and_names_a_damaged_file() -> None:
         path = Path(root) / "orders" / bad.path
         whole = path.read_bytes()
         path.write_bytes(DAMAGE)
-        housekeeper = Housekeeper(context._domain, context._store, "orders")
+        housekeeper = Housekeeper(domain_of(context), records_of(context), "orders")
         for _ in range(3):
             assert housekeeper.run()
         assert [f.rows for f in active(context)] == [10, 1, 19]
         (failure,) = housekeeper.health.failures.values()
         assert failure.what == f"reading data file orders/{bad.path}"
         assert failure.count == 1
-        assert published_failures(context._domain, context._store, "orders") == (failure,)
+        assert published_failures(domain_of(context), records_of(context), "orders") == (failure,)
         send(context, 20)
         path.write_bytes(whole)
         drop_pauses(housekeeper)
         assert housekeeper.run()
         assert [f.rows for f in active(context)] == [10, 1, 19, 20]  # no 8 neighbours of one level any more
         assert housekeeper.health.failures == {}
-        assert published_failures(context._domain, context._store, "orders") == ()
+        assert published_failures(domain_of(context), records_of(context), "orders") == ()
         assert sum(f.rows for f in active(context)) == 50
         housekeeper.close()
 
@@ -75,7 +76,7 @@ def test_compaction_names_all_damaged_files_of_a_run_at_once() -> None:
         (Path(root) / "orders" / bad[1].path).write_bytes(b"")
         (Path(root) / "orders" / bad[2].path).unlink()
         (Path(root) / "orders" / bad[3].path).write_bytes(DAMAGE)
-        housekeeper = Housekeeper(context._domain, context._store, "orders")
+        housekeeper = Housekeeper(domain_of(context), records_of(context), "orders")
         assert housekeeper.run()
         assert set(housekeeper.health.failures) == {f"reading data file orders/{file.path}" for file in bad}
         assert {failure.count for failure in housekeeper.health.failures.values()} == {1}
@@ -89,10 +90,10 @@ def test_purge_removes_a_damaged_file_of_finished_messages() -> None:
         send(context, 20)
         bad = active(context)[3]
         (Path(root) / "orders" / bad.path).write_bytes(b"")
-        housekeeper = Housekeeper(context._domain, context._store, "orders")
+        housekeeper = Housekeeper(domain_of(context), records_of(context), "orders")
         housekeeper.run()
         assert len(housekeeper.health.failures) == 1
-        purge(context._domain.log("orders"), lambda subscription, member, sequences: sequences.last <= 4)
+        purge(domain_of(context).log("orders"), lambda subscription, member, sequences: sequences.last <= 4)
         housekeeper.run()
         assert housekeeper.health.failures == {}
         housekeeper.close()
@@ -104,7 +105,7 @@ def test_a_file_missing_from_disk_is_named() -> None:
         send(context, 20)
         bad = active(context)[0]
         (Path(root) / "orders" / bad.path).unlink()
-        housekeeper = Housekeeper(context._domain, context._store, "orders")
+        housekeeper = Housekeeper(domain_of(context), records_of(context), "orders")
         housekeeper.run()
         housekeeper.run()
         assert [f.rows for f in active(context)] == [1, 19]
@@ -121,7 +122,7 @@ def test_each_step_of_housekeeping_fails_alone(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(housekeeping, "purge", broken)
     with memory_domain(orders="queue") as root, connect(root, housekeeping=False) as context:
         send(context, 20)
-        housekeeper = Housekeeper(context._domain, context._store, "orders")
+        housekeeper = Housekeeper(domain_of(context), records_of(context), "orders")
         assert housekeeper.run()
         assert [f.rows for f in active(context)] == [20]
         assert {f.what: f.error for f in housekeeper.health.failures.values()} == {
@@ -165,13 +166,13 @@ def test_hand_over_errors_reach_the_consumer_only(monkeypatch: pytest.MonkeyPatc
         def broken() -> int:
             raise OSError("the store")
 
-        working = consumer._receiver._subscriber.hand_over
-        monkeypatch.setattr(consumer._receiver._subscriber, "hand_over", broken)
+        working = subscriber_of(consumer).hand_over
+        monkeypatch.setattr(subscriber_of(consumer), "hand_over", broken)
         wait_until(lambda: not context.statistics().healthy)
         send(context, 5)
         with pytest.raises(OSError, match="the store"):
             consumer.receive(timeout=0)
-        monkeypatch.setattr(consumer._receiver._subscriber, "hand_over", working)
+        monkeypatch.setattr(subscriber_of(consumer), "hand_over", working)
         assert consumer.receive(timeout=5)
         wait_until(lambda: context.statistics().healthy)
 

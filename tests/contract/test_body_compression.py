@@ -24,6 +24,7 @@ from spark_jms.spark.options import parse_options
 from spark_jms.spark.sink import JmsqWriter
 from spark_jms.spark.source import read_partition
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import records_of
 
 LONG = "a long text, and again " * 100
 
@@ -127,7 +128,7 @@ def test_body_stays_compressed_when_its_message_moves(root: str, context: Contex
         assert rejected is not None
         rejected.reject()
         assert consumer.receive(10) is not None
-    move(domain, context._store, MoveOrder("orders", "plain", limit=3), 10)
+    move(domain, records_of(context), MoveOrder("orders", "plain", limit=3), 10)
     assert stored_bodies(root, "failed") == [True]
     assert stored_bodies(root, "plain") == [True] * 3
     assert [m.text for m in receive_all(context, "plain")] == [LONG] * 3
@@ -155,9 +156,9 @@ def test_moved_message_counts_what_was_sent(root: str, context: Context) -> None
     context.producer("orders").send(text="a" * 9_000)
     assert stored_bodies(root, "orders") == [True, True]
     order = MoveOrder("orders", "narrow", limit=1)
-    move(Domain(root), context._store, order, 10)
+    move(Domain(root), records_of(context), order, 10)
     with pytest.raises(MessageSizeError, match="`compression`"):
-        move(Domain(root), context._store, order, 10)
+        move(Domain(root), records_of(context), order, 10)
     assert [m.text for m in receive_all(context, "narrow")] == ["a" * 4_000]
 
 

@@ -12,6 +12,7 @@ from spark_jms.errors import (
 )
 from spark_jms.log.storage import now_ms
 from spark_jms.testing import wait_until
+from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.messages import send_texts, texts
 
 
@@ -111,7 +112,7 @@ def test_acknowledgements_reach_their_table(client_root: str) -> None:
             message = consumer.receive(timeout=5)
             assert message is not None
             message.acknowledge()
-        rows = acknowledgements(context._domain, context._store, "orders")
+        rows = acknowledgements(domain_of(context), records_of(context), "orders")
         assert [(row.messages, row.first, row.last) for row in rows] == [(1, 1, 1)]
 
 

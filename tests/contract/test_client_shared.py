@@ -17,6 +17,7 @@ from spark_jms.errors import ClosedError, ConsumerClosedException, DataLossError
 from spark_jms.log.domain import Domain
 from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import domain_of, receiver_of, subscriber_of
 
 FOUR = {"kind": "distributed-queue", "members": 4}
 
@@ -119,11 +120,11 @@ def test_unit_of_order_has_one_consumer_at_a_time(root: str, context: Context) -
 
 def die(consumer: Consumer) -> None:
     """As if its process had been killed: it releases nothing."""
-    store = consumer._receiver._subscriber.members.store
+    store = subscriber_of(consumer).members.store
     if isinstance(store, MemoryStore):
-        store.crash(consumer._receiver._subscriber.members.session)
+        store.crash(subscriber_of(consumer).members.session)
     else:
-        consumer._receiver._subscriber.close()
+        subscriber_of(consumer).close()
 
 
 def needs_memory_store(root: str) -> None:
@@ -233,7 +234,7 @@ def test_close_wakes_a_waiting_receive(context: Context) -> None:
     answers: list[Message | None] = []
     thread = threading.Thread(target=lambda: answers.append(consumer.receive()))
     thread.start()
-    wait_until(lambda: consumer._receiver._seen_version >= 0)
+    wait_until(lambda: receiver_of(consumer)._seen_version >= 0)
     consumer.close()
     thread.join(timeout=5)
     assert answers == [None]
@@ -243,7 +244,7 @@ def test_close_while_receive_polls(context: Context, monkeypatch: pytest.MonkeyP
     """C11: receive returns None at whatever step the close meets it; a later receive raises."""
     consumer = context.consumer("orders")
     consumer.receive(timeout=0)
-    monkeypatch.setattr(consumer._receiver._table, "has_news", lambda: bool(consumer.close()))
+    monkeypatch.setattr(receiver_of(consumer)._table, "has_news", lambda: bool(consumer.close()))
     assert consumer.receive() is None
     with pytest.raises(ClosedError):
         consumer.receive()
@@ -278,7 +279,7 @@ def test_compaction_disturbs_neither_browser_nor_consumer(context: Context) -> N
     consumer = context.consumer("orders", prefetch=5)
     browser = iter(context.browser("orders"))
     got = [next(browser).text, getattr(consumer.receive(timeout=5), "text", None)]
-    log = context._domain.log("orders")
+    log = domain_of(context).log("orders")
     before = set(log.refresh().files)
     assert compact(log).compacted_files == 20
     for path in before - set(log.refresh().files):
@@ -294,7 +295,7 @@ def test_messages_deleted_from_the_table(context: Context) -> None:
     producer = context.producer("orders")
     for n in range(3):
         producer.send(text=str(n))
-    log = context._domain.log("orders")
+    log = domain_of(context).log("orders")
     log.storage.delete(log.refresh().member_files(0).files[1].path)
     with context.consumer("orders") as careful:
         for _ in range(2):

@@ -7,6 +7,7 @@ from spark_jms.admin.statistics import collect, with_rates
 from spark_jms.client import ContextStatistics, ProducerStatistics
 from spark_jms.log.domain import Domain
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import records_of
 
 
 def test_consumer_counts_bytes_and_its_high_mark() -> None:
@@ -70,7 +71,7 @@ def test_destination_has_current_and_pending_messages() -> None:
     ):
         domain = Domain(root)
         context.producer("orders").send_many({"text": str(n)} for n in range(10))
-        before = collect(domain, context._store, "orders")
+        before = collect(domain, records_of(context), "orders")
         assert (before.backlog, before.current, before.pending) == (10, 10, 0)
         with context.consumer("orders", prefetch=4, acknowledge="individual") as consumer:
             first, second = consumer.receive(10), consumer.receive(10)
@@ -78,13 +79,13 @@ def test_destination_has_current_and_pending_messages() -> None:
             assert second is not None
             first.reject()
             second.acknowledge()
-            now = with_rates(collect(domain, context._store, "orders"), before, 1)
+            now = with_rates(collect(domain, records_of(context), "orders"), before, 1)
             (member,) = now.members
             assert (member.backlog, member.current + member.pending) == (9, 9)
             assert (now.backlog, now.current, now.pending) == (9, member.current, member.pending)
             assert member.pending >= 1  # it waits for its redelivery
             assert now.rates is not None
             assert (now.rates.backlog_high, now.rates.pending_high) == (10, now.pending)
-            third = with_rates(collect(domain, context._store, "orders"), now, 1)
+            third = with_rates(collect(domain, records_of(context), "orders"), now, 1)
             assert third.rates is not None
             assert third.rates.backlog_high == 10

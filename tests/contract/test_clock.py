@@ -18,6 +18,7 @@ from spark_jms.log.clock import read_clock
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 
 HOUR_MS = 3_600_000
 
@@ -33,7 +34,7 @@ def received(context: Context, behind_ms: int) -> list[int]:
     settings = ConsumerSettings(replayable=False)
     one = Subscriber(
         Domain(context.root),
-        context._store,
+        records_of(context),
         "orders",
         "-",
         f"c{behind_ms}",
@@ -59,23 +60,23 @@ def test_messages_without_a_delay_come_at_once_whatever_the_clocks(context: Cont
 
 def test_clock_is_compared_with_the_roots(context: Context) -> None:
     """C17: nothing of the measurement stays."""
-    reading = read_clock(context._domain.storage)
+    reading = read_clock(domain_of(context).storage)
     assert reading.is_tolerated
-    assert list(context._domain.storage.list("_jmsq/clock")) == []
+    assert list(domain_of(context).storage.list("_jmsq/clock")) == []
 
 
 def test_housekeeping_names_a_wrong_clock(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """C17, C20: published for `jmsq stat`; housekeeping itself works on."""
     monkeypatch.setattr(clock, "now_ms", lambda: now_ms() - HOUR_MS)
-    housekeeper = Housekeeper(Domain(context.root), context._store, "orders")
+    housekeeper = Housekeeper(Domain(context.root), records_of(context), "orders")
     assert housekeeper.run()
-    (failure,) = published_failures(context._domain, context._store, "orders")
+    (failure,) = published_failures(domain_of(context), records_of(context), "orders")
     assert failure.what == "clock"
     assert "ClockSkewError" in failure.error
     assert "ms behind" in failure.error
     housekeeper.close()
     monkeypatch.undo()
-    housekeeper = Housekeeper(Domain(context.root), context._store, "orders")
+    housekeeper = Housekeeper(Domain(context.root), records_of(context), "orders")
     assert housekeeper.run()
-    assert published_failures(context._domain, context._store, "orders") == ()
+    assert published_failures(domain_of(context), records_of(context), "orders") == ()
     housekeeper.close()

@@ -24,13 +24,14 @@ from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.subscriptions import create_subscription, drop_subscription
 from spark_jms.store.memory import MemoryStore
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 
 
 # -- snapshots ------------------------------------------------------------------------------------------------------------
 def test_a_snapshot_never_changes() -> None:
     """C5: following the log makes new snapshots; an older one keeps its version, files and declaration."""
     with memory_domain(orders="topic") as root, connect(root, housekeeping=False) as context:
-        log = context._domain.log("orders")
+        log = domain_of(context).log("orders")
         before = log.refresh()
         context.producer("orders").send(text="a")
         create_subscription(log, "s", lambda snapshot: {0: 0})
@@ -128,7 +129,7 @@ def test_decisions_call_no_port(guard: Guard) -> None:
         connect(root, housekeeping=False) as context,
     ):
         producer = context.producer("orders")
-        log = context._domain.log("orders")
+        log = domain_of(context).log("orders")
         for n in range(40):
             producer.send(text=str(n))
         for _ in range(2):
@@ -137,11 +138,11 @@ def test_decisions_call_no_port(guard: Guard) -> None:
         with context.consumer("orders", prefetch=100, acknowledge="auto") as consumer:
             while consumer.receive(timeout=0):
                 pass
-        housekeeper = Housekeeper(context._domain, context._store, "orders")
+        housekeeper = Housekeeper(domain_of(context), records_of(context), "orders")
         assert housekeeper.run()
         housekeeper.close()
-        apply_destinations(context._domain, [Destination("orders", "distributed-queue", 4)], lambda *_: True)
-        topic = context._domain.log("prices")
+        apply_destinations(domain_of(context), [Destination("orders", "distributed-queue", 4)], lambda *_: True)
+        topic = domain_of(context).log("prices")
         create_subscription(topic, "s", lambda snapshot: {0: 0})
         assert drop_subscription(topic, "s")
         assert log.refresh().destination.members == 4

@@ -19,6 +19,7 @@ from spark_jms.errors import (
     TransactionRolledBackException,
 )
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import coordinators_of, records_of
 from tests.contract.messages import send_texts
 from tests.contract.transactions import pause_of, received, shown
 
@@ -30,14 +31,14 @@ def test_a_restored_coordinator_gives_other_numbers(alone: Context) -> None:
             for name in ("orders", "prices"):
                 session.producer(name).send(text=str(number))
             session.commit()
-            (coordinator,) = alone._coordinators._kept
+            (coordinator,) = coordinators_of(alone)._kept
             nonce, coordinator.state = coordinator.state.nonce, replace(coordinator.state, number=0)
         assert coordinator.state.nonce != nonce or number == 1
     assert shown(alone, "orders") == ["0", "1"]
 
 
 def held_coordinators(context: Context) -> int:
-    return sum(info.holder is not None for info in home_of(context._store).infos(COORDINATORS_PREFIX).values())
+    return sum(info.holder is not None for info in home_of(records_of(context)).infos(COORDINATORS_PREFIX).values())
 
 
 def commit_to_two(session: TransactedSession) -> None:
@@ -79,7 +80,7 @@ def test_no_number_of_open_sessions_refuses_a_commit() -> None:
         spark_jms.connect(root, housekeeping=False) as context,
         ExitStack() as stack,
     ):
-        other = stack.enter_context(context._store.connect("other"))
+        other = stack.enter_context(records_of(context).connect("other"))
         for slot in range(300):
             other.open(coordinator_record(slot))
         for _ in range(300):
@@ -91,7 +92,7 @@ def test_commit_without_a_coordinator_is_rolled_back(alone: Context, monkeypatch
     """T16: nothing was decided, so the error does not say "committed"."""
     monkeypatch.setattr(coordinators, "MAX_COORDINATORS", 1)
     send_texts(alone, "a")
-    with alone._store.connect("other") as other, alone.transacted_session() as session:
+    with records_of(alone).connect("other") as other, alone.transacted_session() as session:
         handle = other.open(coordinator_record(0))
         consumer = session.consumer("orders")
         received(consumer)

@@ -36,6 +36,7 @@ from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.store import OutcomeUnknownError
+from spark_jms.testing.inside import domain_of, records_of
 from spark_jms.testing.waiting import wait_until
 from tests.contract.servers import SERVERS, Away, applied
 from tests.contract.source_steps import LIMIT, next_offset, texts_of
@@ -75,15 +76,15 @@ def received(consumer: Consumer, count: int) -> list[str]:
 
 
 def declared(context: Context) -> Destination:
-    return context._domain.log("prices").refresh().destination
+    return domain_of(context).log("prices").refresh().destination
 
 
 def uses(context: Context) -> set[str]:
-    return set(active_subscriptions(context._store, context._domain.log("prices").refresh().table_id))
+    return set(active_subscriptions(records_of(context), domain_of(context).log("prices").refresh().table_id))
 
 
 def messages_in_files(context: Context) -> int:
-    return sum(file.rows for file in context._domain.log("prices").refresh().files.values())
+    return sum(file.rows for file in domain_of(context).log("prices").refresh().files.values())
 
 
 # -- partitioned (D7) --------------------------------------------------------------------------------------------------
@@ -108,7 +109,7 @@ def test_topics_are_partitioned_unless_they_say_otherwise(tmp_path: Path) -> Non
     with spark_jms.connect(where) as context, context.consumer("prices", subscription="billing") as consumer:
         send(context, *"1234")
         assert received(consumer, 4) == [*"1234"]
-        rows = views.subscriptions(context._domain, context._store, "prices")
+        rows = views.subscriptions(domain_of(context), records_of(context), "prices")
         assert [(row.subscription, row.member, row.last_sequence) for row in rows] == [
             ("billing", 0, 2),
             ("billing", 1, 2),
@@ -168,14 +169,14 @@ def test_every_subscription_on_every_server_gets_every_message(context: Context)
     assert messages_in_files(context) == 7
     for consumer in (*durable, *others):
         assert received(consumer, 7) == [*"1234567"]
-    rows = views.subscriptions(context._domain, context._store, "prices")
+    rows = views.subscriptions(domain_of(context), records_of(context), "prices")
     assert {row.subscription for row in rows} >= {"a@billing", "b@billing", "c@billing"}
     assert all(row.backlog == 0 for row in rows)
-    table_id = context._domain.log("prices").snapshot.table_id
+    table_id = domain_of(context).log("prices").snapshot.table_id
     for server in "abc":
-        names = context._store.names(f"@{server}/members/{table_id}/{server}@billing/")
+        names = records_of(context).names(f"@{server}/members/{table_id}/{server}@billing/")
         assert len(names) == 3, "a record set for each member"
-    assert context._store.names("members/") == []
+    assert records_of(context).names("members/") == []
 
 
 def test_durable_subscription_is_made_on_a_server(context: Context) -> None:
@@ -232,7 +233,7 @@ def test_consumers_share_a_subscription_that_is_not_durable(context: Context) ->
         consumer.close()
     assert uses(context) == set()
     server = name[1:].split("@")[0]
-    states = [read_state(context._store, record) for record in context._store.names(f"@{server}/members/")]
+    states = [read_state(records_of(context), record) for record in records_of(context).names(f"@{server}/members/")]
     assert all(state == RecordSet(position=state.position) for state in states)
 
 
@@ -263,24 +264,24 @@ def test_down_server_gets_the_persistent_messages_of_its_absence(context: Contex
     there = context.consumer("b@prices", subscription="billing")
     context.consumer("a@prices", subscription="billing").close()
     send(context, "before", delivery_mode="NON_PERSISTENT")
-    stop_server(context._domain, "a")
+    stop_server(domain_of(context), "a")
     send(context, "kept 1", "kept 2", "kept 3")
     send(context, "lost 1", "lost 2", "lost 3", delivery_mode="NON_PERSISTENT")
-    start_server(context._domain, "a")
+    start_server(domain_of(context), "a")
     send(context, "after", delivery_mode="NON_PERSISTENT")
     back = context.consumer("a@prices", subscription="billing")
     assert received(back, 5) == ["after", "before", "kept 1", "kept 2", "kept 3"]
     assert received(there, 8) == ["after", "before", "kept 1", "kept 2", "kept 3", "lost 1", "lost 2", "lost 3"]
-    assert [row.backlog for row in views.subscriptions(context._domain, context._store, "prices")] == [0] * 6
+    assert [row.backlog for row in views.subscriptions(domain_of(context), records_of(context), "prices")] == [0] * 6
 
 
 def test_browser_and_move_leave_out_what_a_server_has_missed(context: Context) -> None:
     """D6: they show and take what the subscription would get."""
     context.consumer("a@prices", subscription="billing").close()
-    stop_server(context._domain, "a")
+    stop_server(domain_of(context), "a")
     send(context, "kept")
     send(context, "lost", delivery_mode="NON_PERSISTENT")
-    start_server(context._domain, "a")
+    start_server(domain_of(context), "a")
     assert [message.text for message in context.browser("prices", subscription="a@billing")] == ["kept"]
     assert [message.text for message in context.browser("a@prices", subscription="billing")] == ["kept"]
     assert sorted(str(message.text) for message in context.browser("prices")) == ["kept", "lost"]
@@ -289,15 +290,15 @@ def test_browser_and_move_leave_out_what_a_server_has_missed(context: Context) -
 def test_outages_outlive_the_commits_that_wrote_them(context: Context) -> None:
     """D6: they are in the table's metadata, and end when their messages are removed."""
     context.consumer("a@prices", subscription="billing").close()
-    stop_server(context._domain, "a")
+    stop_server(domain_of(context), "a")
     send(context, "1", "2", "3", delivery_mode="NON_PERSISTENT")
-    start_server(context._domain, "a")
-    configuration = context._domain.log("prices").refresh().metadata["configuration"]
+    start_server(domain_of(context), "a")
+    configuration = domain_of(context).log("prices").refresh().metadata["configuration"]
     assert configuration["jmsq.outages"] == '[["a", 0, 1, 1], ["a", 1, 1, 1], ["a", 2, 1, 1]]'
     with context.consumer("a@prices", subscription="billing") as consumer:
         assert received(consumer, 0) == []
-    assert purge_files(context._domain, context._store, "prices").purged_messages == 3
-    stop_server(context._domain, "b")
+    assert purge_files(domain_of(context), records_of(context), "prices").purged_messages == 3
+    stop_server(domain_of(context), "b")
     assert [row[0] for row in declared(context).outages.to_json()] == ["b"] * 3
 
 
@@ -305,15 +306,15 @@ def test_sends_fail_only_when_all_servers_are_down(context: Context) -> None:
     """D6: one server that is up is enough, also for a unit of order and for a member of a server that is down."""
     consumer = context.consumer("c@prices", subscription="billing")
     for server in "ab":
-        stop_server(context._domain, server)
+        stop_server(domain_of(context), server)
     for n in range(4):
         send(context, f"unit {n}", group_id=str(n))
     send(context, "to a", to="a@prices")
     assert received(consumer, 5) == ["to a", "unit 0", "unit 1", "unit 2", "unit 3"]
-    stop_server(context._domain, "c")
+    stop_server(domain_of(context), "c")
     with pytest.raises(ServerDownError):
         send(context, "nobody")
-    start_server(context._domain, "b")
+    start_server(domain_of(context), "b")
     send(context, "again")
 
 
@@ -323,9 +324,9 @@ def test_topic_without_stores_loses_what_was_sent_meanwhile(tmp_path: Path) -> N
     with spark_jms.connect(where, housekeeping=False) as context:
         consumer = context.consumer("a@prices")  # it does not look while the server is down
         send(context, "before")
-        stop_server(context._domain, "a")
+        stop_server(domain_of(context), "a")
         send(context, "meanwhile")
-        start_server(context._domain, "a")
+        start_server(domain_of(context), "a")
         send(context, "after")
         assert received(consumer, 2) == ["after", "before"]
 
@@ -336,7 +337,7 @@ def test_subscriber_that_loses_its_server_is_made_again_elsewhere(context: Conte
     consumer = context.consumer("prices")
     (name,) = uses(context)
     server = name[2:].split("@")[0]
-    stop_server(context._domain, server)
+    stop_server(domain_of(context), server)
     with pytest.raises(MemberLostException, match=f"lost {server}@prices"):
         consumer.receive(5)
     consumer.close()
@@ -350,7 +351,7 @@ def test_lost_server_closes_a_listener(context: Context) -> None:
     """D6, D3: ConsumerClosedException reaches the exception listener."""
     errors: list[Exception] = []
     context.consumer("a@prices", listener=print, exception_listener=errors.append)
-    stop_server(context._domain, "a")
+    stop_server(domain_of(context), "a")
     wait_until(lambda: bool(errors))
     assert isinstance(errors[0], ConsumerClosedException)
 
@@ -358,7 +359,7 @@ def test_lost_server_closes_a_listener(context: Context) -> None:
 def test_no_subscription_while_no_server_answers(context: Context, root: str) -> None:
     """D6: creation fails by name, and leaves no use behind."""
     with Away(root, "a"), Away(root, "b"):
-        stop_server(context._domain, "c")
+        stop_server(domain_of(context), "c")
         with spark_jms.connect(root, housekeeping=False) as other:
             with pytest.raises(MemberUnavailableError, match="no server can take the subscription .*c: it is stopped"):
                 other.consumer("prices")
@@ -375,13 +376,13 @@ def test_purge_waits_for_a_server_that_cannot_be_reached(context: Context, root:
     for consumer in consumers:
         assert received(consumer, 3) == [*"123"]
     with Away(root, "b"), spark_jms.connect(root, housekeeping=False) as other:
-        assert purge_files(other._domain, other._store, "prices").purged_messages == 0
+        assert purge_files(domain_of(other), records_of(other), "prices").purged_messages == 0
         assert messages_in_files(context) == 3
-        housekeeper = Housekeeper(other._domain, other._store, "prices")
+        housekeeper = Housekeeper(domain_of(other), records_of(other), "prices")
         wait_until(housekeeper.run)
         assert any("server b" in failure.what for failure in housekeeper.health.failures.values())
         housekeeper.close()
-    assert purge_files(context._domain, context._store, "prices").purged_messages == 3
+    assert purge_files(domain_of(context), records_of(context), "prices").purged_messages == 3
 
 
 def test_server_with_a_durable_subscription_is_not_removed(context: Context, root: str) -> None:
@@ -448,7 +449,7 @@ def test_claim_whose_answer_is_lost_comes_again(context: Context, monkeypatch: p
     context.consumer("a@prices", subscription="billing").close()
     with spark_jms.connect(context.root, housekeeping=False) as other:
         consumer = DistributedSubscriber(
-            other._domain, other._store, "prices", "a@billing", "client", ConsumerSettings(replayable=False)
+            domain_of(other), records_of(other), "prices", "a@billing", "client", ConsumerSettings(replayable=False)
         )
         send(context, "1")
         found: list[MemberPick] = []
@@ -474,7 +475,7 @@ def test_messages_of_a_removed_member_are_purged(tmp_path: Path) -> None:
             assert received(consumer, 3) == [*"123"]
         spark_jms.apply(where, module("b", "c", forwarding="partitioned"))
         assert messages_in_files(context) == 3
-        assert purge_files(context._domain, context._store, "prices").purged_messages == 3
+        assert purge_files(domain_of(context), records_of(context), "prices").purged_messages == 3
 
 
 def test_store_that_fails_at_the_end_is_left_to_housekeeping(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

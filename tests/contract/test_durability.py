@@ -16,6 +16,7 @@ from spark_jms.log.compaction import compact
 from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.domain import Domain
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def test_power_durability_syncs_before_the_commit(steps: Callable[[str], list[st
         for _ in range(8):
             context.producer("orders").send_many({"text": "x"} for _ in range(2))
         steps(root)
-        log = context._domain.log("orders")
+        log = domain_of(context).log("orders")
         compact(log)
         assert [kind(step) for step in steps(root)] == 2 * [commit[0], *commit[2:]]
         checkpoint(log, every=1)

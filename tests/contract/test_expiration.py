@@ -26,6 +26,7 @@ from spark_jms.core.pause import INSERTION
 from spark_jms.core.ranges import EMPTY, Ranges
 from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 from spark_jms.testing.waiting import wait_until
 from tests.contract.expirations import (
     HOUR_MS,
@@ -126,7 +127,7 @@ def test_busy_consumer_is_left_alone(context: Context, monkeypatch: pytest.Monke
 
 def test_interval_of_the_domain(context: Context) -> None:
     """T6: 30 s; 0 searches never; a change counts from the next round on."""
-    domain = context._domain
+    domain = domain_of(context)
     assert domain.expiration_scan_interval_ms() == 30_000
     search, found = Search(context, "plain"), []
     for seconds, interval_ms in ((0, 30_000), (29, 30_000), (30, 30_000), (59, 5_000), (100, 0)):
@@ -144,7 +145,7 @@ def test_search_of_messages_that_never_expire_costs_nothing(context: Context, mo
     """T6: the statistics of the files tell; no store is asked and no file is read, nor the interval of the domain."""
     send(context, "plain", "a", time_to_live=None)
     search = Search(context, "plain")
-    monkeypatch.setattr(type(context._domain), "expiration_scan_interval_ms", lambda self: pytest.fail("read"))
+    monkeypatch.setattr(type(domain_of(context)), "expiration_scan_interval_ms", lambda self: pytest.fail("read"))
     assert search.run() == 0
 
 
@@ -181,7 +182,7 @@ def test_missed_message_does_not_expire(context: Context) -> None:
     rows = pa.table({"text": ["a", "b"], "JMSExpiration": over, "JMSDeliveryMode": pa.array([1, 1], pa.int32())})
     context.producer("plain").send_table(rows)
     question = Question(now_ms=now_ms(), missed=Ranges.of((1, 1)))
-    found = planner.scan(context._domain.log("plain"), 0, Ranges.of((1, 2)), question)
+    found = planner.scan(domain_of(context).log("plain"), 0, Ranges.of((1, 2)), question)
     assert (found.missed, found.expired, found.picks) == (Ranges.of((1, 1)), Ranges.of((2, 2)), EMPTY)
 
 
@@ -235,7 +236,7 @@ def test_redirect_moves_the_whole_message_for_good(context: Context) -> None:
         0,
     )
     assert Search(context, "failed").run() == 0
-    rows = views.acknowledgements(context._domain, context._store, "moved")
+    rows = views.acknowledgements(domain_of(context), records_of(context), "moved")
     assert [(row.consumer, row.messages) for row in rows] == [(EXPIRER, 2)]
 
 
@@ -251,13 +252,13 @@ def test_consumer_redirects_what_it_finds_expired(context: Context) -> None:
 def test_redirect_waits_for_its_error_destination(context: Context) -> None:
     """T6, T14: messages that cannot move yet are kept back from consumers, and counted when they have arrived."""
     send(context, "moved", "x")
-    pause(context._domain, "failed", (INSERTION,), None)
+    pause(domain_of(context), "failed", (INSERTION,), None)
     search = Search(context, "moved")
     assert search.run() == 0
     later = Later(context, "moved")
     assert (later.batch()[0], expired(context, "moved")) == (None, 0)
     later.subscriber.close()
-    resume(context._domain, "failed", (INSERTION,), None)
+    resume(domain_of(context), "failed", (INSERTION,), None)
     assert Later(context, "moved").batch()[0] is None, "it finishes the transfer, as housekeeping does"
     assert (expired(context, "moved"), texts(context, "failed"), texts(context, "moved")) == (1, ["x"], [])
 
@@ -306,7 +307,7 @@ def test_each_subscription_expires_its_own_messages(context: Context) -> None:
     search = Search(context, "news")
     assert search.run() == 1 + 1 + 2  # late: b; red: a; the one that is not durable: both
     counts: dict[str, int] = {}
-    for row in views.subscriptions(context._domain, context._store, "news"):
+    for row in views.subscriptions(domain_of(context), records_of(context), "news"):
         counts[row.subscription] = row.expired
     assert [counts.pop("late"), counts.pop("red"), *counts.values()] == [1, 1, 2]
     assert search.run() == 0
@@ -369,7 +370,7 @@ def test_message_that_expires_while_prefetched_is_counted(context: Context, capl
 def test_table_with_a_policy_is_refused_by_releases_that_would_discard(context: Context) -> None:
     """T6, C16: they would not know it. A table without one stays as it was."""
     versions = {
-        name: context._domain.log(name).refresh().destination.to_configuration()["jmsq.formatVersion"]
+        name: domain_of(context).log(name).refresh().destination.to_configuration()["jmsq.formatVersion"]
         for name in ("plain", "logged", "moved")
     }
     assert versions == {"plain": "1", "logged": "6", "moved": "6"}
@@ -381,8 +382,8 @@ def test_life_cycle_log_tells_of_what_the_search_expires() -> None:
     with memory_domain(orders=logging_queue) as root, connect(root, housekeeping=False) as made:
         send(made, "orders", "a", "b")
         assert Search(made, "orders").run() == 2
-        state = state_of(made._store, made._domain.log("orders").refresh(), "-", 0)
-        table = made._domain.life_cycle("orders")
+        state = state_of(records_of(made), domain_of(made).log("orders").refresh(), "-", 0)
+        table = domain_of(made).life_cycle("orders")
         assert table is not None
         found = [pq.read_table(f"{table.storage.uri}/{path}").to_pylist() for path in table.refresh().files]
         assert [(row["event"], row["messages"]) for rows in found for row in rows] == [(LifeEvent.EXPIRED.value, 2)]
@@ -404,9 +405,9 @@ def test_message_of_a_member_that_a_subscription_does_not_have_does_not_expire_t
         for server in "ab":
             rows = pa.table({"text": [server, server], "JMSExpiration": [expired_ms, expired_ms]})
             context.producer(f"{server}@prices").send_table(rows)
-        housekeeper = Housekeeper(context._domain, context._store, "prices")
+        housekeeper = Housekeeper(domain_of(context), records_of(context), "prices")
         housekeeper.scans_at_once = True
         assert housekeeper.run()
         assert not housekeeper.health.failures
         housekeeper.close()
-        assert context._domain.log("failed").refresh().last_sequence(0) == 2
+        assert domain_of(context).log("failed").refresh().last_sequence(0) == 2

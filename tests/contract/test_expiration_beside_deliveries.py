@@ -17,6 +17,7 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.ranges import Ranges
 from spark_jms.log import breath
 from spark_jms.log.delta_log import DeltaLog
+from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.expirations import (
     HOUR_MS,
     Later,
@@ -82,7 +83,7 @@ def test_search_reads_the_log_before_it_takes_the_record(context: Context, monke
         return opens(*given, **more)
 
     def log_written(_: expiration.Expiration) -> None:
-        with connect(context._domain.root, housekeeping=False) as sender:
+        with connect(domain_of(context).root, housekeeping=False) as sender:
             send(sender, "logged", "later", time_to_live=None)
 
     monkeypatch.setattr(expiration_scan, "opened_records", opened)
@@ -109,10 +110,10 @@ def test_consumer_pauses_only_where_nothing_depends_on_the_expired_messages() ->
 def test_search_lets_other_threads_run_while_it_logs(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """T6: after every 25 lines, and without the record; a consumer, whose plan waits for it, does not."""
     held: list[str | None] = []
-    record = f"{context._domain.log('logged').refresh().table_id}/-/0"
+    record = f"{domain_of(context).log('logged').refresh().table_id}/-/0"
 
     def rest(begun_s: float) -> float:
-        held.append(next(info.holder for name, info in context._store.infos("").items() if name.endswith(record)))
+        held.append(next(info.holder for name, info in records_of(context).infos("").items() if name.endswith(record)))
         return begun_s
 
     monkeypatch.setattr(expiration, "rest", rest)

@@ -15,6 +15,7 @@ from spark_jms.admin.statistics import collect
 from spark_jms.cli.main import cli
 from spark_jms.errors import ModuleFileError
 from spark_jms.log.storage import now_ms
+from spark_jms.testing.inside import domain_of, records_of
 from spark_jms.testing.waiting import wait_until
 
 
@@ -38,7 +39,7 @@ def test_interval_is_a_key_of_the_module_file(tmp_path: Path) -> None:
     apply(root, {"destinations": queues, "expirationScanInterval": "2 min"})
     apply(root, {"destinations": queues})
     with connect(root, housekeeping=False) as context:
-        assert context._domain.expiration_scan_interval_ms() == 120_000
+        assert domain_of(context).expiration_scan_interval_ms() == 120_000
     with pytest.raises(ModuleFileError, match=r"expirationScanInterval is 30, but must be"):
         apply(root, {"destinations": queues, "expirationScanInterval": 30})
 
@@ -49,11 +50,11 @@ def test_housekeeping_searches(tmp_path: Path) -> None:
     with connect(str(tmp_path), housekeeping=False) as context:
         gone = context.producer("orders").send(text="gone", time_to_live=0.001)
         wait_until(lambda: now_ms() > gone.expiration_ms)
-        rounds = Rounds(context._domain, context._store, clean_up=True)
+        rounds = Rounds(domain_of(context), records_of(context), clean_up=True)
         assert [done.expired_messages for done in rounds.run(["orders"])] == [1]
         assert [done.expired_messages for done in rounds.run(["orders"])] == [0]
         rounds.close()
-        assert collect(context._domain, context._store, "orders").expired == 1
+        assert collect(domain_of(context), records_of(context), "orders").expired == 1
 
 
 def test_example(run_example: Callable[[str], str]) -> None:

@@ -30,6 +30,7 @@ from spark_jms.core.refusal import holding_back
 from spark_jms.core.unit_of_work import END, NUMBER, UNIT
 from spark_jms.log.declarations import apply_destinations
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.clocked_consumer import ClockedConsumer
 
 MESSAGES, STEPS, LARGEST = 24, 30, 80
@@ -71,7 +72,7 @@ class World:
         self._declare(Destination(name, "queue", max_message_bytes=most))
 
     def _declare(self, destination: Destination) -> None:
-        apply_destinations(self.context._domain, [destination], lambda destination, member: False)
+        apply_destinations(domain_of(self.context), [destination], lambda destination, member: False)
 
     def _send(self) -> None:
         producer, draw = self.context.producer("orders"), self.random
@@ -107,13 +108,13 @@ class World:
 
     def move(self) -> None:
         self.consumer.subscriber.members.close()
-        move(self.context._domain, self.context._store, MoveOrder("orders", "other", limit=2), 5)
+        move(domain_of(self.context), records_of(self.context), MoveOrder("orders", "other", limit=2), 5)
         self.consumer = self._consumer()
 
     def purge(self) -> None:
         self.consumer.subscriber.members.close()
         before = self.present()
-        drop_backlog(self.context._domain, self.context._store, "orders", None, [0], 5)
+        drop_backlog(domain_of(self.context), records_of(self.context), "orders", None, [0], 5)
         self.gone += before - self.present()
         self.consumer = self._consumer()
 
@@ -160,7 +161,7 @@ class World:
     # -- what must hold -------------------------------------------------------------------------------------------
     @property
     def state(self) -> RecordSet:
-        return state_of(self.context._store, self.context._domain.log("orders").refresh(), "-", 0)
+        return state_of(records_of(self.context), domain_of(self.context).log("orders").refresh(), "-", 0)
 
     def present(self) -> Counter[str]:
         """Without those of open transfers, which are at their target or on the way."""
@@ -176,7 +177,7 @@ class World:
         moving = Counter(self.texts[sequence - 1] for sequence in self.state.moving.numbers().tolist())
         assert places | moving == Counter(self.texts), "a message is missing, or in two places"
         assert max(self.deliveries.values(), default=0) <= self.limit + 1
-        listed = views.refusals(self.context._domain, self.context._store, "orders")
+        listed = views.refusals(domain_of(self.context), records_of(self.context), "orders")
         assert sum(row.messages for row in listed) == self.state.refused.count
         assert all(row.reason and row.failure for row in listed)
 
@@ -196,7 +197,7 @@ class World:
         assert not state.claimed | state.moving
         blocked = {self.groups[n - 1] for n in holding_back(state.refusals).numbers().tolist()} - {None}
         assert all(self.groups[sequence - 1] in blocked for sequence in free.numbers().tolist())
-        domain = self.context._domain
+        domain = domain_of(self.context)
         for refusal in state.refusals:
             most = domain.log(refusal.target).refresh().destination.max_message_bytes
             sizes = [len(self.texts[sequence - 1]) for sequence in refusal.picks.numbers().tolist()]

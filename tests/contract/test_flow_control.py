@@ -28,6 +28,7 @@ from spark_jms.log.flow_watch import FLOW, watched_of
 from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.spark.flow import SinkFlow
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 from spark_jms.testing.waiting import wait_until
 from tests.contract.servers import queue_on
 
@@ -70,13 +71,13 @@ def send(context: Context, destination: str, count: int, text: str = "x") -> Non
 
 def consume(context: Context, destination: str, count: int) -> None:
     """So many messages, acknowledged; returns once the usage without them is published."""
-    before = context._domain.usage_of(destination).messages
+    before = domain_of(context).usage_of(destination).messages
     with context.consumer(destination, acknowledge="individual") as consumer:
         for _ in range(count):
             message = consumer.receive(10)
             assert message is not None
             message.acknowledge()
-        wait_until(lambda: context._domain.usage_of(destination).messages <= before - count)
+        wait_until(lambda: domain_of(context).usage_of(destination).messages <= before - count)
 
 
 def test_senders_slow_down_above_and_are_free_below(context: Context, caplog: pytest.LogCaptureFixture) -> None:
@@ -222,11 +223,11 @@ def test_thresholds_change_while_senders_run(context: Context) -> None:
     """T5: a sender knows them with the next version of the table that it reads."""
     producer = context.producer("free")
     send(context, "free", 20)
-    apply_destinations(context._domain, [Destination("free", **TEN)], lambda d, m: False)
+    apply_destinations(domain_of(context), [Destination("free", **TEN)], lambda d, m: False)
     producer.send(text="x")
     producer.send(text="y")
     assert producer.statistics().flow.armed
-    apply_destinations(context._domain, [Destination("free", "queue")], lambda d, m: False)
+    apply_destinations(domain_of(context), [Destination("free", "queue")], lambda d, m: False)
     producer.send(text="z")
     producer.send(text="z")
     assert producer.statistics().flow.limit is None
@@ -406,7 +407,7 @@ def test_producers_of_a_destination_share_one_look(context: Context) -> None:
 
 def test_usage_of_a_server_is_that_of_its_members(context: Context) -> None:
     """T5: of all destinations on it, and of no other server."""
-    usages = context._domain.usages
+    usages = domain_of(context).usages
 
     def publish(table: str, *servers: str) -> None:
         members = {m: MemberUsage(9, MessageUsage(m + 1, 10), server) for m, server in enumerate(servers)}
@@ -452,5 +453,5 @@ def test_drop_removes_the_pace_of_queries(context: Context, root: str) -> None:
     sink, domain = Sink(root), Domain(root)
     sink.commit(0, 500)
     table_id = domain.log("orders").refresh().table_id
-    drop_destination(domain, context._store, "orders", force=True)
+    drop_destination(domain, records_of(context), "orders", force=True)
     assert not list(domain.storage.list(f"{FLOW}/{table_id}"))

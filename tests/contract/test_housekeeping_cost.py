@@ -23,6 +23,7 @@ from spark_jms.log.compaction import compact
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.recent_rows import RecentRows
 from spark_jms.log.register import Register
+from spark_jms.testing.inside import coordinators_of, domain_of, records_of
 
 SEVEN_FILES = 7  # compaction leaves fewer than 8 files of a level
 
@@ -35,7 +36,7 @@ def context(tmp_path: Path) -> Iterator[Context]:
 
 
 def log_of(context: Context) -> DeltaLog:
-    return context._domain.log("orders")
+    return domain_of(context).log("orders")
 
 
 def send(context: Context, count: int) -> None:
@@ -151,7 +152,7 @@ def test_purge_reads_the_register_once_a_round_not_once_a_file(
         asked.append(name)
         return entry(self, name)
 
-    housekeeper = Housekeeper(context._domain, context._store, "orders")
+    housekeeper = Housekeeper(domain_of(context), records_of(context), "orders")
     try:
         monkeypatch.setattr(Register, "entry", counted)
         counts = []
@@ -172,7 +173,7 @@ def test_domain_without_transactions_is_rarely_searched_for_them(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """T16, C13: the search goes through the names of all records; with the first transaction it is done every 5 s."""
-    housekeeper, looks = Housekeeper(context._domain, context._store, "orders"), list[int]()
+    housekeeper, looks = Housekeeper(domain_of(context), records_of(context), "orders"), list[int]()
     recover = Coordinators.recover
 
     def counted(self: Coordinators) -> tuple[str, ...]:
@@ -188,7 +189,7 @@ def test_domain_without_transactions_is_rarely_searched_for_them(
         return len(looks)
 
     assert [looks_after(seconds) for seconds in (1, 6, 61)] == [0, 0, 1]
-    context._coordinators.give_back(context._coordinators.take())
+    coordinators_of(context).give_back(coordinators_of(context).take())
     assert [looks_after(seconds) for seconds in (1, 6, 61)] == [0, 1, 1]
     housekeeper.close()
 
@@ -200,7 +201,7 @@ def test_uses_are_not_read_for_each_record_set(context: Context, monkeypatch: py
     for _ in range(count):
         context.consumer("prices")
     context.producer("prices").send(text="x")
-    housekeeper = Housekeeper(context._domain, context._store, "prices")
+    housekeeper = Housekeeper(domain_of(context), records_of(context), "prices")
     read = 0
     real = ActiveSubscription.from_bytes
 

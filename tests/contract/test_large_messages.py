@@ -16,6 +16,7 @@ from spark_jms.client.large_values import LARGE_BYTES, array_of_one
 from spark_jms.core.store_compression import VERY_LARGE_BYTES
 from spark_jms.errors import MessageFormatError
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of
 
 SIZE = VERY_LARGE_BYTES
 
@@ -64,7 +65,7 @@ def test_sender_needs_at_most_three_times_the_size(context: Context, way: str) -
 
 
 def codec(context: Context, queue: str) -> str:
-    log = context._domain.log(queue)
+    log = domain_of(context).log(queue)
     (file,) = log.refresh().member_files(0).files
     with log.storage.open_input(file.path) as source:
         group = pq.ParquetFile(source).metadata.row_group(0)

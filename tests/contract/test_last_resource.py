@@ -30,6 +30,7 @@ from spark_jms.errors import (
 )
 from spark_jms.store import StoreBusyError
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import coordinators_of, domain_of, records_of
 from tests.contract.messages import send_texts
 
 Connect = Callable[[], Any]
@@ -155,9 +156,9 @@ def test_what_a_database_cannot_tell_is_in_doubt(
             with pytest.raises(CommitOutcomeUnknownError, match="in doubt"):
                 session.commit()
         database_of(session).connection = connection  # type: ignore[misc]
-        (row,) = transactions(context._domain, context._store)
+        (row,) = transactions(domain_of(context), records_of(context))
         assert (row.state, row.owner_lives, row.waits) == ("in doubt", False, ("database shop: decision",))
-        (problem,) = complete_transactions(context._domain, context._store)
+        (problem,) = complete_transactions(domain_of(context), records_of(context))
         assert "last_resource('shop'" in problem
         assert (shown(context, "done"), len(shown(context, "orders"))) == ([], 1)
         with connect(root, housekeeping=False) as other:
@@ -165,8 +166,8 @@ def test_what_a_database_cannot_tell_is_in_doubt(
             other.last_resource("shop", database)
             wait_until(lambda: shown(other, "orders") == [])  # the holder of the record acknowledges
     assert (rows(database), shown(context, "done")) == (["tea"], ["tea"])
-    assert not complete_transactions(context._domain, context._store)
-    assert not transactions(context._domain, context._store)
+    assert not complete_transactions(domain_of(context), records_of(context))
+    assert not transactions(domain_of(context), records_of(context))
 
 
 def test_a_sleeping_owner_cannot_commit_after_recovery(context: Context, database: Connect, root: str) -> None:
@@ -174,15 +175,15 @@ def test_a_sleeping_owner_cannot_commit_after_recovery(context: Context, databas
     send_texts(context, "a")
     with context.transacted_session(last_resource="shop") as session:
         book(session)
-        sleeper = context._coordinators.take()
-        context._coordinators.keep(sleeper)  # the commit takes it
+        sleeper = coordinators_of(context).take()
+        coordinators_of(context).keep(sleeper)  # the commit takes it
         prepare = sleeper.prepare
 
         def slept(*arguments: Any) -> None:
             prepare(*arguments)
             found = sleeper.state.open
             assert found is not None
-            assert context._coordinators.resources.find("shop").is_committed(found.ticket) is False
+            assert coordinators_of(context).resources.find("shop").is_committed(found.ticket) is False
 
         sleeper.prepare = slept  # type: ignore[method-assign]
         if "sqlite" in type(session.connection).__module__:
@@ -218,7 +219,7 @@ def test_a_restored_coordinator_asks_the_database_for_fresh_numbers(context: Con
             assert consumer.receive(timeout=5) is not None
             session.connection.execute(f"INSERT INTO bookings VALUES ('{number}')")
             session.commit()
-            (coordinator,) = context._coordinators._kept
+            (coordinator,) = coordinators_of(context)._kept
             coordinator.state = replace(coordinator.state, number=0)
     assert (sorted(rows(database)), shown(context, "orders")) == (["0", "1", "2"], [])
     assert len(rows(database, "jmsq_decisions")) == 3
@@ -256,7 +257,7 @@ def test_a_store_that_fails_behind_the_decision_does_not_undo_it(
             patch.setattr(Coordinator, "decide", failing)
             with pytest.raises(TransactionUnfinishedError, match="committed in database shop"):
                 session.commit()
-        assert not context._coordinators.recover()
+        assert not coordinators_of(context).recover()
     assert (rows(database), shown(context, "done"), shown(context, "orders")) == (["tea"], ["tea"], [])
 
 
@@ -274,7 +275,7 @@ def test_an_administrator_decides_for_a_lost_database(
             patch.setattr(LastResource, "is_committed", _unreachable)
             with pytest.raises(CommitOutcomeUnknownError):
                 session.commit()
-        (row,) = transactions(context._domain, context._store)
+        (row,) = transactions(domain_of(context), records_of(context))
         done = runner.invoke(cli, ["--root", root, "transactions", "--complete"])
         assert (done.exit_code, "does not know" in done.stderr) == (1, True)
         assert "in doubt" in done.stdout
@@ -307,10 +308,10 @@ def test_a_database_that_cannot_be_asked_stops_no_other_transaction(
         session.producer("copies").send(text="x")
         session.commit()
     assert (shown(context, "done"), shown(context, "copies")) == (["x"], ["x"])
-    (problem,) = context._coordinators.recover()
+    (problem,) = coordinators_of(context).recover()
     assert "autocommit" in problem
     context.last_resource("shop", database)
-    assert not transactions(context._domain, context._store)
+    assert not transactions(domain_of(context), records_of(context))
 
 
 @pytest.mark.parametrize("again", [KeyboardInterrupt(), OptionError("in autocommit")])
@@ -331,7 +332,7 @@ def test_an_interrupt_behind_the_databases_commit_undoes_nothing(
             patch.setattr(LastResource, "is_committed", interrupted_again)
             with pytest.raises((KeyboardInterrupt, CommitOutcomeUnknownError)):
                 session.commit()
-    wait_until(lambda: not context._coordinators.recover() and shown(context, "orders") == [])
+    wait_until(lambda: not coordinators_of(context).recover() and shown(context, "orders") == [])
     assert (shown(context, "done"), rows(database)) == (["tea"], ["tea"])
 
 

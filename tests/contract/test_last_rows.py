@@ -17,6 +17,7 @@ from spark_jms.log import file_reader
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.file_reader import LastRows, StoredRows, read_stored
+from spark_jms.testing.inside import domain_of
 from tests.contract.messages import texts
 
 MESSAGES = 300
@@ -52,7 +53,7 @@ def test_one_file_is_opened_once_for_many_claims(tmp_path: Path, monkeypatch: py
     context: Context
     with spark_jms.connect(str(tmp_path), housekeeping=False) as context:
         context.producer("orders").send_many({"text": f"m{number}"} for number in range(MESSAGES))
-        storage, opened = context._domain.log("orders").storage, list[str]()
+        storage, opened = domain_of(context).log("orders").storage, list[str]()
         open_input = storage.open_input
         monkeypatch.setattr(storage, "open_input", lambda path: opened.append(path) or open_input(path))
         with context.consumer("orders", prefetch=10) as consumer:

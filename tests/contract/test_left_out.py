@@ -22,6 +22,7 @@ from spark_jms.core.batch import Batch, Limits
 from spark_jms.errors import FormatVersionError, MemberUnavailableError, QueryRunningError
 from spark_jms.log.domain import Domain
 from spark_jms.log.server_state import start_server, stop_server
+from spark_jms.testing.inside import records_of
 from spark_jms.testing.waiting import wait_until
 from tests.contract.servers import Away, applied, next_batch, queue_on
 
@@ -116,7 +117,7 @@ def test_instance_that_stood_still_acknowledges_nothing_that_was_left_out(root: 
     first = instance()
     batch = first_batch(first)
     assert first.resume(batch) == {}
-    marker = DistributedSubscriber(Domain(root), first._store, "orders", "-", "q", ConsumerSettings())
+    marker = DistributedSubscriber(Domain(root), records_of(first), "orders", "-", "q", ConsumerSettings())
     marker._left_out.add(batch.claim, [ON_B])
     check_they_come_again_flagged(first, batch)
 
@@ -161,7 +162,7 @@ def test_away_servers_are_waited_for_at_once(root: str, instance: Instance, monk
     monkeypatch.setattr(branches, "RESUME_S", 60.0)
     monkeypatch.setattr(branches, "time", SimpleNamespace(sleep=sleep))
     restarted = DistributedSubscriber(
-        Domain(root), first._store, "orders", "-", "q", ConsumerSettings(), monotonic_s=lambda: now[0]
+        Domain(root), records_of(first), "orders", "-", "q", ConsumerSettings(), monotonic_s=lambda: now[0]
     )
     with Away(root, "b"), Away(root, "c"):
         assert restarted.resume(batch).keys() == {1, 2}

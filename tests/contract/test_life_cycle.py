@@ -32,6 +32,7 @@ from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.clocked_consumer import ClockedConsumer
 
 ON = {"message_logging_enabled": True}
@@ -73,7 +74,7 @@ def send(context: Context, destination: str, count: int, **how: Any) -> None:
 
 
 def rows(context: Context, destination: str, subscription: str | None = None) -> list[EventRow]:
-    found = events(context._domain, context._store, destination, subscription)
+    found = events(domain_of(context), records_of(context), destination, subscription)
     assert len({row.key for row in found}) == len(found)
     return found
 
@@ -119,13 +120,13 @@ def test_reading_changes_nothing_and_table_gets_each_event_once(context: Context
     one = Clocked(context, "orders")
     one.acknowledge(one.take())
     before = rows(context, "orders")
-    assert in_table(context._domain, "orders") == []
-    housekeeper = Housekeeper(context._domain, context._store, "orders")
+    assert in_table(domain_of(context), "orders") == []
+    housekeeper = Housekeeper(domain_of(context), records_of(context), "orders")
     for _ in range(2):
         one.subscriber.flush_life_cycle()
         assert housekeeper.run()
         assert rows(context, "orders") == before
-        assert sorted(row["key"] for row in in_table(context._domain, "orders")) == sorted(r.key for r in before)
+        assert sorted(row["key"] for row in in_table(domain_of(context), "orders")) == sorted(r.key for r in before)
     housekeeper.close()
     one.subscriber.close()
 
@@ -137,7 +138,7 @@ def test_killed_consumer_neither_misses_nor_repeats_events(context: Context, not
     killed = Clocked(context, "orders", "killed")
     batch = killed.take()
     if not noted:
-        table = context._domain.life_cycle("orders")
+        table = domain_of(context).life_cycle("orders")
         assert table is not None
         waiting = {m: held.state.life.waiting for m, held in killed.subscriber.members.held.items()}
         assert LifeCycleTable(table, killed.subscriber.table_id).write("-", waiting) == {0: 1}
@@ -147,7 +148,7 @@ def test_killed_consumer_neither_misses_nor_repeats_events(context: Context, not
     other.acknowledge(again)
     other.subscriber.flush_life_cycle()
     other.subscriber.close()
-    written = sorted(in_table(context._domain, "orders"), key=lambda row: int(row["key"].rsplit("/", 1)[1]))
+    written = sorted(in_table(domain_of(context), "orders"), key=lambda row: int(row["key"].rsplit("/", 1)[1]))
     assert [(row["event"], row["consumer"], row["claim"]) for row in written] == [
         ("claimed", "killed", batch.claim),
         ("released", "killed", batch.claim),
@@ -191,8 +192,8 @@ def test_transferred_and_removed_messages_are_logged(context: Context) -> None:
     assert [event for event, _ in told(context, "drops")] == ["sent", "claimed", "released", "removed"]
     assert told(context, "failed") == [("sent", "1")]
     send(context, "orders", 3)
-    move(context._domain, context._store, MoveOrder("orders", "plain", limit=2), 5)
-    drop_backlog(context._domain, context._store, "orders", None, [0], 5)
+    move(domain_of(context), records_of(context), MoveOrder("orders", "plain", limit=2), 5)
+    drop_backlog(domain_of(context), records_of(context), "orders", None, [0], 5)
     found = [(row.event, row.ranges, row.consumer) for row in rows(context, "orders")]
     assert found == [("sent", "1-3", ""), ("transferred", "1-2", "jmsq move"), ("removed", "3", "jmsq purge")]
 
@@ -201,9 +202,9 @@ def test_switched_off_nothing_is_made_or_written(context: Context) -> None:
     """T6: no table, no objects in the store; a send is one commit either way."""
     versions = {}
     for name in ("plain", "orders"):
-        before = context._domain.log(name).refresh().version
+        before = domain_of(context).log(name).refresh().version
         send(context, name, 2)
-        versions[name] = context._domain.log(name).refresh().version - before
+        versions[name] = domain_of(context).log(name).refresh().version - before
         one = Clocked(context, name)
         one.acknowledge(one.take())
         held = one.subscriber.members.held[0]
@@ -213,12 +214,12 @@ def test_switched_off_nothing_is_made_or_written(context: Context) -> None:
         one.subscriber.flush_life_cycle()
         one.subscriber.close()
     assert versions == {"plain": 1, "orders": 1}
-    assert context._domain.life_cycle("plain") is None
+    assert domain_of(context).life_cycle("plain") is None
     assert rows(context, "plain") == []
 
 
 def declare(context: Context, **changes: Any) -> None:
-    apply_destinations(context._domain, [Destination("plain", "queue", **changes)], lambda name, member: False)
+    apply_destinations(domain_of(context), [Destination("plain", "queue", **changes)], lambda name, member: False)
 
 
 def test_log_is_switched_while_consumers_run(context: Context) -> None:
@@ -231,7 +232,7 @@ def test_log_is_switched_while_consumers_run(context: Context) -> None:
     send(context, "plain", 1)
     on = [("claimed", "2"), ("acknowledged", "2"), ("sent", "3")]
     assert sorted(told(context, "plain")) == sorted(on)
-    housekeeper = Housekeeper(context._domain, context._store, "plain")
+    housekeeper = Housekeeper(domain_of(context), records_of(context), "plain")
     housekeeper.run()
     declare(context)
     send(context, "plain", 1)
@@ -252,7 +253,7 @@ def test_table_of_a_destination_that_logs_has_a_format_version_of_its_own(contex
     again."""
 
     def version() -> str:
-        return str(context._domain.log("plain").refresh().metadata["configuration"]["jmsq.formatVersion"])
+        return str(domain_of(context).log("plain").refresh().metadata["configuration"]["jmsq.formatVersion"])
 
     assert version() == "1"
     declare(context, **ON)
@@ -271,7 +272,7 @@ def test_housekeeping_looks_for_no_table_where_the_log_was_never_on(
     original = Domain.life_cycle
     monkeypatch.setattr(Domain, "life_cycle", lambda domain, name: asked.append(name) or original(domain, name))
     for name in ("plain", "orders"):
-        housekeeper = Housekeeper(context._domain, context._store, name)
+        housekeeper = Housekeeper(domain_of(context), records_of(context), name)
         assert housekeeper.run()
         housekeeper.close()
     assert asked == ["orders"]
@@ -280,9 +281,9 @@ def test_housekeeping_looks_for_no_table_where_the_log_was_never_on(
 def test_sent_messages_are_named_although_their_files_were_purged(context: Context) -> None:
     """T6: numbers are dense, so a purge before the first round of housekeeping hides no message."""
     send(context, "orders", 2)
-    drop_backlog(context._domain, context._store, "orders", None, [0], 5)
-    purge_files(context._domain, context._store, "orders")
-    assert not context._domain.log("orders").refresh().files
+    drop_backlog(domain_of(context), records_of(context), "orders", None, [0], 5)
+    purge_files(domain_of(context), records_of(context), "orders")
+    assert not domain_of(context).log("orders").refresh().files
     send(context, "orders", 1)
     sent = [(row.ranges, row.detail) for row in rows(context, "orders") if row.event == "sent"]
     assert sorted(sent) == [("1-2", "purged already"), ("3", "")]
@@ -300,18 +301,20 @@ def test_rows_are_compacted_and_go_with_their_retention() -> None:
             one.acknowledge(one.take())
             one.subscriber.flush_life_cycle()
             one.subscriber.close()
-        table = context._domain.life_cycle("plain")
+        table = domain_of(context).life_cycle("plain")
         assert table is not None
-        before = in_table(context._domain, "plain")
+        before = in_table(domain_of(context), "plain")
         assert compact(table).compacted_files == 8
-        assert sorted(row["key"] for row in in_table(context._domain, "plain")) == sorted(row["key"] for row in before)
+        assert sorted(row["key"] for row in in_table(domain_of(context), "plain")) == sorted(
+            row["key"] for row in before
+        )
         newest = max(file.modified_ms for file in table.snapshot.files.values())
         wait_until(lambda: now_ms() > newest)
         declare(context, acknowledgement_retention_ms=0)
-        housekeeper = Housekeeper(context._domain, context._store, "plain")
+        housekeeper = Housekeeper(domain_of(context), records_of(context), "plain")
         assert housekeeper.run()
         housekeeper.close()
-        assert in_table(context._domain, "plain") == []
+        assert in_table(domain_of(context), "plain") == []
 
 
 def test_failing_table_stops_no_consumer(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,18 +332,20 @@ def test_failing_table_stops_no_consumer(context: Context, monkeypatch: pytest.M
             assert consumer.receive(5) is not None
     with context.consumer("orders") as consumer:
         assert consumer.receive(5) is not None
-        wait_until(lambda: {row["event"] for row in in_table(context._domain, "orders")} >= {"claimed", "acknowledged"})
+        wait_until(
+            lambda: {row["event"] for row in in_table(domain_of(context), "orders")} >= {"claimed", "acknowledged"}
+        )
 
 
 def test_log_follows_a_rename_and_ends_with_a_drop(context: Context) -> None:
     """T6, C18"""
     send(context, "orders", 1)
-    rename_destination(context._domain, context._store, "orders", "renamed")
+    rename_destination(domain_of(context), records_of(context), "orders", "renamed")
     assert told(context, "renamed") == [("sent", "1")]
-    entry = context._domain.register.entry("renamed")
+    entry = domain_of(context).register.entry("renamed")
     assert entry is not None
-    drop_destination(context._domain, context._store, "renamed", force=True)
-    assert not list(context._domain.storage.list(entry.life_cycle))
+    drop_destination(domain_of(context), records_of(context), "renamed", force=True)
+    assert not list(domain_of(context).storage.list(entry.life_cycle))
 
 
 def test_restored_domain_continues_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,17 +363,17 @@ def test_restored_domain_continues_the_log(tmp_path: Path, monkeypatch: pytest.M
             return records
 
         monkeypatch.setattr(backup, "_records", then_work)
-        backup.back_up(context._domain, context._store, str(tmp_path / "backup"))
+        backup.back_up(domain_of(context), records_of(context), str(tmp_path / "backup"))
         one.subscriber.close()
-        copied = in_table(context._domain, "orders")
+        copied = in_table(domain_of(context), "orders")
     restore(str(tmp_path / "backup"), str(tmp_path / "restored"), "file")
     with connect(str(tmp_path / "restored"), housekeeping=False) as context:
-        assert in_table(context._domain, "orders") == copied
+        assert in_table(domain_of(context), "orders") == copied
         one = Clocked(context, "orders")
         one.acknowledge(one.take())
         one.subscriber.flush_life_cycle()
         one.subscriber.close()
-        after = [row for row in in_table(context._domain, "orders") if row not in copied]
+        after = [row for row in in_table(domain_of(context), "orders") if row not in copied]
         assert [(row["event"], row["ranges"]) for row in after] == [
             ("claimed", json.dumps([[2, 3]])),
             ("acknowledged", json.dumps([[2, 3]])),
@@ -383,7 +388,7 @@ def test_events_command(context: Context) -> None:
     one.subscriber.close()
 
     def run(*arguments: str) -> str:
-        result = CliRunner().invoke(cli, ["events", *arguments, "--root", context._domain.root])
+        result = CliRunner().invoke(cli, ["events", *arguments, "--root", domain_of(context).root])
         assert result.exit_code == 0, result.output
         return result.stdout
 
@@ -396,16 +401,16 @@ def test_events_command(context: Context) -> None:
 
 
 def write_events(context: Context, destination: str) -> None:
-    table = context._domain.life_cycle(destination)
+    table = domain_of(context).life_cycle(destination)
     assert table is not None
-    log = context._domain.log(destination).refresh()
+    log = domain_of(context).log(destination).refresh()
     LifeCycleTable(table, log.table_id).write_sent(log)
 
 
 @pytest.mark.parametrize("limit", [1, 5, 1000])
 def test_newest_events_are_the_end_of_all(context: Context, limit: int) -> None:
     """T6: also of those of one kind, and of what is not in the table yet."""
-    domain, store = context._domain, context._store
+    domain, store = domain_of(context), records_of(context)
     for number in range(6):
         context.producer("spread").send(text=str(number))
         write_events(context, "spread")
@@ -423,7 +428,7 @@ def test_newest_events_read_the_newest_files(context: Context, monkeypatch: pyte
     for number in range(8):
         context.producer("orders").send(text=str(number))
         write_events(context, "orders")
-    table = context._domain.life_cycle("orders")
+    table = domain_of(context).life_cycle("orders")
     assert table is not None
     assert len(table.refresh().members[0].files) >= 4
     monkeypatch.setattr(life_cycle_view, "_CLOCKS_DIFFER_MS", -10_000)  # as if the files were minutes apart
@@ -435,7 +440,7 @@ def test_newest_events_read_the_newest_files(context: Context, monkeypatch: pyte
         return original(log, file, *more)
 
     monkeypatch.setattr(life_cycle_view, "_rows_of", noted)
-    (newest,) = newest_events(context._domain, context._store, "orders", 1, lambda row: True)
+    (newest,) = newest_events(domain_of(context), records_of(context), "orders", 1, lambda row: True)
     assert newest.last == 8
     assert len(read) == 1
 

@@ -115,7 +115,7 @@ def test_waiting_receiver_is_woken_without_a_poll(root: str, monkeypatch: pytest
 
 
 def receiver_of(consumer: Any) -> Receiver:
-    return consumer._receiver  # type: ignore[no-any-return]
+    return receiver_of(consumer)  # type: ignore[no-any-return]
 
 
 def waiting(consumer: Any) -> bool:

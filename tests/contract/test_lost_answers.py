@@ -15,6 +15,7 @@ from spark_jms.client import Consumer, Context
 from spark_jms.errors import CommitOutcomeUnknownError, TransactionRolledBackException
 from spark_jms.store import OutcomeUnknownError, StoreBusyError
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import coordinators_of, receiver_of, subscriber_of
 from tests.contract.servers import Away, applied, queue_on
 
 
@@ -29,7 +30,7 @@ class LostAnswer:
     """In place of the next write of a consumer's session."""
 
     def __init__(self, consumer: Consumer, *, written: bool) -> None:
-        subscriber = consumer._receiver._subscriber
+        subscriber = subscriber_of(consumer)
         assert isinstance(subscriber, Subscriber)
         self._members: Members = subscriber.members
         self._written = written
@@ -154,9 +155,9 @@ def test_pledges_end_on_every_server_that_answers(tmp_path: Path, monkeypatch: p
             ended.extend(options["members"])
 
         monkeypatch.setattr(Subscriber, "end_pledges", end)
-        delivery = consumer._receiver.transacted
+        delivery = receiver_of(consumer).transacted
         keys = delivery.delivered()
-        coordinator = context._coordinators.take()
+        coordinator = coordinators_of(context).take()
         try:
             coordinator.begin([], delivery.origins(keys), 0)
             ticket = coordinator.state.transaction.ticket
@@ -166,4 +167,4 @@ def test_pledges_end_on_every_server_that_answers(tmp_path: Path, monkeypatch: p
                 delivery.end(ticket, committed=True)
             assert ended == [{"a": 1, "b": 0}[server]]  # the member on the other one
         finally:
-            context._coordinators.give_back(coordinator)
+            coordinators_of(context).give_back(coordinator)

@@ -22,6 +22,7 @@ from spark_jms.log.purge import purge
 from spark_jms.log.snapshot import Snapshot, TableMetadata
 from spark_jms.log.subscriptions import create_subscription, drop_subscription
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of
 
 
 def shape(root: str, members: int) -> None:
@@ -132,7 +133,7 @@ def test_a_removed_member_is_purged_beside_a_later_subscription() -> None:
         send(root, *"abcdef")
         shape(root, 2)
         with connect(root, housekeeping=False) as context:
-            snapshot = context._domain.log("prices").refresh()
+            snapshot = domain_of(context).log("prices").refresh()
             assert start_floors(snapshot, "latest") == {0: 2, 1: 2, 2: 2}
             assert start_floors(snapshot, "earliest") == {0: 0, 1: 0, 2: 2}
             assert start_floors(snapshot, '{"sequence": 1}') == {0: 0, 1: 0, 2: 2}

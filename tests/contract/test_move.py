@@ -31,6 +31,7 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.store import Session
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 
 
 class Killed(BaseException):
@@ -65,18 +66,18 @@ def everything(context: Context, destination: str) -> dict[str, tuple[Any, ...]]
 
 
 def run(context: Context, request: MoveOrder) -> Moved:
-    return move(context._domain, context._store, request, wait_s=5)
+    return move(domain_of(context), records_of(context), request, wait_s=5)
 
 
 def test_moved_messages_keep_everything(context: Context) -> None:
     """C18: id, headers, typed properties, body and sending time; the origin acknowledges them."""
     send(context, 30)
     before = everything(context, "orders")
-    assert plan_move(context._domain, context._store, MoveOrder("orders", "errors")) == Moved(30, 0)
+    assert plan_move(domain_of(context), records_of(context), MoveOrder("orders", "errors")) == Moved(30, 0)
     assert run(context, MoveOrder("orders", "errors")) == Moved(30, 0)
     assert everything(context, "errors") == before
     assert everything(context, "orders") == {}
-    rows = views.acknowledgements(context._domain, context._store, "orders")
+    rows = views.acknowledgements(domain_of(context), records_of(context), "orders")
     assert {row.consumer for row in rows} == {"jmsq move"}
     assert sum(row.messages for row in rows) == 30
 
@@ -118,7 +119,9 @@ def test_moves_from_and_to_a_topic(context: Context) -> None:
         run(context, MoveOrder("news", "errors"))
     assert run(context, MoveOrder("news", "errors", subscription="a")).moved == 5
     assert run(context, MoveOrder("errors", "news")).moved == 5
-    backlog = {row.subscription: row.backlog for row in views.subscriptions(context._domain, context._store, "news")}
+    backlog = {
+        row.subscription: row.backlog for row in views.subscriptions(domain_of(context), records_of(context), "news")
+    }
     assert backlog == {"a": 5, "b": 10}
 
 
@@ -144,8 +147,8 @@ def test_message_too_large_for_the_target_stays(context: Context) -> None:
     with pytest.raises(MessageSizeError):
         run(context, MoveOrder("orders", "small"))
     assert len(everything(context, "orders")) == 3
-    assert not views.transfers(context._domain, context._store, "orders")
-    assert not list(Path(context._domain.root, "small").glob("m0-*.parquet"))
+    assert not views.transfers(domain_of(context), records_of(context), "orders")
+    assert not list(Path(domain_of(context).root, "small").glob("m0-*.parquet"))
 
 
 # -- crashes ------------------------------------------------------------------------------------------------------------
@@ -181,11 +184,11 @@ def test_killed_move_is_finished_by_the_next_process(
     before = everything(context, "orders")
     killed_move(context, monkeypatch, *STEPS[where], after=after)
     if recovery == "two at once":  # the sleeping mover wakes and appends beside the recoverer
-        snapshot = context._domain.log("orders").snapshot
+        snapshot = domain_of(context).log("orders").snapshot
         for member in range(2):
-            state = state_of(context._store, snapshot, "-", member)
+            state = state_of(records_of(context), snapshot, "-", member)
             for intent in state.intents.values():
-                for other in (Domain(context._domain.root), Domain(context._domain.root)):
+                for other in (Domain(domain_of(context).root), Domain(domain_of(context).root)):
                     transfer.append_transfer(other.log("errors"), intent.targets[0], intent.ticket)
     if recovery in ("move", "two at once"):
         run(context, MoveOrder("orders", "errors"))
@@ -194,13 +197,13 @@ def test_killed_move_is_finished_by_the_next_process(
             for consumer in (zero, one):
                 consumer.receive(timeout=0.2)
     else:
-        housekeeper = Housekeeper(context._domain, context._store, "orders")
+        housekeeper = Housekeeper(domain_of(context), records_of(context), "orders")
         housekeeper.run()
         housekeeper.close()
     here, there = everything(context, "orders"), everything(context, "errors")
     assert not here.keys() & there.keys()
     assert {**here, **there} == before
-    assert not views.transfers(context._domain, context._store, "orders")
+    assert not views.transfers(domain_of(context), records_of(context), "orders")
     if recovery in ("move", "two at once"):
         assert not here
 
@@ -214,15 +217,17 @@ def test_backup_of_an_open_transfer_restores_each_message_once(
     send(context, 10)
     before = everything(context, "orders")
     killed_move(context, monkeypatch, *STEPS[where], after=after)
-    back_up(context._domain, context._store, str(tmp_path / "backup"))
+    back_up(domain_of(context), records_of(context), str(tmp_path / "backup"))
     restore_backup(str(tmp_path / "backup"), str(tmp_path / "restored"), "file")
     with connect(tmp_path / "restored", housekeeping=False) as restored:
-        steps = [[row.next for row in views.transfers(c._domain, c._store, "orders")] for c in (context, restored)]
+        steps = [
+            [row.next for row in views.transfers(domain_of(c), records_of(c), "orders")] for c in (context, restored)
+        ]
         assert steps[0] == steps[1]  # the files that it has staged are there
         run(restored, MoveOrder("orders", "errors"))
         assert everything(restored, "orders") == {}
         assert everything(restored, "errors") == before
-        assert not views.transfers(restored._domain, restored._store, "orders")
+        assert not views.transfers(domain_of(restored), records_of(restored), "orders")
 
 
 def test_move_interrupted_between_intent_and_acknowledgement_is_visible(
@@ -231,12 +236,12 @@ def test_move_interrupted_between_intent_and_acknowledgement_is_visible(
     """C18: `jmsq stat` names it; purge, drop and clean-up spare it."""
     send(context, 30)
     killed_move(context, monkeypatch, *STEPS["after the intent"], after=False)
-    (row,) = views.transfers(context._domain, context._store, "orders")
+    (row,) = views.transfers(domain_of(context), records_of(context), "orders")
     assert (row.targets, row.messages, row.next, row.reason) == (("errors",), 15, "append", "moved from orders")
-    errors = context._domain.log("errors")
+    errors = domain_of(context).log("errors")
     monkeypatch.setattr(cleaning, "staged_grace_ms", lambda destination: -1_000_000)
     clean_up(errors)
-    assert views.transfers(context._domain, context._store, "orders")[0].next == "append"
+    assert views.transfers(domain_of(context), records_of(context), "orders")[0].next == "append"
     run(context, MoveOrder("orders", "errors"))
     assert len(everything(context, "errors")) == 30
     clean_up(errors)
@@ -247,14 +252,14 @@ def test_lost_staged_files_return_the_messages(context: Context, monkeypatch: py
     """C18: the abort is a commit of the target, so a mover that sleeps can append nothing later."""
     send(context, 30)
     killed_move(context, monkeypatch, *STEPS["after the intent"], after=False)
-    snapshot = context._domain.log("orders").snapshot
-    (intent,) = state_of(context._store, snapshot, "-", 0).intents.values()
-    for path in Path(context._domain.root, "errors").glob("m*-t*.parquet"):
+    snapshot = domain_of(context).log("orders").snapshot
+    (intent,) = state_of(records_of(context), snapshot, "-", 0).intents.values()
+    for path in Path(domain_of(context).root, "errors").glob("m*-t*.parquet"):
         path.unlink()
-    housekeeper = Housekeeper(context._domain, context._store, "orders")
+    housekeeper = Housekeeper(domain_of(context), records_of(context), "orders")
     housekeeper.run()
     housekeeper.close()
-    transfer.append_transfer(context._domain.log("errors"), intent.targets[0], intent.ticket)  # the sleeper
+    transfer.append_transfer(domain_of(context).log("errors"), intent.targets[0], intent.ticket)  # the sleeper
     assert everything(context, "errors") == {}
     browser = context.browser("orders")
     assert sorted(m.redelivered for m in browser) == [False] * 15 + [True] * 15
@@ -264,25 +269,25 @@ def test_replaced_target_returns_the_messages(context: Context, monkeypatch: pyt
     """C18: a target of the same name with another table never gets them."""
     send(context, 30)
     killed_move(context, monkeypatch, *STEPS["after the intent"], after=False)
-    root = Path(context._domain.root)
-    declared = context._domain.log("errors").snapshot.destination
+    root = Path(domain_of(context).root)
+    declared = domain_of(context).log("errors").snapshot.destination
     (root / "errors").rename(root / "old-errors")
     (root / "_jmsq/destinations/errors").unlink()
-    apply_destinations(Domain(context._domain.root), [declared], lambda d, m: False)
-    housekeeper = Housekeeper(Domain(context._domain.root), context._store, "orders")
+    apply_destinations(Domain(domain_of(context).root), [declared], lambda d, m: False)
+    housekeeper = Housekeeper(Domain(domain_of(context).root), records_of(context), "orders")
     housekeeper.run()
     housekeeper.close()
     assert len(everything(context, "orders")) == 30
-    assert not views.transfers(context._domain, context._store, "orders")
+    assert not views.transfers(domain_of(context), records_of(context), "orders")
 
 
 def test_transfer_finds_its_target_under_a_new_name(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """C18: the target has the messages, is renamed, and another destination gets its name: the table's id decides."""
     send(context, 30)
     killed_move(context, monkeypatch, *STEPS["after the intent"], after=True)
-    declared = context._domain.log("errors").snapshot.destination
-    rename_destination(context._domain, context._store, "errors", "old-errors", force=True)
-    apply_destinations(context._domain, [declared], lambda d, m: False)
+    declared = domain_of(context).log("errors").snapshot.destination
+    rename_destination(domain_of(context), records_of(context), "errors", "old-errors", force=True)
+    apply_destinations(domain_of(context), [declared], lambda d, m: False)
     run(context, MoveOrder("orders", "errors"))
     assert everything(context, "orders") == {}
     assert [len(everything(context, name)) for name in ("old-errors", "errors")] == [15, 15]
@@ -292,7 +297,7 @@ def test_target_that_cannot_be_reached_decides_nothing(context: Context, monkeyp
     """C18: while the target's log cannot be read, the messages move; housekeeping names it and finishes later."""
     send(context, 30)
     killed_move(context, monkeypatch, *STEPS["after the intent"], after=False)
-    housekeeper = Housekeeper(context._domain, context._store, "orders")
+    housekeeper = Housekeeper(domain_of(context), records_of(context), "orders")
     refresh = DeltaLog.refresh
 
     def unreachable(self: DeltaLog) -> Any:
@@ -303,15 +308,15 @@ def test_target_that_cannot_be_reached_decides_nothing(context: Context, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(DeltaLog, "refresh", unreachable)
         housekeeper.run()
-        (row,) = views.transfers(context._domain, context._store, "orders")
+        (row,) = views.transfers(domain_of(context), records_of(context), "orders")
         assert "no route" in row.next
         (failure,) = housekeeper.health.failures.values()
         assert failure.what == "recovery of transfers"
         with pytest.raises(TransferError, match="no route"):
             transfer.recover_transfers(
-                transfer.Transfers(context._domain, context._domain.log("orders")),
-                context._store.connect("admin"),
-                context._domain.log("orders").snapshot,
+                transfer.Transfers(domain_of(context), domain_of(context).log("orders")),
+                records_of(context).connect("admin"),
+                domain_of(context).log("orders").snapshot,
                 housekeeper._state,
                 pledges=housekeeper._pledges,
             )
@@ -324,9 +329,9 @@ def test_housekeeping_reads_a_record_set_once_a_round(context: Context, monkeypa
     """C13, C18: its purge and its search for open transfers share the states that the round has read."""
     send(context, 30)
     killed_move(context, monkeypatch, *STEPS["after the intent"], after=False)
-    housekeeper = Housekeeper(context._domain, context._store, "orders")
+    housekeeper = Housekeeper(domain_of(context), records_of(context), "orders")
     reads: list[str] = []
-    asked = timed_stores(context._store)
+    asked = timed_stores(records_of(context))
     peek = asked.peek
     monkeypatch.setattr(asked, "peek", lambda name: reads.append(name) or peek(name))
     for _ in range(2):
@@ -334,20 +339,20 @@ def test_housekeeping_reads_a_record_set_once_a_round(context: Context, monkeypa
         housekeeper.run()
         read = [name for name in reads if name.startswith("members/")]
         assert len(read) == len(set(read)) == 2
-    assert not views.transfers(context._domain, context._store, "orders")
+    assert not views.transfers(domain_of(context), records_of(context), "orders")
     housekeeper.close()
 
 
 def test_restored_record_set_never_takes_an_old_transfer_for_its_own(context: Context) -> None:
     """C18: a record set restored from an older copy counts from an older number; the target knows that number."""
     send(context, 2)
-    snapshot = context._domain.log("orders").refresh()
+    snapshot = domain_of(context).log("orders").refresh()
     run(context, MoveOrder("orders", "errors", members=(0,)))
     record = member_record(snapshot.table_id, "-", 0)
-    copy = context._store.peek(record)
+    copy = records_of(context).peek(record)
     send(context, 2)
     run(context, MoveOrder("orders", "errors", members=(0,)))
-    with context._store.connect("restore") as session:
+    with records_of(context).connect("restore") as session:
         restore(session, record, copy)
     send(context, 2)
     run(context, MoveOrder("orders", "errors"))
@@ -381,11 +386,11 @@ def test_target_that_loses_a_member_takes_all(context: Context, monkeypatch: pyt
     """C18, C4: between staging and append a member of the target is removed; its files are routed again."""
     from attrs import evolve
 
-    declared = context._domain.log("errors").refresh().destination
-    apply_destinations(context._domain, [evolve(declared, members=4)], lambda d, m: True)
+    declared = domain_of(context).log("errors").refresh().destination
+    apply_destinations(domain_of(context), [evolve(declared, members=4)], lambda d, m: True)
     send(context, 40)
     killed_move(context, monkeypatch, *STEPS["after the intent"], after=False)
-    apply_destinations(context._domain, [evolve(declared, members=2)], lambda d, m: True)
+    apply_destinations(domain_of(context), [evolve(declared, members=2)], lambda d, m: True)
     run(context, MoveOrder("orders", "errors"))
     assert len(everything(context, "errors")) == 40
 
@@ -402,9 +407,9 @@ def test_destination_that_is_replaced_meanwhile_is_left_alone(
     def beside(*given: Any, **named: Any) -> Any:
         rounds.append(1)
         if len(rounds) == 3:
-            drop_destination(context._domain, context._store, replaced, force=True)
+            drop_destination(domain_of(context), records_of(context), replaced, force=True)
             again = Destination(replaced, "distributed-queue", 2)
-            apply_destinations(context._domain, [again], lambda name, member: False)
+            apply_destinations(domain_of(context), [again], lambda name, member: False)
             if replaced == "orders":
                 with connect(context.root, housekeeping=False) as other:
                     send(other, 10)

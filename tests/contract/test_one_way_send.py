@@ -18,6 +18,7 @@ from spark_jms.errors import ClosedError, MessageFormatError, ModuleFileError, O
 from spark_jms.log.admission import QuotaExceededError
 from spark_jms.store.errors import ResourceAllocationException
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import domain_of
 from tests.contract.completions import Hold, in_thread, numbers
 
 LIMIT_S = 30
@@ -63,7 +64,7 @@ def refuse(context: Context, error: Exception) -> Iterator[None]:
         raise error
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(context._domain.log("orders"), "admit", admit)
+        patch.setattr(domain_of(context).log("orders"), "admit", admit)
         yield
 
 
@@ -195,11 +196,11 @@ def test_pause_makes_sends_two_way(opened: Callable[..., Context]) -> None:
     """T11, T14: a message that meets the pause is deleted; then the producer knows it."""
     context = opened()
     producer = context.producer("orders")
-    pause(context._domain, "orders", [PRODUCTION])
-    context._domain.log("orders").refresh()
+    pause(domain_of(context), "orders", [PRODUCTION])
+    domain_of(context).log("orders").refresh()
     with pytest.raises(ProductionPausedError):
         send(producer)
-    resume(context._domain, "orders", [PRODUCTION])
+    resume(domain_of(context), "orders", [PRODUCTION])
     send(producer, "after")
     producer.close()
     assert texts(context) == ["after"]

@@ -15,6 +15,7 @@ from spark_jms.client import Consumer, Context, Message
 from spark_jms.errors import ConsumerClosedException, MemberUnavailableError
 from spark_jms.store import StoreError
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import receiver_of, subscriber_of
 from tests.contract.messages import send_texts, texts
 
 Automatic = Literal["auto", "dups-ok"]
@@ -316,7 +317,7 @@ def test_consumer_that_is_not_closed_acknowledges_nothing(context: Context, mode
 
 # -- what fails at the end ---------------------------------------------------------------------------------------------
 def end_session(consumer: Consumer) -> None:
-    members = consumer._receiver._subscriber.members  # type: ignore[union-attr]
+    members = subscriber_of(consumer).members  # type: ignore[union-attr]
     members.store.crash(members.session)  # type: ignore[attr-defined]
 
 
@@ -356,7 +357,7 @@ def test_close_names_a_failure_of_the_background(context: Context) -> None:
     end_session(consumer)
     with context.consumer("orders", acknowledge="client") as other:
         received(other)
-        wait_until(lambda: consumer._receiver._failure is not None)
+        wait_until(lambda: receiver_of(consumer)._failure is not None)
         with pytest.raises(ConsumerClosedException, match=NOT_ACKNOWLEDGED):
             consumer.close()
 
@@ -377,7 +378,7 @@ def test_message_that_the_store_does_not_take_comes_again(
         block: Any = (pool if pooled else pool.context()).consumer("orders", acknowledge="auto")
         consumer = block.__enter__()
         received(consumer)
-        monkeypatch.setattr(consumer._receiver._writer, "write", refuse)
+        monkeypatch.setattr(receiver_of(consumer)._writer, "write", refuse)
         with pytest.raises(type(error), match=str(error)):
             block.__exit__(None, None, None)
         assert consumer.closed
@@ -395,7 +396,7 @@ def test_error_of_the_application_is_not_hidden(context: Context, monkeypatch: p
     def work() -> None:
         with context.consumer("orders", acknowledge="auto") as consumer:
             received(consumer)
-            monkeypatch.setattr(consumer._receiver._writer, "write", refuse)
+            monkeypatch.setattr(receiver_of(consumer)._writer, "write", refuse)
             raise ValueError
 
     with pytest.raises(ValueError, match="^$"):
@@ -409,11 +410,11 @@ def test_receive_that_fails_leaves_its_message(context: Context, monkeypatch: py
         failing = [StoreError("away for a moment")]
 
         def boundary() -> int:
-            consumer._receiver._boundary_s = sys.maxsize
+            receiver_of(consumer)._boundary_s = sys.maxsize
             raise failing.pop()
 
-        monkeypatch.setattr(consumer._receiver, "_boundary", boundary)
-        consumer._receiver._boundary_s = 0.0
+        monkeypatch.setattr(receiver_of(consumer), "_boundary", boundary)
+        receiver_of(consumer)._boundary_s = 0.0
         with pytest.raises(StoreError):
             consumer.receive(timeout=0)
         assert not failing

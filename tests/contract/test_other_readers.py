@@ -25,6 +25,7 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.shown_statistics import PROPERTY
 from spark_jms.log.usage_history import USAGE_HISTORY
+from spark_jms.testing.inside import domain_of, records_of
 from tests.other_readers import READERS, wrong_answers
 
 TYPES = ("boolean", "byte", "short", "int", "long", "float", "double", "string")
@@ -82,12 +83,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
                 message = consumer.receive(timeout=10)
                 assert message is not None
                 message.acknowledge()
-        assert UsageHistory(context._domain, context._store).record(["orders"])[1] == {}
-        life = context._domain.life_cycle("orders")
+        assert UsageHistory(domain_of(context), records_of(context)).record(["orders"])[1] == {}
+        life = domain_of(context).life_cycle("orders")
         assert life is not None
-        messages = context._domain.log("orders")
+        messages = domain_of(context).log("orders")
         LifeCycleTable(life, messages.snapshot.table_id).write_sent(messages.refresh())
-        logs = (messages, context._domain.acknowledgements("orders"), life)
+        logs = (messages, domain_of(context).acknowledgements("orders"), life)
         return dict(zip(TABLES, (*(Path(log.storage.uri) for log in logs), root / USAGE_HISTORY), strict=True))
 
 

@@ -38,6 +38,7 @@ from spark_jms.log.send import Sent, TransactionId, send
 from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.log.snapshot import RouteId, Snapshot
 from spark_jms.log.unit_paths import PathEnding, end_paths, may_have
+from spark_jms.testing.inside import records_of
 
 SERVERS = ("a", "b", "c")
 MINE, YOURS, ITS = ([u for n in range(200) if slot_of(u := f"u{n}") % 3 == member] for member in range(3))
@@ -95,7 +96,7 @@ def received(context: Context, to: str = "orders") -> list[tuple[str, str]]:
 
 
 def keep_house(context: Context) -> None:
-    housekeeper = Housekeeper(Domain(context.root), context._store, "orders")
+    housekeeper = Housekeeper(Domain(context.root), records_of(context), "orders")
     housekeeper.run()
     housekeeper.close()
     assert not housekeeper.health.failures
@@ -526,7 +527,7 @@ def test_units_keep_their_order_through_many_changes(context: Context, seed: int
         elif what == "drain":
             drain()
         elif what == "house":
-            housekeeper = Housekeeper(Domain(context.root), context._store, "orders")
+            housekeeper = Housekeeper(Domain(context.root), records_of(context), "orders")
             housekeeper.run()
             housekeeper.close()
         seen["paths"] += bool(paths(context))

@@ -29,6 +29,7 @@ from spark_jms.log.message_writer import MessageWriter
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.messages import send_texts, texts
 
 FOUR = {"kind": "distributed-queue", "members": 4}
@@ -53,7 +54,7 @@ def test_paused_production_refuses_every_way_to_send(context: Context) -> None:
     """T14: also of a producer made before; after the resume the same producer sends."""
     producer = context.producer("orders")
     producer.send(text="before")
-    pause(context._domain, "orders", [PRODUCTION])
+    pause(domain_of(context), "orders", [PRODUCTION])
     with pytest.raises(ProductionPausedError, match="jmsq resume orders --production"):
         producer.send(text="refused")
     with pytest.raises(ProductionPausedError):
@@ -64,7 +65,7 @@ def test_paused_production_refuses_every_way_to_send(context: Context) -> None:
         context.producer("orders").send(text="refused")
     assert browse(context) == ["before"]
     assert len(list(Path(context.root, "orders").glob("*.parquet"))) == 1, "refused files are deleted"
-    resume(context._domain, "orders", [PRODUCTION])
+    resume(domain_of(context), "orders", [PRODUCTION])
     producer.send(text="after")
     assert browse(context) == ["before", "after"]
 
@@ -73,11 +74,11 @@ def test_paused_member_gets_nothing_while_others_are_open(context: Context) -> N
     """T14, D2: the producer's next send goes to the open members, whichever way it sends."""
     producer = context.producer("spread")
     producer.send_many({"text": str(n)} for n in range(8))
-    pause(context._domain, "spread", [PRODUCTION], [1, 2])
+    pause(domain_of(context), "spread", [PRODUCTION], [1, 2])
     for n in range(8):
         assert producer.send(text=f"single {n}").member in (0, 3)
     assert set(producer.send_many({"text": str(n)} for n in range(300)).sequences) == {0, 3}
-    pause(context._domain, "spread", [PRODUCTION], [0, 3])
+    pause(domain_of(context), "spread", [PRODUCTION], [0, 3])
     with pytest.raises(ProductionPausedError):
         producer.send(text="nowhere")
 
@@ -86,7 +87,7 @@ def test_unit_of_order_of_a_paused_member_is_refused_alone(context: Context) -> 
     """T14, T10: other senders of the same commit are not concerned."""
     producer = context.producer("spread")
     units = {producer.send(text="x", group_id=f"g{n}").member: f"g{n}" for n in range(40)}
-    pause(context._domain, "spread", [PRODUCTION], [1])
+    pause(domain_of(context), "spread", [PRODUCTION], [1])
     with pytest.raises(ProductionPausedError, match="member 1"):
         producer.send(text="x", group_id=units[1])
     with ThreadPoolExecutor(8) as threads:
@@ -113,19 +114,19 @@ def test_no_message_follows_a_pause_into_its_member(context: Context) -> None:
             producer.send(text=str(index))
             counts[index] += 1
 
-    log = context._domain.log("spread")
+    log = domain_of(context).log("spread")
     with ThreadPoolExecutor(4) as threads:
         sending_threads = [threads.submit(send, index) for index in range(4)]
         try:
             for round_ in range(6):
                 member = round_ % 4
-                pause(context._domain, "spread", [PRODUCTION], [member])
+                pause(domain_of(context), "spread", [PRODUCTION], [member])
                 last, before = log.refresh().last_sequence(member), list(counts)
                 wait_until(
                     lambda before=before: all(now >= b + 3 for now, b in zip(counts, before, strict=True)), LIMIT_S
                 )  # type: ignore[misc]
                 assert log.refresh().last_sequence(member) == last
-                resume(context._domain, "spread", [PRODUCTION], [member])
+                resume(domain_of(context), "spread", [PRODUCTION], [member])
         finally:
             stop.set()
         for done in sending_threads:
@@ -135,7 +136,7 @@ def test_no_message_follows_a_pause_into_its_member(context: Context) -> None:
 
 def test_apply_changes_no_pause(context: Context) -> None:
     """T14: neither sets nor clears it."""
-    pause(context._domain, "orders", [PRODUCTION])
+    pause(domain_of(context), "orders", [PRODUCTION])
     apply(context.root, {"destinations": {"orders": {"kind": "queue", "retention": "1 h"}}})
     with pytest.raises(ProductionPausedError):
         context.producer("orders").send(text="x")
@@ -144,7 +145,7 @@ def test_apply_changes_no_pause(context: Context) -> None:
 # -- insertion -----------------------------------------------------------------------------------------------------------
 def test_senders_wait_for_insertion_up_to_their_time_out(context: Context) -> None:
     """T14, T2: then the error is named; 10 ms unless the producer says otherwise."""
-    pause(context._domain, "orders", [INSERTION])
+    pause(domain_of(context), "orders", [INSERTION])
     with pytest.raises(InsertionPausedError, match="jmsq resume orders --insertion"):
         context.producer("orders").send(text="refused")
     with pytest.raises(InsertionPausedError):
@@ -168,20 +169,20 @@ def test_blocked_sender_continues_after_the_resume(
             return look(*arguments)  # type: ignore[operator]
 
         monkeypatch.setattr(module, "wait_for_change", announced)
-    pause(context._domain, "orders", [INSERTION])
+    pause(domain_of(context), "orders", [INSERTION])
     producer = context.producer("orders", send_timeout=LIMIT_S)
     with ThreadPoolExecutor(1) as threads:
         blocked = threads.submit(producer.send_many, [{"text": str(n)} for n in range(count)])
         assert waiting.wait(LIMIT_S)
         assert browse(context) == []
-        resume(context._domain, "orders")
+        resume(domain_of(context), "orders")
         assert blocked.result(LIMIT_S).messages == count
     assert browse(context) == [str(n) for n in range(count)]
 
 
 def test_work_in_flight_passes_a_production_pause_and_no_insertion_pause(context: Context) -> None:
     """T14: files staged before the pause, as a Spark batch has them."""
-    log = context._domain.log("orders")
+    log = domain_of(context).log("orders")
 
     def stage() -> tuple[list[StagedFile], sending.RouteId]:
         snapshot = log.refresh()
@@ -190,11 +191,11 @@ def test_work_in_flight_passes_a_production_pause_and_no_insertion_pause(context
         return writer.close(), snapshot.route_id
 
     files, planned = stage()
-    pause(context._domain, "orders", [PRODUCTION])
+    pause(domain_of(context), "orders", [PRODUCTION])
     assert sending.send(log, files, planned).version > 0
-    resume(context._domain, "orders")
+    resume(domain_of(context), "orders")
     files, planned = stage()
-    pause(context._domain, "orders", [INSERTION])
+    pause(domain_of(context), "orders", [INSERTION])
     with pytest.raises(InsertionPausedError):
         sending.send(log, files, planned)
     assert browse(context) == ["in flight"]
@@ -205,11 +206,11 @@ def test_delay_that_ends_during_the_pause_shows_after_the_resume(context: Contex
     producer = context.producer("orders")
     producer.send(text="now")
     producer.send(text="later", delay="0.3 s")
-    pause(context._domain, "orders", [INSERTION])
+    pause(domain_of(context), "orders", [INSERTION])
     with context.consumer("orders", acknowledge="auto") as consumer:
         assert texts(consumer, 1) == ["now"]
         assert consumer.receive(timeout=0.8) is None
-        resume(context._domain, "orders")
+        resume(domain_of(context), "orders")
         assert texts(consumer, 1) == ["later"]
 
 
@@ -219,10 +220,10 @@ def test_redelivery_delay_that_ends_during_the_pause_shows_after_the_resume(cont
     with context.consumer("orders", acknowledge="individual") as consumer:
         first = consumer.receive(timeout=10)
         assert first is not None
-        pause(context._domain, "orders", [INSERTION])
+        pause(domain_of(context), "orders", [INSERTION])
         first.reject(delay="0.2 s")
         assert consumer.receive(timeout=0.7) is None
-        resume(context._domain, "orders")
+        resume(domain_of(context), "orders")
         again = consumer.receive(timeout=10)
         assert again is not None
         assert again.redelivered
@@ -232,7 +233,7 @@ def test_transfer_waits_for_its_target(context: Context, monkeypatch: pytest.Mon
     """T14, C18: it stays open, `jmsq stat` says for what, and the next holder of the record finishes it; housekeeping takes
     it for no failure. A new move is refused before anything moves."""
     send_texts(context, "a", "b")
-    domain, store = context._domain, context._store
+    domain, store = domain_of(context), records_of(context)
     order = MoveOrder("orders", "errors")
     pause(domain, "errors", [INSERTION])
     with pytest.raises(InsertionPausedError):
@@ -266,14 +267,14 @@ def test_paused_consumption_gives_out_nothing(context: Context) -> None:
         first, second = consumer.receive(timeout=10), consumer.receive(timeout=10)
         assert first is not None
         assert second is not None
-        pause(context._domain, "orders", [CONSUMPTION])
+        pause(domain_of(context), "orders", [CONSUMPTION])
         first.acknowledge()
         second.reject()
         assert consumer.receive(timeout=0) is None
         assert browse(context) == ["b", "c"]
         with ThreadPoolExecutor(1) as threads:
             waiting = threads.submit(consumer.receive, timeout=LIMIT_S)
-            resume(context._domain, "orders")
+            resume(domain_of(context), "orders")
             message = waiting.result(LIMIT_S)
             assert message is not None
             assert (message.text, message.redelivered) == ("b", True)
@@ -282,12 +283,12 @@ def test_paused_consumption_gives_out_nothing(context: Context) -> None:
 def test_paused_consumption_of_a_member(context: Context) -> None:
     """T14: the messages of the other members are delivered, to a listener too."""
     context.producer("spread").send_many({"text": str(n)} for n in range(8))
-    pause(context._domain, "spread", [CONSUMPTION], [2])
+    pause(domain_of(context), "spread", [CONSUMPTION], [2])
     got: list[Message] = []
     with context.consumer("spread", listener=got.append, acknowledge="auto"):
         wait_until(lambda: len(got) == 6, LIMIT_S)
         assert {message.member for message in got} == {0, 1, 3}
-        resume(context._domain, "spread", [CONSUMPTION], [2])
+        resume(domain_of(context), "spread", [CONSUMPTION], [2])
         wait_until(lambda: len(got) == 8, LIMIT_S)
 
 
@@ -298,12 +299,12 @@ def test_spark_source_runs_on_with_empty_batches(context: Context) -> None:
     start = source.initialOffset()
     assert source.latestOffset(start, limit) == start
     send_texts(context, "a", "b")
-    pause(context._domain, "orders", [CONSUMPTION])
+    pause(domain_of(context), "orders", [CONSUMPTION])
     assert source.latestOffset(start, limit) == start
     assert source.partitions(start, start) == []
     source.prepareForTriggerAvailableNow()
     assert source.latestOffset(start, limit) == start
-    resume(context._domain, "orders")
+    resume(domain_of(context), "orders")
     end = source.latestOffset(start, limit)
     assert sum(partition.picks.count for partition in source.partitions(start, end)) == 2  # type: ignore[attr-defined]
     source.stop()
@@ -315,14 +316,14 @@ def test_pause_ends_a_plan_that_is_not_through(context: Context, monkeypatch: py
     context.producer("orders").send_many({"text": "late", "delay": "1 h"} for _ in range(12))
     send_texts(context, "a")
     settings = ConsumerSettings(None, replayable=False)
-    subscriber = Subscriber(context._domain, context._store, "orders", "-", "q", settings)
+    subscriber = Subscriber(domain_of(context), records_of(context), "orders", "-", "q", settings)
     assert subscriber.next_batch(Batch("q"), Limits()) is None
     assert subscriber.has_more()
-    pause(context._domain, "orders", [CONSUMPTION])
+    pause(domain_of(context), "orders", [CONSUMPTION])
     assert subscriber.next_batch(Batch("q"), Limits()) is None
     assert not subscriber.has_more()
     subscriber.close()
-    resume(context._domain, "orders")
+    resume(domain_of(context), "orders")
     with context.consumer("orders") as consumer:
         assert texts(consumer, 1) == ["a"]
 
@@ -335,7 +336,7 @@ def test_acknowledgement_of_a_batch_passes_a_pause(context: Context) -> None:
     start = source.initialOffset()
     source.latestOffset(start, limit)
     end = source.latestOffset(start, limit)
-    pause(context._domain, "orders", [CONSUMPTION])
+    pause(domain_of(context), "orders", [CONSUMPTION])
     assert source.latestOffset(end, limit) == end
     assert browse(context) == []
     source.stop()
@@ -344,20 +345,20 @@ def test_acknowledgement_of_a_batch_passes_a_pause(context: Context) -> None:
 # -- looking -------------------------------------------------------------------------------------------------------------
 def test_statistics_show_pauses(context: Context) -> None:
     """T14: operation, member, since when."""
-    done = pause(context._domain, "spread", [INSERTION], [3])
-    again = pause(context._domain, "spread", [INSERTION], [3])
+    done = pause(domain_of(context), "spread", [INSERTION], [3])
+    again = pause(domain_of(context), "spread", [INSERTION], [3])
     assert (done.changed, again.changed) == (True, False)
     assert again.pauses == done.pauses
-    (row,) = collect(context._domain, context._store, "spread").paused
+    (row,) = collect(domain_of(context), records_of(context), "spread").paused
     assert (row.operation, row.member) == (INSERTION, 3)
-    assert resume(context._domain, "spread").pauses == ()
+    assert resume(domain_of(context), "spread").pauses == ()
 
 
 def test_impossible_pauses_are_refused(context: Context) -> None:
     """T14: a member that is not there, an unknown operation, an unknown destination."""
     with pytest.raises(InvalidDestinationError, match="members 0 to 3, not 4"):
-        pause(context._domain, "spread", members=[4])
+        pause(domain_of(context), "spread", members=[4])
     with pytest.raises(OptionError, match="production, insertion, consumption"):
-        resume(context._domain, "spread", ["browsing"])
+        resume(domain_of(context), "spread", ["browsing"])
     with pytest.raises(InvalidDestinationError):
-        pause(context._domain, "nowhere")
+        pause(domain_of(context), "nowhere")

@@ -19,6 +19,7 @@ from spark_jms.errors import ModuleFileError, OptionError
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, receiver_of, records_of
 
 WORK = {"kind": "queue", "unit_of_work_handling_policy": "SingleMessageDelivery"}
 LONG_MS = 3_600_000
@@ -114,7 +115,7 @@ def test_returned_messages_are_not_overtaken_by_later_ones_of_their_unit(
     producer = context.producer("orders")
     producer.send_many({"body": bytes(1000), "group_id": "u", "correlation_id": str(n)} for n in range(40))
     with context.consumer("orders") as one, context.consumer("orders") as other:
-        mine, theirs = one._receiver, other._receiver
+        mine, theirs = receiver_of(one), receiver_of(other)
         read, write, losses = mine._reader.read, mine._writer.write, iter([True])
 
         def read_and_lose_the_record(*arguments: Any) -> Any:
@@ -225,7 +226,7 @@ def test_batch_that_is_not_full_waits(open_context: Any, monkeypatch: pytest.Mon
     """T13: until it is full; then it is made at once."""
     monkeypatch.setitem(batching.WAITS_MS, 100, LONG_MS)
     context = open_context()
-    subscriber = Subscriber(context._domain, context._store, "patient", "-", "q", ConsumerSettings())
+    subscriber = Subscriber(domain_of(context), records_of(context), "patient", "-", "q", ConsumerSettings())
     limits = batching.client_limits(100, 3, 10_000)
     send(context, "patient", 1, 1)
     assert subscriber.next_batch(Batch("q"), limits) is None
@@ -258,7 +259,7 @@ def test_wait_continues_while_another_consumer_has_the_record(
     monkeypatch.setattr(batches, "_monotonic_ms", lambda: now_s[0] * 1000)
     context = open_context()
     one, other = [
-        Subscriber(context._domain, context._store, "patient", "-", name, ConsumerSettings(replayable=False))
+        Subscriber(domain_of(context), records_of(context), "patient", "-", name, ConsumerSettings(replayable=False))
         for name in ("one", "other")
     ]
     limits = batching.client_limits(100, 3, 10_000)
@@ -303,7 +304,7 @@ def test_query_follows_the_preference_unless_its_options_say_otherwise(
 ) -> None:
     """T13: latestOffset admits a batch by these limits."""
     context = open_context()
-    subscriber = Subscriber(context._domain, context._store, "patient", "-", "q", ConsumerSettings())
+    subscriber = Subscriber(domain_of(context), records_of(context), "patient", "-", "q", ConsumerSettings())
     source = JmsqStreamReader(parse_options({"root": context.root, "destination": "patient", **options}))
     assert source._limits(subscriber) == limits
     subscriber.close()

@@ -28,6 +28,7 @@ from spark_jms.log.domain import Domain
 from spark_jms.log.purge import purge
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.messages import texts_now
 
 HIGH = "JMSPriority > 6"
@@ -55,7 +56,7 @@ def opened_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def subscriber(context: Context, selector: str | None = None, *, careful: bool = True) -> Subscriber:
     settings = ConsumerSettings(Selector.parse(selector), fail_on_data_loss=careful)
-    return Subscriber(Domain(context.root), context._store, "orders", "-", f"q-{careful}-{selector}", settings)
+    return Subscriber(Domain(context.root), records_of(context), "orders", "-", f"q-{careful}-{selector}", settings)
 
 
 def texts(context: Context, selector: str | None, count: int) -> list[str | None]:
@@ -151,7 +152,7 @@ def test_loss_behind_a_lost_store_is_told_as_what_it_may_be() -> None:
                     message = consumer.receive(5)
                     assert message is not None
                     message.acknowledge()
-            assert purge(context._domain.log("orders"), lambda *_: True).purged_files == 1
+            assert purge(domain_of(context).log("orders"), lambda *_: True).purged_files == 1
         shutil.rmtree(Path(root, "_jmsq", "store"))
         with connect(root, housekeeping=False) as context, context.consumer("orders") as consumer:
             with pytest.raises(DataLossError, match="consumed and purged, if the store was lost") as caught:
@@ -164,7 +165,7 @@ def test_missing_file_is_a_data_loss(context: Context) -> None:
     producer = context.producer("orders")
     for n in range(4):
         producer.send(text=str(n), priority=9)
-    table = context._domain.log("orders")
+    table = domain_of(context).log("orders")
     os.unlink(f"{table.storage.uri}/{table.refresh().member_files(0).files[1].path}")
     careful = subscriber(context, HIGH)
     for _ in range(2):
@@ -186,7 +187,7 @@ def test_files_replaced_by_compaction_are_found(context: Context) -> None:
         producer.send(text=str(n), priority=9, group_id=f"g{n}")
     stale = Domain(context.root).log("orders")
     old = [f.path for f in stale.refresh().member_files(0).files]
-    assert compact(context._domain.log("orders")).compacted_files == 10
+    assert compact(domain_of(context).log("orders")).compacted_files == 10
     for path in old:
         os.unlink(f"{stale.storage.uri}/{path}")
     found = scan(stale, 0, Ranges.of((1, 10)), Question(Selector.parse(HIGH)))
@@ -201,7 +202,7 @@ def test_table_is_verified_only_when_a_file_is_missing(context: Context, monkeyp
     producer = context.producer("orders")
     for n in range(3):
         producer.send(text=str(n), group_id=f"g{n}")
-    log = context._domain.log("orders")
+    log = domain_of(context).log("orders")
     verified, verify = [], DeltaLog.verify
 
     def counting(self: DeltaLog) -> Snapshot:

@@ -13,6 +13,7 @@ import spark_jms
 from spark_jms.client import ClientPool, Context, PoolStatistics
 from spark_jms.errors import ClosedError, DomainError, MemberUnavailableError, OptionError
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import receiver_of, subscriber_of
 
 IDLE_S = 60.0
 SPREAD = {"kind": "distributed-queue", "members": 4}
@@ -104,7 +105,7 @@ def test_use_ends_while_another_consumer_has_the_record(pool: ClientPool, monkey
         def held(timeout_s: float, boundary: object) -> None:
             raise MemberUnavailableError("another consumer holds it")
 
-        monkeypatch.setattr(consumer._receiver._writer, "write", held)
+        monkeypatch.setattr(receiver_of(consumer)._writer, "write", held)
     assert consumer.closed
     with pool.consumer("orders", acknowledge="auto") as other:
         message = other.receive(10)
@@ -123,7 +124,7 @@ def test_end_of_the_block_raises_an_error_of_the_background(pool: ClientPool, mo
     block = pool.consumer("orders", acknowledge="auto")
     consumer = block.__enter__()
     assert consumer.receive(10) is not None
-    monkeypatch.setattr(consumer._receiver, "_check_context", check)
+    monkeypatch.setattr(receiver_of(consumer), "_check_context", check)
     with pytest.raises(OSError, match="the disk is full"):
         block.__exit__(None, None, None)
     assert consumer.closed
@@ -179,7 +180,7 @@ def test_consumer_whose_session_has_ended_is_made_again(hand: Hand) -> None:
     ):
         with pool.consumer("orders") as consumer:
             assert consumer.receive(timeout=0) is None
-        members = consumer._receiver._subscriber.members  # type: ignore[union-attr]
+        members = subscriber_of(consumer).members  # type: ignore[union-attr]
         members.store.crash(members.session)  # type: ignore[attr-defined]
         hand.now_s += 5
         with pool.consumer("orders") as again:

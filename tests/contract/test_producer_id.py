@@ -30,6 +30,7 @@ from spark_jms.errors import (
     WriteOutcomeUnknownError,
 )
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of
 from tests.contract.completions import Hold, Outcomes, in_thread
 from tests.contract.hooked_storage import HookedStorage
 
@@ -60,7 +61,7 @@ def texts(context: Context, destination: str = "orders") -> list[str | None]:
 
 
 def version(context: Context, destination: str = "orders") -> int:
-    return context._domain.log(destination).refresh().version
+    return domain_of(context).log(destination).refresh().version
 
 
 def numbered(first: int, end: int) -> list[dict[str, Any]]:
@@ -71,7 +72,7 @@ def numbered(first: int, end: int) -> list[dict[str, Any]]:
 def unknown_commits(context: Context, *, arrives: bool | None) -> Iterator[list[Callable[[], bool]]]:
     """The commits of `orders` fail, and may arrive later. True: each is in the log although it failed; None: the block calls the
     yielded functions, each of which lets one arrive."""
-    log = context._domain.log("orders")
+    log = domain_of(context).log("orders")
     storage, late = log.storage, list[Callable[[], bool]]()
 
     class Unknown(HookedStorage):
@@ -120,7 +121,7 @@ def test_transaction_of_the_table_has_opening_and_last_number(context: Context) 
     """M1: one transaction for each producer id, whatever the number of messages."""
     context.producer("orders", producer_id="p").send_many(numbered(0, 5))
     context.producer("orders", producer_id="p").send(text="a")
-    known = context._domain.log("orders").refresh().transactions
+    known = domain_of(context).log("orders").refresh().transactions
     assert ProducerPosition.of(known.get(app_id_of("p"))) == ProducerPosition(2, 6)
     assert [app_id for app_id in known if app_id.startswith("producer/")] == [app_id_of("p")]
 
@@ -131,7 +132,7 @@ def test_producer_without_an_id_writes_no_transaction(context: Context) -> None:
     producer = context.producer("orders")
     assert version(context) == before
     producer.send(text="a")
-    assert not [app_id for app_id in context._domain.log("orders").refresh().transactions if "producer" in app_id]
+    assert not [app_id for app_id in domain_of(context).log("orders").refresh().transactions if "producer" in app_id]
     assert producer.producer_id is None
     for call in (lambda: producer.last_sequence, producer.resume, lambda: producer.send(text="b", sequence=1)):
         with pytest.raises(OptionError, match="producer_id="):
@@ -300,13 +301,13 @@ def test_asynchronous_sends_keep_one_order_over_all_members(
     member_of = {unit: plain.send(text="before", group_id=unit).member for unit in map(str, range(20))}
     paused = next(unit for unit in member_of if member_of[unit] == 0)
     open_units = [unit for unit in member_of if member_of[unit] != 0][:5]
-    pause(context._domain, "spread", [INSERTION], members=[0])
+    pause(domain_of(context), "spread", [INSERTION], members=[0])
     with context.producer("spread", producer_id="p", send_timeout="20 s" if resumed else 0) as producer:
         for unit in (open_units[0], paused, *open_units[1:]):
             producer.send(text=unit, group_id=unit, completion=outcomes)
         if resumed:
             assert waits.wait(LIMIT_S)
-            resume(context._domain, "spread", [INSERTION])
+            resume(domain_of(context), "spread", [INSERTION])
     if resumed:
         assert outcomes.texts() == [open_units[0], paused, *open_units[1:]]
     else:
@@ -374,7 +375,7 @@ def test_commit_that_arrives_late_is_not_doubled_by_its_repetition(context: Cont
         if step == "before create" and path.startswith("_delta_log/") and not arrived:
             arrived.append(late[0]())
 
-    log = context._domain.log("orders")
+    log = domain_of(context).log("orders")
     log.storage = HookedStorage(log.storage.uri, arrive)
     assert producer.send(text="1", sequence=1).message_id == ""
     assert arrived == [True]
@@ -384,7 +385,7 @@ def test_commit_that_arrives_late_is_not_doubled_by_its_repetition(context: Cont
 def test_interrupted_send_stops_the_producer(context: Context) -> None:
     """M1: Ctrl-C in the middle of a commit; the application does not know what became of the message."""
     producer = context.producer("orders", producer_id="p")
-    log = context._domain.log("orders")
+    log = domain_of(context).log("orders")
     storage = log.storage
 
     def interrupt(step: str, path: str) -> None:

@@ -34,6 +34,7 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.table_schema import column_types
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.messages import reject_next, texts, texts_now
 
 SELECTORS = (
@@ -63,11 +64,11 @@ def promote(context: Context, *names: str, destination: str = "orders", **settin
     """Declare these properties promoted, and no others."""
     written = tuple(name if ":" in name else f"{name}:{TYPES[name]}" for name in names)
     wanted = Destination(destination, "queue", promoted_properties=written, **settings)
-    apply_destinations(context._domain, [wanted], lambda destination, member: False)
+    apply_destinations(domain_of(context), [wanted], lambda destination, member: False)
 
 
 def files(context: Context, destination: str = "orders") -> list[DataFile]:
-    return list(context._domain.log(destination).refresh().member_files(0).files)
+    return list(domain_of(context).log(destination).refresh().member_files(0).files)
 
 
 def properties_of(n: int, chance: random.Random) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def test_answer_does_not_depend_on_when_a_property_was_promoted(context: Context
             producer.send_many({"text": t, "priority": p, "properties": values} for t, p, values in batch)
             sent += batch
         if chance.random() < 0.3:
-            compact(context._domain.log("orders"))
+            compact(domain_of(context).log("orders"))
         for text in SELECTORS:
             selector = Selector.parse(text)
             assert selector is not None
@@ -146,8 +147,8 @@ def test_selector_reads_the_column_and_skips_files(context: Context, monkeypatch
 # -- the table -------------------------------------------------------------------------------------------------------
 def columns(context: Context, destination: str = "orders") -> dict[str, Any]:
     """The table's columns that are not those of every table."""
-    known = column_types(context._domain.log("others").refresh().metadata)
-    found = column_types(context._domain.log(destination).refresh().metadata)
+    known = column_types(domain_of(context).log("others").refresh().metadata)
+    found = column_types(domain_of(context).log(destination).refresh().metadata)
     return {name: kind for name, kind in found.items() if name not in known}
 
 
@@ -179,12 +180,12 @@ def test_compaction_fills_the_columns_of_older_files(context: Context) -> None:
     for n in range(4, 8):
         producer.send(text=str(n), properties={"amount": float(n), "region": "eu"})
     promote(context, "amount", "region")
-    compact(DeltaLog(context._domain.log("orders").storage, "orders"))
+    compact(DeltaLog(domain_of(context).log("orders").storage, "orders"))
     (file,) = files(context)
     assert file.promoted == {"amount", "region"}
     assert (file.statistics["minValues"]["amount"], file.statistics["maxValues"]["amount"]) == (0.0, 7.0)
     assert found(context, "amount >= 6 AND region = 'eu'") == ["6", "7"]
-    with context._domain.log("orders").storage.open_input(file.path) as source:
+    with domain_of(context).log("orders").storage.open_input(file.path) as source:
         assert pq.ParquetFile(source).schema_arrow.names[-2:] == ["amount", "region"]
 
 
@@ -192,7 +193,7 @@ def test_log_reads_back_from_a_delta_checkpoint(context: Context) -> None:
     """C7, C3: columns, their statistics and the declaration."""
     promote(context, "amount")
     context.producer("orders").send(text="a", properties={"amount": 1.5})
-    log = context._domain.log("orders")
+    log = domain_of(context).log("orders")
     write_checkpoint(log.storage, log.refresh())
     again = DeltaLog(log.storage, "orders").refresh()
     assert again.destination.promoted_properties == ("amount:double",)
@@ -237,14 +238,14 @@ def test_moves_between_destinations_with_other_promotions(context: Context) -> N
     context.producer("orders").send_many(
         {"text": str(n), "properties": {"amount": n / 2, "region": "eu"}} for n in range(6)
     )
-    assert move(context._domain, context._store, MoveOrder("orders", "others", limit=3), wait_s=5).moved == 3
+    assert move(domain_of(context), records_of(context), MoveOrder("orders", "others", limit=3), wait_s=5).moved == 3
     assert [(f.rows, f.promoted) for f in files(context, "others")] == [(3, {"region"})]
     with context.consumer("orders") as consumer:
         reject_next(consumer, 3)
         assert consumer.receive(0) is None
     assert {f.promoted for f in files(context, "others")} == {frozenset(["region"])}
     assert sum(f.rows for f in files(context, "others")) == 6
-    redrive(context._domain, context._store, RedriveOrder("others"), 5)
+    redrive(domain_of(context), records_of(context), RedriveOrder("others"), 5)
     assert {f.promoted for f in files(context)} == {frozenset(["amount"])}
     assert found(context, "amount > 2 AND region = 'eu'") == ["5"]
 
@@ -255,7 +256,7 @@ def test_backup_keeps_columns_and_declaration(tmp_path: Path) -> None:
     apply(root, {"destinations": {"orders": {"kind": "queue", "promotedProperties": ["amount:double"]}}})
     with connect(root, housekeeping=False) as context:
         context.producer("orders").send_many({"text": str(n), "properties": {"amount": n / 2}} for n in range(4))
-        back_up(context._domain, context._store, str(tmp_path / "backup"))
+        back_up(domain_of(context), records_of(context), str(tmp_path / "backup"))
     restore(str(tmp_path / "backup"), copy)
     with connect(copy, housekeeping=False) as context:
         context.producer("orders").send(text="new", properties={"amount": 9.5})
@@ -306,17 +307,17 @@ def test_module_file_names_what_is_wrong(tmp_path: Path) -> None:
 def test_acknowledgement_table_has_no_promoted_columns(context: Context) -> None:
     """C7, C14: compaction tells the two tables apart by their columns."""
     wanted = Destination("new", "queue", promoted_properties=("acknowledged:long", "my_acknowledged_ms:long"))
-    apply_destinations(context._domain, [wanted], lambda destination, member: False)
+    apply_destinations(domain_of(context), [wanted], lambda destination, member: False)
     domain = Domain(context.root)
     assert "acknowledged" not in column_types(domain.acknowledgements("new").refresh().metadata)
     assert domain.acknowledgements("new").snapshot.destination.promoted_properties == ()
     for n in range(9):
         context.producer("new").send(text=str(n), properties={"my_acknowledged_ms": n})
-    compact(context._domain.log("new"))
+    compact(domain_of(context).log("new"))
     assert [(f.rows, f.promoted) for f in files(context, "new")] == [(9, {"acknowledged", "my_acknowledged_ms"})]
     with context.consumer("new") as consumer:
         assert texts_now(consumer, 9) == [str(n) for n in range(9)]
-    assert sum(row.messages for row in views.acknowledgements(context._domain, context._store, "new")) == 9
+    assert sum(row.messages for row in views.acknowledgements(domain_of(context), records_of(context), "new")) == 9
 
 
 def test_example_runs(run_example: Callable[[str], str]) -> None:

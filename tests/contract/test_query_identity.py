@@ -26,6 +26,7 @@ from spark_jms.errors import (
 from spark_jms.log.domain import Domain
 from spark_jms.store import MemoryStore, Store
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import records_of
 from spark_jms.testing.waiting import wait_until
 from tests.contract.servers import Away, applied, next_batch, queue_on
 
@@ -51,7 +52,7 @@ def test_copied_checkpoint_claims_nothing_while_its_original_runs() -> None:
     """C9: the copy started in mid-batch, with two members. The original keeps its members, its claims and its numbers."""
     with memory_domain(orders=ORDERS) as root, connect(root, housekeeping=False) as context:
         two_members(root)
-        original, copy = query(root, context._store), query(root, context._store)
+        original, copy = query(root, records_of(context)), query(root, records_of(context))
         first = original.next_batch(Batch("q"), Limits(max_messages=4))
         assert first is not None
         for start in (Batch("q"), first):
@@ -100,12 +101,12 @@ def test_next_instance_continues_and_never_repeats_a_number() -> None:
     """C9, C5: after the original has ended, the copy may continue, but a claim that Spark never logged keeps its number."""
     with memory_domain(orders=ORDERS) as root, connect(root, housekeeping=False) as context:
         two_members(root)
-        original = query(root, context._store)
+        original = query(root, records_of(context))
         first = original.next_batch(Batch("q"), Limits(max_messages=4))
         assert first is not None
         original.next_batch(first, Limits(max_messages=4))  # claim 2, which Spark does not log
         original.close()
-        copy = query(root, context._store)
+        copy = query(root, records_of(context))
         third = copy.next_batch(first, Limits(max_messages=4))
         assert third is not None
         assert claim_number(third.claim) == 3
@@ -117,13 +118,13 @@ def test_driver_that_slept_can_commit_nothing() -> None:
     any member, also one whose record nobody else has opened."""
     with memory_domain(orders=ORDERS) as root, connect(root, housekeeping=False) as context:
         two_members(root)
-        store = store_of(context._store, HOME)
+        store = store_of(records_of(context), HOME)
         assert isinstance(store, MemoryStore)
-        sleeper = query(root, context._store)
+        sleeper = query(root, records_of(context))
         first = sleeper.next_batch(Batch("q"), Limits(max_messages=4))
         assert first is not None
         store.crash(sleeper.members.session)
-        other = query(root, context._store)
+        other = query(root, records_of(context))
         assert not other.resume(first)
         for call in (lambda: sleeper.next_batch(first, Limits()), lambda: sleeper.resume(first)):
             with pytest.raises(ConsumerClosedException):
@@ -136,7 +137,7 @@ def test_offset_of_another_table_is_refused() -> None:
     """C18: a checkpoint of a destination that was dropped and created again names another table."""
     with memory_domain(orders=ORDERS) as root, connect(root, housekeeping=False) as context:
         two_members(root)
-        consumer = query(root, context._store)
+        consumer = query(root, records_of(context))
         with pytest.raises(DestinationReplacedError, match="fresh checkpointLocation"):
             consumer.next_batch(Batch("q", "7-abc", {}, "another-table"), Limits())
         with pytest.raises(DestinationReplacedError):

@@ -24,6 +24,7 @@ from spark_jms.log.register import Register
 from spark_jms.store import MemoryStore
 from spark_jms.store.errors import ResourceAllocationException
 from spark_jms.testing import wait_until
+from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.cli.commands import Jmsq
 from tests.contract.quotas import LIMIT_S, QUEUE, made, receive, send_later, state_of, waiting
 
@@ -106,7 +107,7 @@ def test_interrupted_rename_hides_no_messages(root: str, monkeypatch: pytest.Mon
         context.producer("orders").send_many([{"text": "x"}] * 3)
         monkeypatch.setattr(Register, "remove", killed)
         with pytest.raises(KeyboardInterrupt):
-            rename_destination(context._domain, context._store, "orders", "invoices")
+            rename_destination(domain_of(context), records_of(context), "orders", "invoices")
         with pytest.raises(QuotaExceededError):
             context.producer("more", send_timeout=0).send(text="x")
         assert state_of(context, destination="invoices").used.messages == 3
@@ -121,7 +122,7 @@ def test_rename_ends_the_reservations_under_the_old_name(root: str, monkeypatch:
 
         def rename_first(*args: Any) -> Any:
             monkeypatch.undo()
-            rename_destination(context._domain, context._store, "orders", "invoices")
+            rename_destination(domain_of(context), records_of(context), "orders", "invoices")
             return before(*args)
 
         monkeypatch.setattr(sending, "number", rename_first)
@@ -149,7 +150,9 @@ def test_interrupted_apply_is_finished_by_the_next(root: str, monkeypatch: pytes
             on_servers(root, home={"messagesMaximum": 2})
         monkeypatch.undo()
         on_servers(root, home={"messagesMaximum": 2})
-        ledger = context._domain.quotas.ledger("server+home", context._domain.quotas.limit("server+home"), "plain")
+        ledger = domain_of(context).quotas.ledger(
+            "server+home", domain_of(context).quotas.limit("server+home"), "plain"
+        )
         assert ledger.read().state.used.messages == 2
 
 
@@ -229,14 +232,14 @@ def test_server_has_a_quota_for_destinations_without_one(root: str) -> None:
                 producer.send(text="x")
         with pytest.raises(QuotaExceededError):
             both.send_many([{"text": "x"}] * 2)  # one of them for each server: all or none
-        assert context._domain.usage_of("both").messages == 6
+        assert domain_of(context).usage_of("both").messages == 6
         context.producer("west@both", send_timeout=0).send(text="x")
         context.producer("own", send_timeout=0).send_many([{"text": "x"}] * 2)
         context.producer("plain", send_timeout=0).send_many([{"text": "x"}] * 9)
         receive(context, 1, "eastern")
-        wait_until(lambda: context._domain.usage_of("eastern").messages == 0, LIMIT_S)
+        wait_until(lambda: domain_of(context).usage_of("eastern").messages == 0, LIMIT_S)
         context.producer("east@both", send_timeout=0).send(text="y")
-        rows = {row.quota: row for row in quotas(context._domain, [])}
+        rows = {row.quota: row for row in quotas(domain_of(context), [])}
         assert (rows["server+east"].destinations, rows["server+east"].messages_used) == (("both", "eastern"), 4)
         assert rows["small"].messages_used == 2
 
@@ -251,14 +254,14 @@ def test_quota_of_a_server_can_be_changed_and_removed(root: str) -> None:
         plain.send(text="x")
         with pytest.raises(QuotaExceededError):
             plain.send(text="x")
-        (row,) = (row for row in quotas(context._domain, []) if row.quota == "server+home")
+        (row,) = (row for row in quotas(domain_of(context), []) if row.quota == "server+home")
         assert (row.policy, row.messages_used, row.destinations) == ("Preemptive", 2, ("plain",))
         on_servers(root, home={"messagesMaximum": 3})
         plain.send(text="x")
         on_servers(root)
         plain.send_many([{"text": "x"}] * 9)
-        assert not context._domain.log("plain").snapshot.destination.measures_usage
-        assert [row.quota for row in quotas(context._domain, [])] == ["small"]
+        assert not domain_of(context).log("plain").snapshot.destination.measures_usage
+        assert [row.quota for row in quotas(domain_of(context), [])] == ["small"]
 
 
 # -- looking -------------------------------------------------------------------------------------------------------------------
@@ -302,5 +305,5 @@ def test_destinations_without_a_quota_write_nothing(root: str) -> None:
     with connect(root) as context:
         context.producer("free").send_many([{"text": "x"}] * 5)
         receive(context, 5, "free")
-        names = {info.path.split("/")[1] for info in context._domain.storage.list("_jmsq")}
+        names = {info.path.split("/")[1] for info in domain_of(context).storage.list("_jmsq")}
         assert not names & {"usage", "quota-ledgers"}

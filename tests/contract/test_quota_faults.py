@@ -36,6 +36,7 @@ from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.usage import USAGE
 from spark_jms.store import MemoryStore
 from spark_jms.testing import wait_until
+from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.quotas import LIMIT_S, QUEUE, let_pass, made, receive, send_later, state_of, waiting
 
 
@@ -59,7 +60,7 @@ def test_clock_that_jumps_ends_no_request(root: str, monkeypatch: pytest.MonkeyP
         wait_until(waiting(context, 1), LIMIT_S)
         for jump_ms in (300_000, -3_600_000):
             now_ms = quotas_module.now_ms() + jump_ms
-            monkeypatch.setattr(other._domain.quotas, "_clock_ms", lambda now_ms=now_ms: now_ms)
+            monkeypatch.setattr(domain_of(other).quotas, "_clock_ms", lambda now_ms=now_ms: now_ms)
             with pytest.raises(QuotaExceededError, match=r"1 other send\(s\) wait"):
                 other.producer("orders", send_timeout=0).send(text="second")
         receive(context, 2)
@@ -75,7 +76,7 @@ def test_sender_whose_clock_went_back_renews_its_request(root: str, monkeypatch:
         context.producer("orders").send(text="old")
         sent = send_later(threads, context, "new")
         wait_until(waiting(context, 1), LIMIT_S)
-        monkeypatch.setattr(context._domain.quotas, "_clock_ms", lambda: 1_000)
+        monkeypatch.setattr(domain_of(context).quotas, "_clock_ms", lambda: 1_000)
         (before,) = state_of(other).waiting
         wait_until(lambda: state_of(other).waiting[0] != before, LIMIT_S)
         receive(context, 1)
@@ -94,7 +95,7 @@ def test_sender_that_slept_keeps_its_place_unless_another_one_took_it(
         number = state_of(context).waiting[0].number
         before = state_of(context).waiting[0]
         let_pass(context, monkeypatch, quota_watch.WAITING_S + 1)
-        ledger = context._domain.quotas.ledgers("small")[0]
+        ledger = domain_of(context).quotas.ledgers("small")[0]
         wait_until(lambda: [one for one in ledger.read().state.waiting if one != before], LIMIT_S)
         assert [one.number for one in ledger.read().state.waiting] == [number]
         receive(context, 1)
@@ -110,10 +111,10 @@ def test_ledger_of_a_host_whose_clock_is_behind_gives_higher_numbers(
         context.producer("orders").send(text="1")
     Domain(root).storage.delete_all(LEDGERS)
     with connect(root) as context:
-        monkeypatch.setattr(context._domain.quotas, "_clock_ms", lambda: 1_000)
+        monkeypatch.setattr(domain_of(context).quotas, "_clock_ms", lambda: 1_000)
         context.producer("orders", send_timeout=0).send(text="2")
         assert state_of(context).used.messages == 2
-        assert context._domain.quotas.ledgers("small")[0].read().number == 1, "its first reservation is good"
+        assert domain_of(context).quotas.ledgers("small")[0].read().number == 1, "its first reservation is good"
 
 
 # -- neighbours ------------------------------------------------------------------------------------------------------------------
@@ -138,17 +139,17 @@ def test_damaged_destination_fails_no_other_of_its_quota(root: str, caplog: pyte
         with pytest.raises(QuotaExceededError, match=r"more cannot be read and counts with what it had"):
             producer.send(text="z")
         receive(context, 1)
-        wait_until(lambda: context._domain.usage_of("orders").messages == 1, LIMIT_S)
+        wait_until(lambda: domain_of(context).usage_of("orders").messages == 1, LIMIT_S)
         producer.send(text="z")
         with pytest.raises(JmsqError):
             context.producer("more", send_timeout=0).send(text="x")
-        (row,) = quotas(context._domain, ["small"])
+        (row,) = quotas(domain_of(context), ["small"])
         assert (row.unreadable, row.messages_used + row.messages_reserved) == (("more",), 4)
     assert sum("more cannot be read" in record.message for record in caplog.records) == 1, "told once"
     mend()
     with connect(root, housekeeping=False) as context:
         receive(context, 2, "more")
-        wait_until(lambda: context._domain.usage_of("more").messages == 0, LIMIT_S)
+        wait_until(lambda: domain_of(context).usage_of("more").messages == 0, LIMIT_S)
         context.producer("orders", send_timeout=0).send_many([{"text": "x"}] * 2)
 
 
@@ -182,8 +183,8 @@ def test_look_at_a_destination_that_has_not_changed_costs_no_count(root: str, mo
     counted: list[str] = []
     with connect(root, housekeeping=False) as context:
         context.producer("more").send_many([{"text": "x"}] * 2)
-        by = context._domain.usages.by
-        monkeypatch.setattr(context._domain.usages, "by", lambda *args: counted.append(args[1].where) or by(*args))
+        by = domain_of(context).usages.by
+        monkeypatch.setattr(domain_of(context).usages, "by", lambda *args: counted.append(args[1].where) or by(*args))
         for _ in range(5):
             with pytest.raises(QuotaExceededError):
                 context.producer("orders", send_timeout=0).send(text="x")
@@ -250,7 +251,7 @@ def test_disk_that_is_full_at_the_commit_gives_the_room_back(root: str, monkeypa
                 let_pass(context, monkeypatch, quota_watch.RESERVED_S)
             producer.send(text="y")
             receive(context, 1)
-            wait_until(lambda: context._domain.usage_of("orders").messages == 0, LIMIT_S)
+            wait_until(lambda: domain_of(context).usage_of("orders").messages == 0, LIMIT_S)
 
 
 def _then(what: Callable[[], None], function: Any, after: int) -> Any:
@@ -287,10 +288,10 @@ def test_drop_and_rename_delete_the_ledgers_of_the_name(root: str) -> None:
         for name in ("orders", "more"):
             context.producer(name, send_timeout=0).send(text="x")
         assert ledgers(root) == ["small@more", "small@orders"]
-        rename_destination(context._domain, context._store, "orders", "invoices", force=True)
+        rename_destination(domain_of(context), records_of(context), "orders", "invoices", force=True)
         assert ledgers(root) == ["small@invoices", "small@more"]
     with connect(root, housekeeping=False) as context:
-        drop_destination(context._domain, context._store, "invoices", force=True)
+        drop_destination(domain_of(context), records_of(context), "invoices", force=True)
         assert ledgers(root) == ["small@more"]
         context.producer("more", send_timeout=0).send(text="x")
 
@@ -312,7 +313,7 @@ def test_message_counts_once_while_its_commit_is_seen_half(root: str, monkeypatc
             looks.append(1)
             if len(looks) == 2:
                 done.append(commit(*arguments))
-                publish_usage(context._domain, context._domain.log("orders"), publisher._state, lambda _: [])
+                publish_usage(domain_of(context), domain_of(context).log("orders"), publisher._state, lambda _: [])
             return snapshot
 
         monkeypatch.setattr(table, "refresh", committed)
@@ -321,7 +322,7 @@ def test_message_counts_once_while_its_commit_is_seen_half(root: str, monkeypatc
 
     with connect(root, housekeeping=False) as context:
         context.producer("orders").send(text="old")
-        publisher = UsagePublisher(context._domain, context._store, "orders")
+        publisher = UsagePublisher(domain_of(context), records_of(context), "orders")
         monkeypatch.setattr(sending, "commit_prepared", meanwhile)
         context.producer("orders", send_timeout=0).send(text="x")
     newest = Domain(root).quotas.ledgers("small")[0].read()
@@ -360,12 +361,12 @@ def test_long_round_of_housekeeping_publishes_no_older_usage(root: str, monkeypa
     made(root, {"messagesMaximum": 10})
     with connect(root, housekeeping=False) as context:
         context.producer("orders").send_many([{"text": "a"}] * 3)
-        keeper, domain = Housekeeper(context._domain, context._store, "orders"), context._domain
+        keeper, domain = Housekeeper(domain_of(context), records_of(context), "orders"), domain_of(context)
 
         def round_beside_a_consumer() -> None:
             assert not keeper.is_done(QUEUE_SUBSCRIPTION, 0, Ranges.of((1, 3)))  # the round knows the record set
             receive(context, 3)
-            UsagePublisher(domain, context._store, "orders").publish_last()
+            UsagePublisher(domain, records_of(context), "orders").publish_last()
 
         monkeypatch.setattr(keeper.rounds, "round", round_beside_a_consumer)
         assert keeper.run()
@@ -379,7 +380,7 @@ def test_usage_that_fell_with_a_purge_does_not_rise_again(root: str, monkeypatch
     """T1: not by a publication that was looked for before; or senders that got the room would be above the maximum."""
     made(root, {"messagesMaximum": 10})
     with connect(root, housekeeping=False) as context:
-        domain, store = context._domain, context._store
+        domain, store = domain_of(context), records_of(context)
         log, usages, publisher = domain.log("orders"), domain.usages, UsagePublisher(domain, store, "orders")
         context.producer("orders").send_many([{"text": "a"}] * 3)
         full = usages.at(log.refresh())
@@ -408,9 +409,9 @@ def test_purge_waits_for_its_publication(root: str, monkeypatch: pytest.MonkeyPa
     with connect(root, housekeeping=False) as context:
         context.producer("orders").send_many([{"text": "a"}] * 3)
         receive(context, 3)
-        keeper = Housekeeper(context._domain, context._store, "orders")
+        keeper = Housekeeper(domain_of(context), records_of(context), "orders")
         with monkeypatch.context() as others_are_faster:
-            others_are_faster.setattr(context._domain.usages, "publish", lambda table_id, look: False)
+            others_are_faster.setattr(domain_of(context).usages, "publish", lambda table_id, look: False)
             keeper.rounds.round()
         assert keeper.rounds.total.purged_messages == 0
         keeper.rounds.round()

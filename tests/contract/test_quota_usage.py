@@ -17,6 +17,7 @@ from spark_jms.core.usage import MessageUsage
 from spark_jms.log import housekeeping
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import MemoryStore
+from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.quotas import made
 
 DEPTH = 3
@@ -36,8 +37,8 @@ class Course:
 
     def __init__(self, context: Context, seed: int, *, bytes_are_exact: bool) -> None:
         self._chance, self._exact = random.Random(seed), bytes_are_exact
-        self._domain, self._log = context._domain, context._domain.log("orders")
-        self._keeper = Housekeeper(context._domain, context._store, "orders")
+        self._domain, self._log = domain_of(context), domain_of(context).log("orders")
+        self._keeper = Housekeeper(domain_of(context), records_of(context), "orders")
         self._producer, self._consumer = context.producer("orders"), context.consumer("orders", prefetch=1)
         self._sent, self._finished = MessageUsage(), 0
         self._looked, self._before = 0, (MessageUsage(), MessageUsage())  # the newest look, and what was sent then

@@ -31,6 +31,7 @@ from spark_jms.spark.sink import JmsqStreamWriter, StagedMessage
 from spark_jms.store import MemoryStore
 from spark_jms.store.errors import ResourceAllocationException
 from spark_jms.testing import wait_until
+from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.quotas import LIMIT_S, QUEUE, let_pass, made, receive, send_later, state_of, waiting
 
 
@@ -63,7 +64,7 @@ def test_full_quota_refuses_every_way_to_send(root: str) -> None:
         assert len(list(Path(root, "orders").glob("*.parquet"))) == 3, "refused files are deleted"
         assert state_of(context).requests == ()
         receive(context, 3)
-        wait_until(lambda: context._domain.usage_of("orders").messages == 7, LIMIT_S)
+        wait_until(lambda: domain_of(context).usage_of("orders").messages == 7, LIMIT_S)
         producer.send_many([{"text": "a"}, {"text": "b"}, {"text": "c"}])
         with pytest.raises(QuotaExceededError):
             producer.send(text="x")
@@ -75,7 +76,7 @@ def test_batch_above_the_maximum_fails_at_once(root: str) -> None:
     with connect(root) as context:
         with pytest.raises(LargerThanQuotaError, match="more than the maximum of quota small"):
             context.producer("orders", send_timeout="1h").send_many([{"text": "x"}] * 6)
-        assert context._domain.usage_of("orders") == MessageUsage()
+        assert domain_of(context).usage_of("orders") == MessageUsage()
 
 
 def test_refusal_says_each_thing_once(root: str) -> None:
@@ -97,14 +98,14 @@ def test_bytes_count_as_their_files(root: str) -> None:
     with connect(root, housekeeping=False) as context:
         producer = context.producer("orders", send_timeout=0)
         producer.send_many([{"body": bytes([n]) * 10} for n in range(3)])
-        size = context._domain.usage_of("orders").bytes
-        assert size == sum(file.bytes for file in context._domain.log("orders").snapshot.files.values())
+        size = domain_of(context).usage_of("orders").bytes
+        assert size == sum(file.bytes for file in domain_of(context).log("orders").snapshot.files.values())
         with pytest.raises(LargerThanQuotaError):
             producer.send_table(pa.table({"body": [pa.array(range(20_000), pa.int64()).buffers()[1].to_pybytes()]}))
         receive(context, 2)
-        assert context._domain.usage_of("orders") == MessageUsage(1, size)
+        assert domain_of(context).usage_of("orders") == MessageUsage(1, size)
         receive(context, 1)
-        assert context._domain.usage_of("orders") == MessageUsage()
+        assert domain_of(context).usage_of("orders") == MessageUsage()
 
 
 def test_delayed_and_claimed_messages_count(root: str) -> None:
@@ -120,7 +121,7 @@ def test_delayed_and_claimed_messages_count(root: str) -> None:
             with pytest.raises(QuotaExceededError):
                 producer.send(text="x")
             message.acknowledge()
-            wait_until(lambda: context._domain.usage_of("orders").messages == 1, LIMIT_S)
+            wait_until(lambda: domain_of(context).usage_of("orders").messages == 1, LIMIT_S)
             producer.send(text="y")
 
 
@@ -137,13 +138,13 @@ def test_message_of_a_topic_counts_once_until_all_have_finished_it(root: str) ->
             assert message is not None
             message.acknowledge()
         context._destinations._publishers["prices"].publish(paced=False)
-        assert context._domain.usage_of("prices").messages == 2
+        assert domain_of(context).usage_of("prices").messages == 2
         with pytest.raises(QuotaExceededError):
             producer.send(text="x")
         message = second.receive(timeout=LIMIT_S)
         assert message is not None
         message.acknowledge()
-        wait_until(lambda: context._domain.usage_of("prices").messages == 1, LIMIT_S)
+        wait_until(lambda: domain_of(context).usage_of("prices").messages == 1, LIMIT_S)
         producer.send(text="3")
 
 
@@ -170,7 +171,7 @@ def test_long_look_at_other_destinations_does_not_lose_the_room(root: str, monke
     with connect(root, housekeeping=False) as context:
         context.producer("more").send_many([{"text": "x"}] * 2)
         receive(context, 2, "more")
-        wait_until(lambda: context._domain.usage_of("more").messages == 0, LIMIT_S)
+        wait_until(lambda: domain_of(context).usage_of("more").messages == 0, LIMIT_S)
         look, other, looks = QuotaObserver.look_at_all, Domain(root), []
 
         def overtaken(self: QuotaObserver, ledger: QuotaLedger, *rest: Any) -> QuotaLook:
@@ -230,7 +231,7 @@ def test_send_gives_up_after_its_timeout_and_leaves_the_queue(root: str) -> None
             context.producer("orders", send_timeout="50 ms").send(text="late")
         assert state_of(context).requests == ()
         receive(context, 1)
-        wait_until(lambda: context._domain.usage_of("orders").messages == 0, LIMIT_S)
+        wait_until(lambda: domain_of(context).usage_of("orders").messages == 0, LIMIT_S)
         context.producer("orders", send_timeout=0).send(text="new")
 
 
@@ -250,7 +251,7 @@ def test_dead_waiting_sender_lapses(root: str, monkeypatch: pytest.MonkeyPatch) 
                 context.producer("orders", send_timeout=LIMIT_S).send(text="dead")
         assert len(state_of(context).waiting) == 1
         receive(context, 1)
-        wait_until(lambda: context._domain.usage_of("orders").messages == 0, LIMIT_S)
+        wait_until(lambda: domain_of(context).usage_of("orders").messages == 0, LIMIT_S)
         producer = context.producer("orders", send_timeout=0)
         with pytest.raises(QuotaExceededError):
             producer.send(text="behind it")
@@ -282,7 +283,7 @@ def test_reservation_of_a_dead_sender_is_voided(root: str, monkeypatch: pytest.M
         let_pass(context, monkeypatch, quota_watch.RESERVED_S)
         producer.send_many([{"text": "y"}] * 2)
         with pytest.raises(sending.QuotaNeeded):  # the sleeper wakes
-            sending.spent(context._domain.log("orders").refresh(), [file_of(2)], grants, now_ms())
+            sending.spent(domain_of(context).log("orders").refresh(), [file_of(2)], grants, now_ms())
         assert state_of(context).requests == ()
 
 
@@ -291,7 +292,7 @@ def test_reservation_ends_with_its_commit(root: str) -> None:
     made(root, {"messagesMaximum": 10})
     with connect(root) as context:
         producer = context.producer("orders")
-        found = context._domain.quotas
+        found = domain_of(context).quotas
         before = found.ledger("small", found.limit("small"), "orders").read().number
         for text in "abc":
             producer.send(text=text)
@@ -299,7 +300,7 @@ def test_reservation_ends_with_its_commit(root: str) -> None:
         assert entry.number == before + 3
         assert (entry.state.used.messages, entry.state.reserved.messages) == (2, 1)
         assert (state_of(context).used.messages, state_of(context).requests) == (3, ())
-        newest = context._domain.log("orders").snapshot.transactions.get("quota/small/0")
+        newest = domain_of(context).log("orders").snapshot.transactions.get("quota/small/0")
         assert newest == entry.state.base + entry.number
 
 
@@ -313,7 +314,7 @@ def test_ledger_that_was_deleted_begins_again(root: str) -> None:
     with connect(root) as context:
         producer = context.producer("orders", send_timeout=0)
         producer.send(text="x")
-        found = context._domain.quotas
+        found = domain_of(context).quotas
         assert found.ledger("small", found.limit("small"), "orders").read().number == 1, "its first reservation is good"
         with pytest.raises(QuotaExceededError):
             producer.send(text="x")
@@ -343,7 +344,7 @@ def test_batch_of_a_query_waits_and_is_sent_once(root: str) -> None:
             attempt(sendTimeout="0")
         first = threads.submit(attempt)
         wait_until(waiting(context, 1), LIMIT_S)
-        (request,) = quotas(context._domain, ["small"])[0].requests
+        (request,) = quotas(domain_of(context), ["small"])[0].requests
         assert (request.state, request.by) == ("waiting", "query q, batch 7")
         second = threads.submit(attempt)
         receive(context, 2)
@@ -362,11 +363,11 @@ def test_transfer_waits_for_room_and_loses_nothing(root: str) -> None:
         context.producer("orders").send_many([{"text": "old"}] * 2)
         context.producer("free").send_many([{"text": "moved"}] * 2)
         with pytest.raises(JmsqError, match="waits: orders: quota small has no room"):
-            move(context._domain, context._store, MoveOrder("free", "orders"), LIMIT_S)
-        assert context._domain.usage_of("orders").messages == 2
+            move(domain_of(context), records_of(context), MoveOrder("free", "orders"), LIMIT_S)
+        assert domain_of(context).usage_of("orders").messages == 2
         receive(context, 2)
-        wait_until(lambda: context._domain.usage_of("orders").messages == 0, LIMIT_S)
-        move(context._domain, context._store, MoveOrder("free", "orders"), LIMIT_S)
+        wait_until(lambda: domain_of(context).usage_of("orders").messages == 0, LIMIT_S)
+        move(domain_of(context), records_of(context), MoveOrder("free", "orders"), LIMIT_S)
         assert [m.text for m in context.browser("orders")] == ["moved"] * 2
         assert not list(context.browser("free"))
         assert state_of(context).requests == ()
@@ -378,7 +379,7 @@ def test_move_makes_batches_that_the_quota_can_take(root: str) -> None:
     with connect(root) as context:
         context.producer("free").send_many([{"text": str(n)} for n in range(5)])
         with pytest.raises(JmsqError, match="waits"):
-            move(context._domain, context._store, MoveOrder("free", "orders"), LIMIT_S)
+            move(domain_of(context), records_of(context), MoveOrder("free", "orders"), LIMIT_S)
         assert [m.text for m in context.browser("orders")] == ["0", "1", "2"]
 
 
@@ -387,5 +388,10 @@ def test_move_within_a_destination_needs_no_room(root: str) -> None:
     made(root, {"messagesMaximum": 4}, orders={"kind": "distributed-queue", "members": 2, "quota": "small"})
     with connect(root) as context:
         context.producer("orders").send_many([{"text": "x"}] * 4)
-        move(context._domain, context._store, MoveOrder("orders", "orders", members=(0,), target_member=1), LIMIT_S)
+        move(
+            domain_of(context),
+            records_of(context),
+            MoveOrder("orders", "orders", members=(0,), target_member=1),
+            LIMIT_S,
+        )
         assert {m.member for m in context.browser("orders")} == {1}

@@ -27,6 +27,7 @@ from spark_jms.errors import (
 )
 from spark_jms.log.declarations import apply_destinations
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.clocked_consumer import ClockedConsumer
 from tests.contract.messages import reject_next
 
@@ -114,7 +115,7 @@ def test_message_beyond_its_limit_goes_whole_to_the_error_destination(context: C
         "JMS_JMSQ_ErrorExpiration": sent.expiration_ms,
     }
     assert (bad.redelivered, bad.delivery_count) == (False, 1)
-    rows = views.acknowledgements(context._domain, context._store, "orders")
+    rows = views.acknowledgements(domain_of(context), records_of(context), "orders")
     assert [row.messages for row in rows if row.consumer == "redelivery limit"] == [1]
 
 
@@ -129,11 +130,11 @@ def test_message_without_error_destination_is_discarded_and_accounted(
     assert good is not None
     assert good.text == "good"
     assert "drops/-/0: 1 message(s) (1) were delivered more often than the redelivery limit 1 allows" in caplog.text
-    state = state_of(context._store, context._domain.log("drops").refresh(), "-", 0)
+    state = state_of(records_of(context), domain_of(context).log("drops").refresh(), "-", 0)
     assert state.floor == 1
-    assert [(r.consumer, r.messages) for r in views.acknowledgements(context._domain, context._store, "drops")] == [
-        ("redelivery limit", 1)
-    ]
+    assert [
+        (r.consumer, r.messages) for r in views.acknowledgements(domain_of(context), records_of(context), "drops")
+    ] == [("redelivery limit", 1)]
 
 
 def test_large_batch_that_fails_moves_in_bounded_transfers(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,11 +146,11 @@ def test_large_batch_that_fails_moves_in_bounded_transfers(context: Context, mon
     for _ in range(3):
         assert q.fail(900) == list(range(1, 901))
     assert q.batch()[1] == list(range(901, 951))
-    while context._domain.log("failed").refresh().last_sequence(0) < 900:
+    while domain_of(context).log("failed").refresh().last_sequence(0) < 900:
         q.batch()
     found = [m.text for m in context.browser("failed")]
     assert sorted(map(int, found)) == list(range(900))
-    state = state_of(context._store, context._domain.log("orders").refresh(), "-", 0)
+    state = state_of(records_of(context), domain_of(context).log("orders").refresh(), "-", 0)
     assert (state.floor, state.intents) == (900, {})
 
 
@@ -171,7 +172,7 @@ def test_new_limit_holds_for_messages_that_failed_before(context: Context) -> No
     context.producer("plain").send(text="x")
     fail(context, "plain", 5)
     declared = Destination("plain", "queue", redelivery_limit=4, error_destination="failed")
-    apply_destinations(context._domain, [declared], lambda destination, member: False)
+    apply_destinations(domain_of(context), [declared], lambda destination, member: False)
     assert take(context, "plain") is None
     assert take(context, "failed", timeout=5) is not None
 
@@ -240,7 +241,7 @@ def test_consumer_that_dies_on_the_way_neither_loses_nor_doubles(
     assert second.batch()[1] == []
     assert second.batch()[1] == []
     assert [m.text for m in context.browser("failed")] == ["bad"]
-    assert state_of(context._store, context._domain.log("orders").refresh(), "-", 0).floor == 1
+    assert state_of(records_of(context), domain_of(context).log("orders").refresh(), "-", 0).floor == 1
 
 
 # -- delay -------------------------------------------------------------------------------------------------------------
@@ -305,8 +306,8 @@ def failed_ones(context: Context) -> None:
 
 
 def run(context: Context, order: RedriveOrder) -> Redriven:
-    planned = plan_redrive(context._domain, context._store, order)
-    done = redrive(context._domain, context._store, order, 5)
+    planned = plan_redrive(domain_of(context), records_of(context), order)
+    done = redrive(domain_of(context), records_of(context), order, 5)
     assert planned == done
     return done
 
@@ -324,7 +325,7 @@ def test_redrive_brings_every_message_back_to_where_it_failed(context: Context) 
     assert again is not None
     assert (again.redelivered, again.delivery_count) == (False, 1)
     assert not list(context.browser("failed"))
-    rows = views.acknowledgements(context._domain, context._store, "failed")
+    rows = views.acknowledgements(domain_of(context), records_of(context), "failed")
     assert {row.consumer for row in rows} == {"jmsq redrive"}
 
 
@@ -356,15 +357,15 @@ def test_redrive_refuses_what_it_cannot_do_before_anything_moves(context: Contex
     fail(context, "news", 1, subscription="a")
     assert take(context, "news", subscription="a") is None
     with pytest.raises(InvalidDestinationError, match="come from news, a topic: sent there again, every subscription"):
-        redrive(context._domain, context._store, RedriveOrder("failed"), 5)
-    drop_destination(context._domain, context._store, "orders")
+        redrive(domain_of(context), records_of(context), RedriveOrder("failed"), 5)
+    drop_destination(domain_of(context), records_of(context), "orders")
     without_news = RedriveOrder("failed", selector="JMS_JMSQ_ErrorFrom <> 'news'")
     with pytest.raises(InvalidDestinationError, match="come from orders, which does not exist any more: name another"):
-        redrive(context._domain, context._store, without_news, 5)
+        redrive(domain_of(context), records_of(context), without_news, 5)
     with pytest.raises(InvalidDestinationError, match="news is a topic; an error destination is a queue"):
-        plan_redrive(context._domain, context._store, RedriveOrder("news"))
+        plan_redrive(domain_of(context), records_of(context), RedriveOrder("news"))
     with pytest.raises(InvalidSelectorError, match="n =") as caught:
-        plan_redrive(context._domain, context._store, RedriveOrder("failed", selector="n ="))
+        plan_redrive(domain_of(context), records_of(context), RedriveOrder("failed", selector="n ="))
     assert "JMS_JMSQ" not in str(caught.value)
     assert len(list(context.browser("failed"))) == 6
     only = RedriveOrder("failed", selector="JMS_JMSQ_ErrorFrom = 'bills'")
@@ -391,8 +392,8 @@ def test_error_destination_must_be_another_queue(context: Context, name: str, sa
     """C8, C3: refused before anything is applied."""
     declared = [Destination("first", "queue"), Destination("plain", "queue", error_destination=name)]
     with pytest.raises(ModuleFileError, match=f"destination plain: errorDestination '{name}' {says}"):
-        apply_destinations(context._domain, declared, lambda destination, member: False)
-    assert "first" not in context._domain.destinations()
+        apply_destinations(domain_of(context), declared, lambda destination, member: False)
+    assert "first" not in domain_of(context).destinations()
 
 
 def test_error_destination_in_use_is_neither_dropped_nor_renamed(context: Context) -> None:
@@ -400,19 +401,19 @@ def test_error_destination_in_use_is_neither_dropped_nor_renamed(context: Contex
     with pytest.raises(
         DestinationInUseError, match="is the errorDestination of bills, news, orders: nothing was dropped"
     ):
-        drop_destination(context._domain, context._store, "failed")
+        drop_destination(domain_of(context), records_of(context), "failed")
     with pytest.raises(
         DestinationInUseError, match="is the errorDestination of bills, news, orders: it was not renamed"
     ):
-        rename_destination(context._domain, context._store, "failed", "errors")
-    rename_destination(context._domain, context._store, "failed", "errors", force=True)
+        rename_destination(domain_of(context), records_of(context), "failed", "errors")
+    rename_destination(domain_of(context), records_of(context), "failed", "errors", force=True)
     context.producer("orders").send(text="x")
     q = Clocked(context, "orders")
     for _ in range(3):
         q.fail()
     assert q.batch()[1] == []
     declared = Destination("orders", "queue", redelivery_limit=2, error_destination="errors")
-    apply_destinations(context._domain, [declared], lambda destination, member: False)
+    apply_destinations(domain_of(context), [declared], lambda destination, member: False)
     q.now_ms += 5_000
     assert q.batch()[1] == []
     assert [m.text for m in context.browser("errors")] == ["x"]

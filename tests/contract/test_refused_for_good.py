@@ -29,6 +29,7 @@ from spark_jms.errors import MessageSizeError
 from spark_jms.log.declarations import apply_destinations
 from spark_jms.spark import worker
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.clocked_consumer import ClockedConsumer
 from tests.contract.expirations import HOUR_MS, Search
 from tests.contract.messages import reject_next
@@ -84,7 +85,7 @@ class Clocked(ClockedConsumer):
 
 
 def state(context: Context, name: str) -> RecordSet:
-    return state_of(context._store, context._domain.log(name).refresh(), "-", 0)
+    return state_of(records_of(context), domain_of(context).log(name).refresh(), "-", 0)
 
 
 def texts(context: Context, name: str) -> list[str]:
@@ -93,16 +94,16 @@ def texts(context: Context, name: str) -> list[str]:
 
 def declare(context: Context, name: str, **changes: Any) -> None:
     settings = {**QUEUES[name], **changes} if isinstance(QUEUES.get(name), dict) else {"kind": "queue", **changes}
-    apply_destinations(context._domain, [Destination(name, **settings)], lambda destination, member: False)
+    apply_destinations(domain_of(context), [Destination(name, **settings)], lambda destination, member: False)
 
 
 def refused(context: Context, name: str) -> list[tuple[str, str]]:
     """(sequences, rule) of what is listed."""
-    return [(row.ranges, row.rule) for row in collect(context._domain, context._store, name).refusals]
+    return [(row.ranges, row.rule) for row in collect(domain_of(context), records_of(context), name).refusals]
 
 
 def drop(context: Context, name: str) -> int:
-    return drop_backlog(context._domain, context._store, name, None, [0], 5).dropped
+    return drop_backlog(domain_of(context), records_of(context), name, None, [0], 5).dropped
 
 
 # -- what stays, and what moves ----------------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ def test_others_move_without_the_refused_message(context: Context, caplog: pytes
     q.subscriber.members.close()
     other = Clocked(context, "orders", "other")
     assert other.batch() == []
-    (row,) = views.refusals(context._domain, context._store, "orders")
+    (row,) = views.refusals(domain_of(context), records_of(context), "orders")
     assert (row.target, row.messages, row.reason) == (
         "failed",
         2,
@@ -128,7 +129,7 @@ def test_others_move_without_the_refused_message(context: Context, caplog: pytes
     assert row.failure == "delivered more often than the redelivery limit 0 allows"
     assert caplog.text.count("cannot move to failed, which refuses them for good") == 1
     assert "(2, 4) cannot move to failed" in caplog.text
-    shown = collect(context._domain, context._store, "orders")
+    shown = collect(domain_of(context), records_of(context), "orders")
     assert (shown.backlog, shown.current, shown.pending) == (2, 0, 2)
     assert [r.refused for r in shown.subscriptions] == [2]
     context.producer("orders").send(text="later")
@@ -149,10 +150,12 @@ def test_what_is_added_does_not_count(context: Context) -> None:
     assert texts(context, "failed") == ["x" * length]
     assert refused(context, "orders") == [("2", MESSAGE_SIZE)]
     declare(context, "plain", max_message_bytes=MOST)
-    assert move(context._domain, context._store, MoveOrder("failed", "plain"), 5).moved == 1
+    assert move(domain_of(context), records_of(context), MoveOrder("failed", "plain"), 5).moved == 1
     (message,) = context.browser("plain")
     assert message.properties["JMS_JMSQ_ErrorFrom"] == "orders"
-    assert redrive(context._domain, context._store, RedriveOrder("plain", "failed"), 5).messages == {"orders": 1}
+    assert redrive(domain_of(context), records_of(context), RedriveOrder("plain", "failed"), 5).messages == {
+        "orders": 1
+    }
     assert texts(context, "failed") == ["x" * length]
 
 
@@ -184,7 +187,7 @@ def test_refused_message_of_a_subscription(context: Context) -> None:
         assert consumer.receive(0) is None
     with context.consumer("news", subscription="b", acknowledge="auto") as consumer:
         assert [m.text for m in consumer.messages(idle_timeout=0.2)] == [LARGE, "small"]
-    (row,) = views.refusals(context._domain, context._store, "news")
+    (row,) = views.refusals(domain_of(context), records_of(context), "news")
     assert (row.subscription, row.ranges) == ("a", "1")
 
 
@@ -193,8 +196,8 @@ def test_what_an_earlier_release_does_with_it(context: Context) -> None:
     for text in (LARGE, LARGE):
         context.producer("orders").send(text=text)
     Clocked(context, "orders").rounds()
-    record = record_of(context._domain.log("orders").snapshot, "-", 0)
-    objects = dict(context._store.peek(record))
+    record = record_of(domain_of(context).log("orders").snapshot, "-", 0)
+    objects = dict(records_of(context).peek(record))
     assert b'"v":2' in objects["head"]
     assert b'"reason"' in objects["refusals"]
     assert str(state(context, "orders").refused) == "1-2"
@@ -229,7 +232,7 @@ def test_expired_message_is_refused(context: Context, by: str) -> None:
     else:
         q.batch()
     assert texts(context, "failed") == ["a", LARGE, LARGE]
-    assert collect(context._domain, context._store, "short").expired == 3
+    assert collect(domain_of(context), records_of(context), "short").expired == 3
     assert refused(context, "short") == []
 
 
@@ -294,7 +297,7 @@ def test_poison_message_is_refused_and_the_query_continues(root: str, monkeypatc
 def test_undecodable_message_is_refused(context: Context) -> None:
     """C8, C20: an administrator has declared `jmsq-set-aside` too small; it moves when that is corrected."""
     apply_destinations(
-        context._domain, [Destination(SET_ASIDE, "queue", 1, max_message_bytes=3)], lambda destination, member: False
+        domain_of(context), [Destination(SET_ASIDE, "queue", 1, max_message_bytes=3)], lambda destination, member: False
     )
     plant(context, "orders", {}, {**BAD, "b": "long"}, {})
     with context.consumer("orders", acknowledge="auto") as consumer:
@@ -302,7 +305,7 @@ def test_undecodable_message_is_refused(context: Context) -> None:
     assert refused(context, "orders") == [("2", MESSAGE_SIZE)]
     with context.consumer("orders", acknowledge="auto") as consumer:
         assert consumer.receive(0) is None
-        apply_destinations(context._domain, [Destination(SET_ASIDE, "queue", 1)], lambda destination, member: False)
+        apply_destinations(domain_of(context), [Destination(SET_ASIDE, "queue", 1)], lambda destination, member: False)
         assert consumer.receive(timeout=1.5) is None
     assert texts(context, SET_ASIDE) == ["1"]
     assert refused(context, "orders") == []
@@ -339,7 +342,7 @@ def test_message_larger_than_the_quota_is_refused(limited: Context) -> None:
     q.rounds()
     q.batch()
     assert refused(limited, "orders") == [("2", QUOTA)]
-    (row,) = views.refusals(limited._domain, limited._store, "orders")
+    (row,) = views.refusals(domain_of(limited), records_of(limited), "orders")
     assert row.reason == "larger alone than the maximum of quota small"
     assert [m.body for m in limited.browser("failed")] == [b"a", b"b"]
     limited.with_room(200_000)  # type: ignore[attr-defined]
@@ -379,7 +382,7 @@ def test_administrator_takes_it(context: Context, way: str) -> None:
     assert refused(context, "orders") == [("1", MESSAGE_SIZE)]
     q.subscriber.members.close()
     if way == "move":
-        assert move(context._domain, context._store, MoveOrder("orders", "plain"), 5).moved == 1
+        assert move(domain_of(context), records_of(context), MoveOrder("orders", "plain"), 5).moved == 1
         assert texts(context, "plain") == [LARGE]
     else:
         assert drop(context, "orders") == 1
@@ -397,7 +400,7 @@ def test_redrive_takes_it(context: Context) -> None:
     assert q.rounds() == [1]
     assert refused(context, "failed") == [("1", MESSAGE_SIZE)]
     q.subscriber.members.close()
-    assert redrive(context._domain, context._store, RedriveOrder("failed"), 5).messages == {"orders": 1}
+    assert redrive(domain_of(context), records_of(context), RedriveOrder("failed"), 5).messages == {"orders": 1}
     assert texts(context, "orders") == [text]
     assert state(context, "failed").refusals == ()
 
@@ -415,7 +418,7 @@ def test_move_that_is_refused_leaves_it_refused(context: Context, monkeypatch: p
             log.storage.delete(file.path)
 
     monkeypatch.setattr(transfer, "append_transfer", lost)
-    move(context._domain, context._store, MoveOrder("orders", "plain", limit=1), 5)
+    move(domain_of(context), records_of(context), MoveOrder("orders", "plain", limit=1), 5)
     monkeypatch.setattr(transfer, "append_transfer", real)
     assert refused(context, "orders") == [("1", MESSAGE_SIZE)]
     assert Clocked(context, "orders", "next").batch() == []
@@ -490,13 +493,13 @@ def test_apply_warns_of_an_error_destination_that_takes_less(
     """C3, C8: whichever of the two is applied; not when it takes as much."""
     told = "destination plenty has the errorDestination {}, which takes less: its maxMessageSize is 1000 bytes"
     source = Destination("plenty", "queue", error_destination="failed")
-    apply_destinations(context._domain, [source], lambda destination, member: False)
+    apply_destinations(domain_of(context), [source], lambda destination, member: False)
     assert told.format("failed") in caplog.text
     caplog.clear()
     declare(context, "plain")
     assert not caplog.text
     apply_destinations(
-        context._domain,
+        domain_of(context),
         [Destination("plenty", "queue", error_destination="plain"), Destination("plain", "queue")],
         lambda destination, member: False,
     )

@@ -34,6 +34,7 @@ from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import domain_of, records_of
 
 LIMIT_S = 30
 Answer = Callable[[Message], object]
@@ -250,15 +251,15 @@ def test_nothing_lists_temporary_destinations(root: str, context: Context, tmp_p
     with context.consumer(queue.name, acknowledge="auto") as consumer:
         context.producer(queue.name).send(text="x")
         assert consumer.receive(timeout=LIMIT_S) is not None
-        names = context._store.names()
-        table_id = context._domain.log(queue.name).snapshot.table_id
+        names = records_of(context).names()
+        table_id = domain_of(context).log(queue.name).snapshot.table_id
     assert context.destinations() == ["answers", "news", "work"]
     assert not [name for name in names if table_id in name], "a store keeps the names of records for ever"
-    back_up(context._domain, context._store, str(tmp_path / "backup"))
+    back_up(domain_of(context), records_of(context), str(tmp_path / "backup"))
     assert not list((tmp_path / "backup").rglob(f"{TEMPORARY_PREFIX}*"))
-    (entry,) = context._domain.temporary.entries()
+    (entry,) = domain_of(context).temporary.entries()
     assert (entry.name, entry.kind) == (queue.name, "queue")
-    assert entry.session in context._store.sessions()
+    assert entry.session in records_of(context).sessions()
 
 
 def test_reserved_names_are_refused(context: Context) -> None:
@@ -266,7 +267,7 @@ def test_reserved_names_are_refused(context: Context) -> None:
     with pytest.raises(InvalidDestinationError, match="temporary destinations"):
         apply(context.root, {"destinations": {f"{TEMPORARY_PREFIX}x": {"kind": "queue"}}})
     with pytest.raises(InvalidDestinationError, match="temporary destinations"):
-        rename_destination(context._domain, context._store, "work", f"{TEMPORARY_PREFIX}x")
+        rename_destination(domain_of(context), records_of(context), "work", f"{TEMPORARY_PREFIX}x")
 
 
 # -- a dead owner ----------------------------------------------------------------------------------------------------------
@@ -290,7 +291,7 @@ def test_housekeeping_deletes_what_a_dead_context_leaves(
         late = Path(root, TABLES, f"{TEMPORARY_PREFIX}queue-0", "messages", "m0-x.parquet")
         late.parent.mkdir(parents=True)
         late.write_bytes(b"a sender's file, written after the deletion")
-        with closing(Housekeeper(Domain(root), context._store, "work")) as keeper:
+        with closing(Housekeeper(Domain(root), records_of(context), "work")) as keeper:
             keeper.run()
             assert not keeper.health.failures
         assert folders(root) == folders(root, OWNERS) == [kept.name]

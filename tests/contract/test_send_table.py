@@ -10,6 +10,7 @@ import pytest
 
 from spark_jms.client import Context
 from spark_jms.errors import DuplicateTransactionError, JmsqError, MessageFormatError, MessageSizeError
+from spark_jms.testing.inside import domain_of
 
 
 def test_send_table_sends_every_row_in_one_commit(context: Context) -> None:
@@ -18,12 +19,12 @@ def test_send_table_sends_every_row_in_one_commit(context: Context) -> None:
     table = pa.table(
         {"text": ["a", "b", "c"], "properties": properties, "JMSPriority": pa.array([1, None, 9], pa.int8())}
     )
-    version = context._domain.log("orders").refresh().version
+    version = domain_of(context).log("orders").refresh().version
     producer = context.producer("orders")
     report = producer.send_table(table)
     assert (report.messages, report.commits, report.duplicate) == (3, 1, False)
     assert list(report.sequences[0]) == [(1, 3)]
-    assert context._domain.log("orders").refresh().version == version + 1
+    assert domain_of(context).log("orders").refresh().version == version + 1
     got = list(context.browser("orders"))
     assert [(m.text, m.priority, m.properties) for m in got] == [
         ("a", 1, {"color": "red", "n": 0}),
@@ -64,10 +65,10 @@ def test_send_table_with_a_transaction_sends_once(context: Context) -> None:
 
 def test_send_table_without_rows_writes_nothing(context: Context) -> None:
     """C11"""
-    version = context._domain.log("orders").refresh().version
+    version = domain_of(context).log("orders").refresh().version
     report = context.producer("orders").send_table(pa.table({"text": pa.array([], pa.string())}))
     assert (report.messages, report.commits, report.duplicate) == (0, 0, False)
-    assert context._domain.log("orders").refresh().version == version
+    assert domain_of(context).log("orders").refresh().version == version
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import spark_jms
 from spark_jms.client import Consumer, Context
 from spark_jms.store import Handle, Operation, Session
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import receiver_of, subscriber_of
 from tests.contract.messages import send_texts
 
 LIMIT_S = 30
@@ -29,7 +30,7 @@ class HeldCommits:
     """Counts the commits of a consumer's session, and holds the first until `open`."""
 
     def __init__(self, consumer: Consumer) -> None:
-        self.session: Session = consumer._receiver._subscriber.members.session
+        self.session: Session = subscriber_of(consumer).members.session
         self._commit: Callable[[Mapping[Handle, Sequence[Operation]]], None] = self.session.commit
         self.count = 0
         self.held, self.gate = threading.Event(), threading.Event()
@@ -49,7 +50,7 @@ def test_acknowledgements_of_threads_share_a_store_write(context: Context, monke
         messages: list[Any] = [consumer.receive(timeout=LIMIT_S) for _ in range(THREADS + 1)]
         commits = HeldCommits(consumer)
         monkeypatch.setattr(commits.session, "commit", commits.commit)
-        finished = consumer._receiver._delivery.finished
+        finished = receiver_of(consumer)._delivery.finished
         with ThreadPoolExecutor(THREADS + 1) as threads:
             first = threads.submit(messages[0].acknowledge)
             assert commits.held.wait(LIMIT_S)
@@ -72,8 +73,8 @@ def test_threads_that_keep_acknowledging_share_every_store_write(
     send_texts(context, *map(str, range(THREADS * each)))
     with context.consumer("orders", acknowledge="individual", prefetch=1000) as consumer:
         messages: list[Any] = [consumer.receive(timeout=LIMIT_S) for _ in range(THREADS * each)]
-        finished, running = consumer._receiver._delivery.finished, set(range(THREADS))
-        session: Session = consumer._receiver._subscriber.members.session
+        finished, running = receiver_of(consumer)._delivery.finished, set(range(THREADS))
+        session: Session = subscriber_of(consumer).members.session
         commit, alone = session.commit, threading.Event()
         commits: list[int] = []
 
@@ -109,7 +110,7 @@ def test_interrupted_thread_leaves_the_acknowledgements_of_others_to_the_next_wr
     send_texts(context, "0", "1", "2")
     with context.consumer("orders", acknowledge="individual", prefetch=10) as consumer:
         messages: list[Any] = [consumer.receive(timeout=LIMIT_S) for _ in range(3)]
-        finished = consumer._receiver._delivery.finished
+        finished = receiver_of(consumer)._delivery.finished
         commits = HeldCommits(consumer)
         write = commits.commit
 

@@ -19,6 +19,7 @@ from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import CommitOutcomeUnknownError, JmsqError, MessageFormatError, MessageSizeError
 from spark_jms.log.domain import Domain
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import domain_of
 from tests.contract.hooked_storage import HookedStorage
 
 LIMIT_S = 30
@@ -29,7 +30,7 @@ class Killed(BaseException):
 
 
 def hook_into(context: Context, destination: str, hook: Callable[[str, str], object]) -> HookedStorage:
-    log = context._domain.log(destination)
+    log = domain_of(context).log(destination)
     storage = HookedStorage(log.storage.uri, hook)
     log.storage = storage
     return storage
@@ -110,9 +111,9 @@ def data_files(context: Context, destination: str = "orders") -> set[str]:
 # -- sharing -----------------------------------------------------------------------------------------------------------
 def test_concurrent_sends_share_one_file_and_one_commit(context: Context) -> None:
     """C5, C11: each sender gets its own message back, with the position it has in the table."""
-    version = context._domain.log("orders").refresh().version
+    version = domain_of(context).log("orders").refresh().version
     sent = send_together(context, *(Message(text=str(n), properties={"n": n}) for n in range(8)))
-    assert context._domain.log("orders").refresh().version == version + 2
+    assert domain_of(context).log("orders").refresh().version == version + 2
     assert len(data_files(context)) == 2
     assert [m.sequence for m in sent] == list(range(2, 10)), "in the order in which they were queued"
     there = {m.text: m for m in browse(context)}
@@ -150,7 +151,7 @@ def test_threads_keep_the_order_of_their_own_sends(context: Context) -> None:
     for thread in range(8):
         assert [m.group_seq for m in there if m.group_id == f"g{thread}"] == list(range(40))
     assert len(there) == 320
-    assert context._domain.log("spread").refresh().version < 320, "some commits were shared"
+    assert domain_of(context).log("spread").refresh().version < 320, "some commits were shared"
 
 
 def test_members_removed_before_a_shared_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +163,7 @@ def test_members_removed_before_a_shared_commit(monkeypatch: pytest.MonkeyPatch)
     with memory_domain(spread={"kind": "distributed-queue", "members": 2}) as root:
         shape(4)
         with connect(root, housekeeping=False) as context:
-            log = context._domain.log("spread")
+            log = domain_of(context).log("spread")
             shipment = shared_send.Shipment(log)
             parts = [shared_send.Part(shared_send.OutgoingMessages([Message(text=str(n))], n, 1)) for n in range(8)]
             for part in parts:
@@ -188,7 +189,7 @@ def test_members_removed_before_a_shared_commit(monkeypatch: pytest.MonkeyPatch)
 # -- errors ------------------------------------------------------------------------------------------------------------
 def test_refused_message_fails_only_its_own_sender(context: Context) -> None:
     """C2, C11: one without Unicode text, one too large, one with a bad property; the others are sent together."""
-    too_large = Message(body=b"x" * (context._domain.log("orders").snapshot.destination.max_message_bytes + 1))
+    too_large = Message(body=b"x" * (domain_of(context).log("orders").snapshot.destination.max_message_bytes + 1))
     outcomes = send_together(
         context,
         Message(text="a"),
@@ -222,7 +223,7 @@ def test_failed_commit_reaches_each_sender(context: Context, late: bool) -> None
     """C5, C11: where a failed write cannot arrive later, the messages are certainly not sent; else it is unknown."""
 
     def arm() -> None:
-        storage = context._domain.log("orders").storage
+        storage = domain_of(context).log("orders").storage
         assert isinstance(storage, HookedStorage)
         storage.failed_writes_may_arrive = late
         held = storage.hook
@@ -246,7 +247,7 @@ def test_failure_after_the_log_was_written_is_a_success(context: Context) -> Non
     """C5: the storage fails, and the log has the commit: the messages are sent once, and the senders learn it."""
 
     def arm() -> None:
-        storage = context._domain.log("orders").storage
+        storage = domain_of(context).log("orders").storage
         assert isinstance(storage, HookedStorage)
 
         def hook(step: str, path: str) -> None:
@@ -290,7 +291,7 @@ def test_interrupted_leader_leaves_no_sender_waiting(
 
     def arm() -> None:
         """The first sender is in `create` of the log by now."""
-        storage = context._domain.log("orders").storage
+        storage = domain_of(context).log("orders").storage
         assert isinstance(storage, HookedStorage)
         storage.failed_writes_may_arrive = late
         held, first = storage.hook, [True]

@@ -21,6 +21,7 @@ from spark_jms.log.domain import Domain
 from spark_jms.store import MemoryStore, Session
 from spark_jms.store.ledger.session import LedgerSession
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import records_of
 
 CALLS = ("open", "commit", "cancel", "_read", "_close_handle")  # of a session, and of its handles
 ORDERS: dict[str, Any] = {"kind": "distributed-queue", "members": 2}
@@ -77,7 +78,7 @@ def test_consumer_that_slept_in_any_call_is_closed_by_name(monkeypatch: pytest.M
         sleep = Sleep(monkeypatch, at)
         with memory_domain(orders=ORDERS) as root, connect(root, housekeeping=False) as context:
             context.producer("orders").send_many({"text": str(n)} for n in range(40))
-            store = store_of(context._store, HOME)
+            store = store_of(records_of(context), HOME)
             assert isinstance(store, MemoryStore)
             sleeper, other = (subscriber(root, store, name, query=query) for name in ("sleeper", "other"))
 

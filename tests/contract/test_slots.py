@@ -31,6 +31,7 @@ from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import send
 from spark_jms.log.subscriptions import drop_subscription
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import records_of
 
 UNITS = [f"unit {n}" for n in range(60)]
 
@@ -196,7 +197,7 @@ def test_draining_takes_what_a_barrier_that_is_passed_meanwhile_held_back(contex
     shape(context, 3)
     put(context, 1)
     settings = ConsumerSettings(replayable=False)
-    subscriber = Subscriber(Domain(context.root), context._store, "orders", "-", "r", settings)
+    subscriber = Subscriber(Domain(context.root), records_of(context), "orders", "-", "r", settings)
     snapshot = subscriber.table.refresh()
     targets = {m: snapshot.last_sequence(m) for m in snapshot.destination.member_ids}
     count, started = 0, time.monotonic()
@@ -349,14 +350,14 @@ def test_housekeeping_passes_what_no_consumer_looks_after(context: Context) -> N
     shape(context, 3)
     put(context, 1)
     settings = ConsumerSettings(replayable=False, members=frozenset({0, 1}))
-    subscriber = open_subscriber(Domain(context.root), context._store, "orders", None, "r", settings)
+    subscriber = open_subscriber(Domain(context.root), records_of(context), "orders", None, "r", settings)
     while batch := subscriber.next_batch(Batch("r"), Limits()):
         for member, pick in batch.members.items():
             subscriber.acknowledge({batch.claim: {member: pick.picks}})
     subscriber.close()
     slots = declared(context).slots
     assert slots is not None
-    housekeeper = Housekeeper(Domain(context.root), context._store, "orders")
+    housekeeper = Housekeeper(Domain(context.root), records_of(context), "orders")
     housekeeper.run()
     housekeeper.close()
     assert declared(context).slots.barriers == ()  # type: ignore[union-attr]
@@ -372,7 +373,7 @@ def test_housekeeping_looks_at_any_number_of_unfinished_messages(
     shape(context, 3)
     monkeypatch.setattr(barriers_module, "MAX_ROWS_READ", 3)
     before = declared(context).slot_map.barriers
-    housekeeper = Housekeeper(Domain(context.root), context._store, "orders")
+    housekeeper = Housekeeper(Domain(context.root), records_of(context), "orders")
     housekeeper.run()
     housekeeper.close()
     after = declared(context).slot_map.barriers
@@ -386,7 +387,7 @@ def test_housekeeping_forgets_the_barriers_of_a_topic_without_subscriptions(cont
     put(context, 0, "prices")
     shape(context, 3, "prices", "distributed-topic")
     assert declared(context, "prices").slots.barriers  # type: ignore[union-attr]
-    housekeeper = Housekeeper(Domain(context.root), context._store, "prices")
+    housekeeper = Housekeeper(Domain(context.root), records_of(context), "prices")
     housekeeper.run()
     version = Domain(context.root).log("prices").refresh().version
     assert declared(context, "prices").slots.barriers == ()  # type: ignore[union-attr]
@@ -403,7 +404,7 @@ def test_housekeeping_forgets_a_barrier_that_all_subscriptions_have_passed(conte
     ended = context.consumer("prices", subscription="ended", durable=False, acknowledge="auto")
     put(context, 0, "prices")
     shape(context, 3, "prices", "distributed-topic")
-    housekeeper = Housekeeper(Domain(context.root), context._store, "prices")
+    housekeeper = Housekeeper(Domain(context.root), records_of(context), "prices")
 
     def passed() -> set[str]:
         """By those for whom all slots with messages have passed."""

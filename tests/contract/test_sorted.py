@@ -23,6 +23,7 @@ from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.domain import Domain
 from spark_jms.module import declare
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 
 QUEUES: dict[str, Any] = {
     "urgent": {"kind": "queue", "destination_keys": ("JMSPriority descending",)},
@@ -122,7 +123,9 @@ def test_redelivered_messages_may_come_first(context: Context) -> None:
 def test_known_order_does_not_outlive_a_delivery_that_is_a_key(context: Context) -> None:
     """T15: the same messages are available as before, but two of them were delivered since."""
     context.producer("again").send_many({"text": t} for t in "abcde")
-    subscriber = Subscriber(context._domain, context._store, "again", "-", "q", ConsumerSettings(replayable=False))
+    subscriber = Subscriber(
+        domain_of(context), records_of(context), "again", "-", "q", ConsumerSettings(replayable=False)
+    )
     batch = subscriber.next_batch(Batch("q"), Limits())
     assert batch is not None
     assert subscriber.release(batch.claim, {0: Ranges.of((4, 5))}, delivered=True)
@@ -149,13 +152,15 @@ def test_unit_of_order_keeps_its_order(context: Context) -> None:
 def test_batches_of_members_are_sorted_each(context: Context) -> None:
     """T15, C4: each member delivers its own messages in order."""
     context.producer("parts").send_many({"text": f"{n}", "priority": n % 10} for n in range(300))
-    subscriber = Subscriber(context._domain, context._store, "parts", "-", "q", ConsumerSettings(replayable=False))
+    subscriber = Subscriber(
+        domain_of(context), records_of(context), "parts", "-", "q", ConsumerSettings(replayable=False)
+    )
     batch = subscriber.next_batch(Batch("q"), Limits(max_messages=30))
     assert batch is not None
     assert batch.count == 30
-    table = context._domain.log("parts")
+    table = domain_of(context).log("parts")
     for member, pick in batch.members.items():
-        rows = context._domain.log("parts").snapshot.member_files(member)
+        rows = domain_of(context).log("parts").snapshot.member_files(member)
         assert rows
         priorities = _priorities(table, member)
         taken = [priorities[n] for n in pick.picks.numbers().tolist()]
@@ -181,7 +186,9 @@ def test_table_of_a_sender_is_stored_in_order(context: Context) -> None:
         {"text": [str(n) for n in range(count)], "JMSPriority": pa.array([n % 10 for n in range(count)], pa.int32())}
     )
     context.producer("urgent").send_table(rows)
-    subscriber = Subscriber(context._domain, context._store, "urgent", "-", "q", ConsumerSettings(replayable=False))
+    subscriber = Subscriber(
+        domain_of(context), records_of(context), "urgent", "-", "q", ConsumerSettings(replayable=False)
+    )
     batch = subscriber.next_batch(Batch("q"), Limits(max_messages=2_000))
     assert batch is not None
     assert batch.count == 2_000
@@ -202,7 +209,9 @@ def test_scattered_picks_stay_within_the_bound_of_a_claim(context: Context, monk
 
 def received_batches(context: Context, destination: str) -> list[int]:
     """Sequences in the order of the batches; within a batch of one priority they ascend."""
-    subscriber = Subscriber(context._domain, context._store, destination, "-", "q", ConsumerSettings(replayable=False))
+    subscriber = Subscriber(
+        domain_of(context), records_of(context), destination, "-", "q", ConsumerSettings(replayable=False)
+    )
     out: list[int] = []
     while (batch := subscriber.next_batch(Batch("q"), Limits(max_messages=10))) is not None:
         assert len(batch.members[0].picks) <= 3
@@ -223,7 +232,9 @@ def test_known_order_is_used_until_something_changes(context: Context, monkeypat
         return real(*arguments)
 
     monkeypatch.setattr(offers.SortedBacklogs, "_sorted", counted)
-    subscriber = Subscriber(context._domain, context._store, "urgent", "-", "q", ConsumerSettings(replayable=False))
+    subscriber = Subscriber(
+        domain_of(context), records_of(context), "urgent", "-", "q", ConsumerSettings(replayable=False)
+    )
 
     def take(count: int) -> tuple[str, list[int]]:
         batch = subscriber.next_batch(Batch("q"), Limits(max_messages=count))
@@ -253,7 +264,7 @@ def test_keys_may_change_while_a_consumer_runs(context: Context) -> None:
         texts = []
         for keys in ((), ("JMSPriority descending",), ("JMSMessageID descending", "JMSPriority ascending"), ()):
             apply_destinations(
-                context._domain,
+                domain_of(context),
                 [Destination("plain", "queue", destination_keys=keys)],
                 lambda destination, member: False,
             )
@@ -298,7 +309,7 @@ def test_sorting_is_warned_of_and_lifo_is_not(context: Context, caplog: pytest.L
         Destination("by-type", "queue", destination_keys=("JMSType ascending",)),
         Destination("newest", "queue", destination_keys=("JMSMessageID descending",)),
     ]
-    apply_destinations(context._domain, declared, lambda destination, member: False)
+    apply_destinations(domain_of(context), declared, lambda destination, member: False)
     assert [r.getMessage().split(":")[0] for r in caplog.records if r.name == "spark_jms"] == [
         "destination by-type is sorted by JMSType ascending"
     ]

@@ -17,6 +17,7 @@ from spark_jms.log.checkpoints import commit_path
 from spark_jms.log.domain import Domain
 from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 
 
 def test_table_behind_its_store_is_refused() -> None:
@@ -29,11 +30,11 @@ def test_table_behind_its_store_is_refused() -> None:
             last = [consumer.receive(timeout=10) for _ in range(3)][-1]
             assert last is not None
             last.acknowledge()
-        log = context._domain.log("orders")
+        log = domain_of(context).log("orders")
         version = log.refresh().version
         Path(log.storage.uri, commit_path(version)).unlink()
-        fresh = Domain(context._domain.root)
-        subscriber = Subscriber(fresh, context._store, "orders", "-", "q", ConsumerSettings())
+        fresh = Domain(domain_of(context).root)
+        subscriber = Subscriber(fresh, records_of(context), "orders", "-", "q", ConsumerSettings())
         with pytest.raises(RecordSetError, match=r"the store knows message 3 of orders/-/0, but the table ends at 2"):
             subscriber.next_batch(Batch("q"), Limits())
         subscriber.close()
@@ -44,9 +45,9 @@ def test_fenced_consumer_stays_closed() -> None:
     with memory_domain(orders="queue") as root, connect(root) as context:
         for n in range(3):
             context.producer("orders").send(text=str(n))
-        subscriber = Subscriber(context._domain, context._store, "orders", "-", "q", ConsumerSettings())
+        subscriber = Subscriber(domain_of(context), records_of(context), "orders", "-", "q", ConsumerSettings())
         assert subscriber.next_batch(Batch("q"), Limits(max_messages=1)) is not None
-        store = store_of(context._store, HOME)
+        store = store_of(records_of(context), HOME)
         assert isinstance(store, MemoryStore)
         store.crash(subscriber.members.session)
         with pytest.raises(ConsumerClosedException):

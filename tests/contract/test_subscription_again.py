@@ -11,6 +11,7 @@ from spark_jms.claims.subscriptions import drop_subscription, droppable_subscrip
 from spark_jms.log import subscriptions as durable
 from spark_jms.log.domain import Domain
 from spark_jms.testing.domain import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 
 
 def receive_all(root: str, count: int) -> list[str | None]:
@@ -89,11 +90,11 @@ def test_housekeeping_clears_positions_of_dropped_subscriptions() -> None:
         consumer = context.consumer("prices", subscription="s", starting_position="earliest")
         context.producer("prices").send_many({"text": f"m{i}"} for i in range(3))
         messages = [one.receive(timeout=10) for one in (kept, consumer)]
-        durable.drop_subscription(context._domain.log("prices"), "s")
+        durable.drop_subscription(domain_of(context).log("prices"), "s")
         for message in messages:
             assert message is not None
             message.acknowledge()
-        housekeeper = Housekeeper(context._domain, context._store, "prices")
+        housekeeper = Housekeeper(domain_of(context), records_of(context), "prices")
         housekeeper.rounds.CLEAN_UP_EVERY_S = 0.0
         housekeeper.run()
         assert housekeeper.health.failures == {}

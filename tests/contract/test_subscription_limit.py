@@ -28,6 +28,7 @@ from spark_jms.errors import ModuleFileError
 from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, receiver_of, records_of
 from tests.contract.messages import texts, texts_now
 
 HOUR_MS = 3_600_000
@@ -77,7 +78,7 @@ def all_texts(context: Context, topic: str, name: str, **how: Any) -> list[str |
 
 
 def rows(context: Context, topic: str) -> dict[tuple[str, int], views.SubscriptionRow]:
-    found = views.subscriptions(context._domain, context._store, topic)
+    found = views.subscriptions(domain_of(context), records_of(context), topic)
     return {(row.subscription, row.member): row for row in found}
 
 
@@ -88,7 +89,7 @@ def deleted(context: Context, topic: str, name: str) -> int:
 
 
 def keep_house(context: Context, topic: str) -> None:
-    housekeeper = Housekeeper(context._domain, context._store, topic)
+    housekeeper = Housekeeper(domain_of(context), records_of(context), topic)
     try:
         assert housekeeper.run()
         assert not housekeeper.health.failures
@@ -115,7 +116,7 @@ def test_housekeeping_drops_where_there_is_no_consumer(context: Context) -> None
     keep_house(context, "prices")
     row = rows(context, "prices")["slow", 0]
     assert (row.backlog, row.subscription_messages_limit, row.subscription_limit_deleted_count) == (5, 5, 7)
-    acknowledged = views.acknowledgements(context._domain, context._store, "prices")
+    acknowledged = views.acknowledgements(domain_of(context), records_of(context), "prices")
     assert [(a.consumer, a.first, a.last) for a in acknowledged] == [(LIMIT, 1, 7)]
     keep_house(context, "prices")
     assert deleted(context, "prices", "slow") == 7
@@ -128,7 +129,7 @@ def test_messages_of_a_consumer_are_immune(context: Context) -> None:
         send(context, "prices", *numbered(1, 5))
         assert texts(consumer, 5) == numbered(1, 5)
         send(context, "prices", *numbered(6, 8))
-        consumer._receiver.make_room()
+        receiver_of(consumer).make_room()
         row = rows(context, "prices")["s", 0]
         assert (row.backlog, row.subscription_limit_deleted_count) == (6, 2)
         consumer.recover()
@@ -144,7 +145,7 @@ def test_holder_drops_while_it_does_not_receive(context: Context) -> None:
         send(context, "prices", *numbered(1, 9))
         keep_house(context, "prices")
         assert deleted(context, "prices", "s") == 0, "the record is the consumer's"
-        consumer._receiver.make_room()
+        receiver_of(consumer).make_room()
         assert deleted(context, "prices", "s") == 5
         assert texts(consumer, 4) == numbered(6, 9)
 
@@ -220,7 +221,7 @@ def test_life_cycle_log_tells_what_made_room_and_what_was_refused(context: Conte
     for n in range(12):
         producer.send(text=str(n), properties={"color": "red" if n % 2 == 0 else "blue"})
     keep_house(context, "logged")
-    found = [row for row in events(context._domain, context._store, "logged", "red") if row.subscription]
+    found = [row for row in events(domain_of(context), records_of(context), "logged", "red") if row.subscription]
     assert [(row.event, row.ranges) for row in found] == [("refused", "2, 4, 6, 8, 10, 12"), ("removed", "1")]
 
 
@@ -231,7 +232,7 @@ def test_expired_message_leaves_by_its_policy_and_not_by_the_limit(context: Cont
     send(context, topic, *numbered(1, 3), time_to_live="1 h")
     send(context, topic, *numbered(4, 9))
     later = now_ms() + 2 * HOUR_MS
-    query = Subscriber(context._domain, context._store, topic, "s", "c", ConsumerSettings(), lambda: later)
+    query = Subscriber(domain_of(context), records_of(context), topic, "s", "c", ConsumerSettings(), lambda: later)
     query.make_room()
     batch = query.next_batch(Batch("c", table=query.table_id), Limits())
     query.close()
@@ -263,16 +264,18 @@ def test_subscription_that_is_not_durable_has_the_limit(context: Context) -> Non
 
 def test_limit_changes_while_messages_wait(context: Context) -> None:
     """T4: a lower one takes effect with the next message at the latest; -1 removes the limit."""
-    apply_destinations(context._domain, [Destination("free", "topic", messages_limit_override=3)], lambda d, m: False)
+    apply_destinations(
+        domain_of(context), [Destination("free", "topic", messages_limit_override=3)], lambda d, m: False
+    )
     subscribed(context, "free", "s")
     send(context, "free", *numbered(1, 3))
     keep_house(context, "free")
     changed = Destination("free", "topic", messages_limit_override=2)
-    apply_destinations(context._domain, [changed], lambda d, m: False)
+    apply_destinations(domain_of(context), [changed], lambda d, m: False)
     send(context, "free", "4")
     keep_house(context, "free")
     assert rows(context, "free")["s", 0].backlog == 2
-    apply_destinations(context._domain, [Destination("free", "topic")], lambda d, m: False)
+    apply_destinations(domain_of(context), [Destination("free", "topic")], lambda d, m: False)
     send(context, "free", *numbered(5, 20))
     assert all_texts(context, "free", "s") == numbered(3, 20)
     row = rows(context, "free")["s", 0]
@@ -301,10 +304,10 @@ def test_statistics_show_limits(context: Context) -> None:
     subscribed(context, "prices", "s")
     send(context, "prices", *numbered(1, 6))
     keep_house(context, "prices")
-    (row,) = collect(context._domain, context._store, "prices").subscriptions
+    (row,) = collect(domain_of(context), records_of(context), "prices").subscriptions
     assert (row.subscription_messages_limit, row.subscription_limit_deleted_count) == (5, 1)
     subscribed(context, "free", "s")
-    (row,) = collect(context._domain, context._store, "free").subscriptions
+    (row,) = collect(domain_of(context), records_of(context), "free").subscriptions
     assert not row.has_limit
 
 
@@ -337,7 +340,7 @@ def test_subscription_that_is_dropped_meanwhile_leaves_nothing(
     monkeypatch.setattr(subscription_limit, "is_over", is_over_and_dropped)
     keep_house(context, "prices")
     assert next(drops, "dropped") == "dropped"
-    apply_destinations(context._domain, [Destination("prices", "topic")], lambda d, m: False)
+    apply_destinations(domain_of(context), [Destination("prices", "topic")], lambda d, m: False)
     subscribed(context, "prices", "s", starting_position="earliest")
     assert all_texts(context, "prices", "s") == numbered(1, 12)
 
@@ -371,7 +374,7 @@ def test_random_course_keeps_the_account(context: Context, seed: int) -> None:
         elif action == "house":
             keep_house(context, "prices")
             for consumer in open_ones.values():
-                consumer._receiver.make_room()
+                receiver_of(consumer).make_room()
             for (_, _), row in rows(context, "prices").items():
                 assert row.backlog <= 5 + held[row.subscription]
         elif action == "open" and name not in open_ones:
@@ -421,7 +424,7 @@ class Course:
 def test_random_course_drops_exactly_the_heads(context: Context, topic: str) -> None:
     """T4, T15: after each decision exactly those messages are left that lists have, message after message: whatever was claimed,
     finished and given back since the decision before."""
-    chance, log, last = random.Random(topic), context._domain.log(topic), 0
+    chance, log, last = random.Random(topic), domain_of(context).log(topic), 0
     state = RecordSet().attach("reader", "session")
     limit = subscription_limit.SubscriptionLimit(log, "s", None, str, now_ms)
     priorities: dict[int, int] = {}

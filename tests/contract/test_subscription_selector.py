@@ -13,6 +13,7 @@ from spark_jms.errors import OptionError
 from spark_jms.log.domain import Domain
 from spark_jms.log.subscriptions import drop_subscription
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of
 
 RED, BLUE = "color = 'red'", "color = 'blue'"
 
@@ -77,7 +78,7 @@ def test_subscription_without_selector_delivers_all(context: Context) -> None:
 def test_running_consumer_notices_a_changed_selector(context: Context) -> None:
     """C7, C10: the next batch refuses a consumer with the old selector, before it finishes messages of the new one."""
     old = subscribe(context, RED)
-    drop_subscription(context._domain.log("prices"), "s")
+    drop_subscription(domain_of(context).log("prices"), "s")
     subscribe(context, BLUE)
     send_colors(context)
     with pytest.raises(OptionError, match="blue"):

@@ -21,6 +21,7 @@ from spark_jms.log.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
 from spark_jms.log.storage import now_ms
 from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import domain_of, receiver_of, records_of, subscriber_of
 from tests.contract.killed import killed_client
 from tests.contract.messages import texts_now
 
@@ -45,15 +46,15 @@ def send(context: Context, *given: str, topic: str = "prices") -> None:
 
 
 def uses(context: Context) -> set[str]:
-    return set(active_subscriptions(context._store, context._domain.log("prices").refresh().table_id))
+    return set(active_subscriptions(records_of(context), domain_of(context).log("prices").refresh().table_id))
 
 
 def filled_records(context: Context) -> list[str]:
     """Record sets with anything but their position in the acknowledgement table."""
     return [
         name
-        for name in context._store.names("members/")
-        if (state := read_state(context._store, name)) != RecordSet(position=state.position)
+        for name in records_of(context).names("members/")
+        if (state := read_state(records_of(context), name)) != RecordSet(position=state.position)
     ]
 
 
@@ -61,16 +62,16 @@ def filled_records(context: Context) -> list[str]:
 def test_consumer_without_a_name_gets_what_is_sent_from_now_on(context: Context) -> None:
     """C10: each has a subscription of its own, on every member; nothing of it is in the table's metadata."""
     send(context, "before", topic="spread")
-    version = context._domain.log("spread").refresh().version
+    version = domain_of(context).log("spread").refresh().version
     with context.consumer("spread") as one, context.consumer("spread", selector="JMSPriority > 6") as picky:
         send(context, "a", "b", "c", topic="spread")
         context.producer("spread").send(text="d", priority=9)
         assert sorted(map(str, texts_now(one, 5))) == ["None", "a", "b", "c", "d"]
         assert texts_now(picky, 2) == ["d", None]
         assert context.subscriptions("spread") == []
-        assert context._domain.log("spread").refresh().version == version + 4  # the sends
+        assert domain_of(context).log("spread").refresh().version == version + 4  # the sends
     assert filled_records(context) == []
-    assert not [name for name in context._store.names("subscribers/") if context._store.peek(name)]
+    assert not [name for name in records_of(context).names("subscribers/") if records_of(context).peek(name)]
 
 
 def test_shared_subscription_that_is_not_durable_ends_with_its_last_consumer(context: Context) -> None:
@@ -81,7 +82,7 @@ def test_shared_subscription_that_is_not_durable_ends_with_its_last_consumer(con
     send(context, "1", "2", "3")
     assert texts_now(first, 1) == ["1"]
     first.close()
-    wait_until(lambda: (second._receiver.hand_over() or True) and texts_now(second, 1) == ["2"], LIMIT_S)
+    wait_until(lambda: (receiver_of(second).hand_over() or True) and texts_now(second, 1) == ["2"], LIMIT_S)
     assert uses(context) == {"~s", "s"}
     second.close()
     assert uses(context) == {"s"}
@@ -186,8 +187,8 @@ def test_subscription_belongs_to_the_client_id_and_its_policy(context: Context) 
 # -- purge and housekeeping --------------------------------------------------------------------------------------------
 def test_purge_waits_for_subscriptions_that_are_not_durable(context: Context) -> None:
     """C10, C13: their messages stay until they are finished, also where the table has no subscription."""
-    housekeeper = Housekeeper(context._domain, context._store, "prices")
-    log = context._domain.log("prices")
+    housekeeper = Housekeeper(domain_of(context), records_of(context), "prices")
+    log = domain_of(context).log("prices")
 
     def purged() -> int:
         housekeeper._states.clear()
@@ -200,7 +201,7 @@ def test_purge_waits_for_subscriptions_that_are_not_durable(context: Context) ->
         assert purged() == 1
         assert texts_now(alone, 1) == ["1"]
         assert purged() == 1
-        assert plan_purge(context._domain, context._store, "prices", None, ()).deleted_files == 0
+        assert plan_purge(domain_of(context), records_of(context), "prices", None, ()).deleted_files == 0
     assert purged() == 1
     housekeeper.close()
 
@@ -210,8 +211,8 @@ def test_purge_between_registration_and_floor_keeps_everything(
 ) -> None:
     """C10, C13: a subscription is entered before it reads its floor; a purge fixes its snapshot before it reads the store.
     In each interleaving no message of the subscription is removed."""
-    log = context._domain.log("prices")
-    housekeeper = Housekeeper(context._domain, context._store, "prices")
+    log = domain_of(context).log("prices")
+    housekeeper = Housekeeper(domain_of(context), records_of(context), "prices")
     start_floors, later = subscription_use.start_floors, now_ms() + LATER_MS
     found: list[str | None] = []
 
@@ -246,29 +247,29 @@ def test_purge_between_registration_and_floor_keeps_everything(
 
 def test_housekeeping_clears_what_a_killed_consumer_leaves(context: Context) -> None:
     """C10: its subscription, the claims in it and its entry are removed; live ones stay."""
-    if not isinstance(context._store, MemoryStore):
+    if not isinstance(records_of(context), MemoryStore):
         pytest.skip("test_killed_process_leaves_nothing_behind does this with a process")
     dead, alive = context.consumer("prices"), context.consumer("prices", subscription="t", durable=False)
     send(context, "1", "2")
     assert texts_now(dead, 1) == ["1"]
     assert texts_now(alive, 1) == ["1"]
-    for session in (dead._receiver._subscriber.members.session, dead._receiver._subscriber._use._session):  # type: ignore[union-attr]
-        context._store.crash(session)
+    for session in (subscriber_of(dead).members.session, subscriber_of(dead)._use._session):  # type: ignore[union-attr]
+        records_of(context).crash(session)
     assert uses(context) == {"~t"}
-    with context._store.connect("housekeeping") as session:
-        clear_leftovers(context._store, session, context._domain.log("prices"))
+    with records_of(context).connect("housekeeping") as session:
+        clear_leftovers(records_of(context), session, domain_of(context).log("prices"))
     assert [name.split("/")[2] for name in filled_records(context)] == ["~t"]
-    assert set(context._store.peek(context._store.names("subscribers/")[0])) == {"~t"}
+    assert set(records_of(context).peek(records_of(context).names("subscribers/")[0])) == {"~t"}
     with pytest.raises(ConsumerClosedException):
         texts_now(dead, 2)  # it may have fetched the second message before
 
 
 def test_consumer_whose_subscription_has_ended_fails(context: Context) -> None:
     """C10: the process stood still, its subscription ended, and messages may be gone; it must not skip them silently."""
-    if not isinstance(context._store, MemoryStore):
+    if not isinstance(records_of(context), MemoryStore):
         pytest.skip("in memory a session can be ended alone")
     consumer = context.consumer("prices")
-    context._store.crash(consumer._receiver._subscriber._use._session)  # type: ignore[union-attr]
+    records_of(context).crash(subscriber_of(consumer)._use._session)  # type: ignore[union-attr]
     with pytest.raises(ConsumerClosedException, match="ended while this process stood still"):
         consumer.receive(timeout=0)
 
@@ -290,10 +291,10 @@ def test_killed_process_leaves_nothing_behind() -> None:
                 context.consumer("prices", subscription="s", durable=False)
         wait_until(lambda: uses(context) == set(), LIMIT_S)
         assert filled_records(context) != []
-        with context._store.connect("housekeeping") as session:
-            clear_leftovers(context._store, session, context._domain.log("prices"))
+        with records_of(context).connect("housekeeping") as session:
+            clear_leftovers(records_of(context), session, domain_of(context).log("prices"))
         assert filled_records(context) == []
-        assert context._store.peek(context._store.names("subscribers/")[0]) == {}
+        assert records_of(context).peek(records_of(context).names("subscribers/")[0]) == {}
         context.consumer("prices", subscription="s", durable=False).close()
 
 
@@ -303,8 +304,8 @@ def test_views_show_subscriptions_that_are_not_durable(context: Context) -> None
     alone = context.consumer("prices")
     send(context, "1", "2")
     assert texts_now(alone, 1) == ["1"]
-    (row,) = views.subscriptions(context._domain, context._store, "prices")
+    (row,) = views.subscriptions(domain_of(context), records_of(context), "prices")
     assert (row.subscription, row.backlog) == ("~~1", 1)
     alone.close()
-    assert views.subscriptions(context._domain, context._store, "prices") == []
-    assert purge_files(context._domain, context._store, "prices").purged_files == 0
+    assert views.subscriptions(domain_of(context), records_of(context), "prices") == []
+    assert purge_files(domain_of(context), records_of(context), "prices").purged_files == 0

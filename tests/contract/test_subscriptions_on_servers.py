@@ -19,6 +19,7 @@ from spark_jms.core.record_set import RecordSet
 from spark_jms.errors import SubscriptionInUseError
 from spark_jms.log.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
 from spark_jms.log.storage import now_ms
+from spark_jms.testing.inside import domain_of, records_of, subscriber_of
 from spark_jms.testing.waiting import wait_until
 from tests.contract.killed import killed_client
 from tests.contract.servers import applied
@@ -40,14 +41,14 @@ def context(root: str) -> Iterator[Context]:
 
 @pytest.fixture
 def housekeeper(context: Context) -> Iterator[Housekeeper]:
-    made = Housekeeper(context._domain, context._store, "prices")
+    made = Housekeeper(domain_of(context), records_of(context), "prices")
     yield made
     made.close()
 
 
 def left_behind(context: Context) -> list[str]:
     """What the stores have of subscriptions, but for positions in the acknowledgement table."""
-    store = context._store
+    store = records_of(context)
     names = [name for prefix in ("", "@a/", "@b/", "@c/") for name in store.names(f"{prefix}members/")]
     states = {name: read_state(store, name) for name in names}
     filled = [name for name, state in states.items() if state != RecordSet(position=state.position)]
@@ -56,14 +57,14 @@ def left_behind(context: Context) -> list[str]:
 
 def purged(context: Context, housekeeper: Housekeeper, live_names: Any = None) -> int:
     housekeeper._states.clear()
-    log = context._domain.log("prices")
+    log = domain_of(context).log("prices")
     names = live_names or housekeeper.live_names
     return purge(log, housekeeper.is_done, now=now_ms() + LATER_MS, live_names=names).purged_messages
 
 
 def test_subscription_writes_no_metadata_and_leaves_nothing_behind(context: Context) -> None:
     """C10, D6, D7: on every server, with claimed messages too; the table has but the sends."""
-    version = context._domain.log("prices").refresh().version
+    version = domain_of(context).log("prices").refresh().version
     alone, shared = context.consumer("prices"), context.consumer("prices", subscription="s", durable=False)
     send(context, *"123456")
     assert received(shared, 6) == [*"123456"]
@@ -71,7 +72,7 @@ def test_subscription_writes_no_metadata_and_leaves_nothing_behind(context: Cont
     assert left_behind(context) != []
     alone.close()
     shared.close()
-    assert context._domain.log("prices").refresh().version == version + 6
+    assert domain_of(context).log("prices").refresh().version == version + 6
     assert left_behind(context) == []
 
 
@@ -136,8 +137,8 @@ def test_killed_process_leaves_nothing_behind(root: str, context: Context) -> No
             context.consumer("prices", subscription="s", durable=False)
     wait_until(lambda: uses(context) == set(), 60)
     assert left_behind(context) != []
-    with context._store.connect("housekeeping") as session:
-        clear_leftovers(context._store, session, context._domain.log("prices"))
+    with records_of(context).connect("housekeeping") as session:
+        clear_leftovers(records_of(context), session, domain_of(context).log("prices"))
     assert left_behind(context) == []
     context.consumer("prices", subscription="s", durable=False).close()
 
@@ -151,7 +152,7 @@ def test_exclusive_consumer_excludes_on_all_servers(tmp_path: Path, monkeypatch:
 
     with spark_jms.connect(root, housekeeping=False) as first, spark_jms.connect(root, housekeeping=False) as second:
         one = exclusive(first)
-        own = one._receiver._subscriber.settings.server
+        own = subscriber_of(one).settings.server
         real = subscription_use.why_silent
         monkeypatch.setattr(
             subscription_use,
@@ -171,7 +172,7 @@ def partitioned(tmp_path: Path) -> Iterator[Context]:
 
 @pytest.fixture
 def keeper(partitioned: Context) -> Iterator[Housekeeper]:
-    made = Housekeeper(partitioned._domain, partitioned._store, "prices")
+    made = Housekeeper(domain_of(partitioned), records_of(partitioned), "prices")
     yield made
     made.close()
 
@@ -183,7 +184,7 @@ def test_consumer_of_one_member_leaves_the_others_to_purge(partitioned: Context,
         send(partitioned, "mine", to="a@prices")
         send(partitioned, "another's", "another's", to="b@prices")
         assert purged(partitioned, keeper) == 2
-        assert sum(row.backlog for row in subscriptions(partitioned._domain, partitioned._store, "prices")) == 1
+        assert sum(row.backlog for row in subscriptions(domain_of(partitioned), records_of(partitioned), "prices")) == 1
         assert received(consumer, 1) == ["mine"]
         assert purged(partitioned, keeper) == 1
 

@@ -27,6 +27,7 @@ from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import send
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.expirations import Search
 from tests.unit.test_utf8 import BAD, TEXTS, map_of, text_of
 
@@ -51,7 +52,7 @@ def context() -> Iterator[Context]:
 
 def plant(context: Context, destination: str, place: str, *, bad: bytes = BAD, **columns: pa.Array) -> None:
     """Three messages, the second with bytes in this place, as a version without the sender's check wrote them."""
-    log = context._domain.log(destination)
+    log = domain_of(context).log(destination)
     writer = MessageWriter(log.storage, log.refresh().destination, 0)
     rows = normalise(pa.RecordBatch.from_pydict({"text": pa.array(["0", "1", "2"]), **columns}), 1, 10**6)
     values = text_of(b"a", bad, b"z")
@@ -126,7 +127,7 @@ def test_failed_message_is_redriven_as_it_was(context: Context, place: str) -> N
     """C20, C8: from the error destination back, with its bytes."""
     plant(context, "moved", place, JMSExpiration=pa.array([PAST] * 3))
     assert Search(context, "moved").run() == 3
-    assert redrive(context._domain, context._store, RedriveOrder("errors"), 5).messages == {"moved": 3}
+    assert redrive(domain_of(context), records_of(context), RedriveOrder("errors"), 5).messages == {"moved": 3}
     assert received(context, "moved") == [4, 6]
     (aside,) = context.browser(SET_ASIDE)
     assert aside.properties[FROM] == "moved/-/0#5"
@@ -136,7 +137,7 @@ def test_failed_message_is_redriven_as_it_was(context: Context, place: str) -> N
 def test_moved_message_keeps_its_bytes(context: Context, place: str) -> None:
     """C20, C18: to a destination with several members."""
     plant(context, "orders", place)
-    move(context._domain, context._store, MoveOrder("orders", "spread"), 5)
+    move(domain_of(context), records_of(context), MoveOrder("orders", "spread"), 5)
     bad = [m for m in context.browser("spread") if UNDECODABLE_PROPERTY in m.properties]
     assert ["b'h\\xffi'" in str(m.properties[UNDECODABLE_PROPERTY]) for m in bad] == [True]
     assert len(received(context, "spread")) == 2
@@ -151,7 +152,7 @@ def test_sorted_destination_delivers_the_neighbours(context: Context, place: str
 
 def test_key_of_numbers_is_missing_where_its_text_is_not_utf8(context: Context) -> None:
     """C20, T15: as any text that is no number."""
-    log = context._domain.log("sorted")
+    log = domain_of(context).log("sorted")
     writer = MessageWriter(log.storage, log.refresh().destination, 0)
     rows = normalise(pa.RecordBatch.from_pydict({"text": ["0", "1", "2"]}), 1, 10**6)
     keys = map_of(pa.array(["a"] * 3), text_of(b"1", BAD, b"3"))
@@ -163,7 +164,7 @@ def test_key_of_numbers_is_missing_where_its_text_is_not_utf8(context: Context) 
 
 def test_unit_of_work_of_such_a_name_is_set_aside(context: Context) -> None:
     """C20, T12: and another unit is delivered."""
-    log = context._domain.log("works")
+    log = domain_of(context).log("works")
     writer = MessageWriter(log.storage, log.refresh().destination, 0)
     names = ["JMS_BEA_UnitOfWork", "JMS_BEA_UnitOfWorkSequenceNumber", "JMS_BEA_IsUnitOfWorkEnd"]
     rows = normalise(pa.RecordBatch.from_pydict({"text": ["0", "1"]}), 1, 10**6)
@@ -180,11 +181,13 @@ def test_unit_of_work_of_such_a_name_is_set_aside(context: Context) -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_compaction_and_promotion_continue(context: Context, place: str) -> None:
     """C20, C13, C7: the file's statistics leave such a column out."""
-    log = context._domain.log("orders")
+    log = domain_of(context).log("orders")
     for _ in range(3):
         plant(context, "orders", place, bad=b"\xff")
     apply_destinations(
-        context._domain, [attrs.evolve(log.refresh().destination, promoted_properties=("b:string",))], lambda *_: False
+        domain_of(context),
+        [attrs.evolve(log.refresh().destination, promoted_properties=("b:string",))],
+        lambda *_: False,
     )
     compact(log)
     assert len(log.refresh().member_files(0).files) == 1
@@ -193,7 +196,7 @@ def test_compaction_and_promotion_continue(context: Context, place: str) -> None
 
 def test_compressed_text_reaches_spark_as_it_was_sent(context: Context) -> None:
     """C20, T8: and does not stop the batch."""
-    log = context._domain.log("orders")
+    log = domain_of(context).log("orders")
     writer = MessageWriter(log.storage, log.refresh().destination, 0)
     rows = normalise(pa.RecordBatch.from_pydict({"text": ["good" * 99, "bad"]}), 1, 10**6)
     rows = rows.set_column(rows.schema.names.index("text"), "text", text_of(b"good" * 99, b"bad\xff" * 99))

@@ -22,6 +22,7 @@ from spark_jms.log.domain import Domain
 from spark_jms.log.server_state import stop_server
 from spark_jms.store import MemoryStore, OutcomeUnknownError, Put, StoreBusyError, StoreClosedError
 from spark_jms.store.file.backend import FileBackend
+from spark_jms.testing.inside import domain_of, records_of
 from spark_jms.testing.waiting import wait_until
 from tests.contract.cli.commands import Jmsq
 from tests.contract.cli.conftest import jmsq, js  # noqa: F401
@@ -163,7 +164,7 @@ def test_housekeeping_asks_no_stopped_server(root: str, monkeypatch: pytest.Monk
         for server in "ab":
             context.producer(f"{server}@orders").send(text="x")
         stop_server(Domain(root), "b")
-        housekeeper = Housekeeper(context._domain, context._store, "orders")
+        housekeeper = Housekeeper(domain_of(context), records_of(context), "orders")
         asked: list[str] = []
         real = FileBackend.read
 
@@ -229,7 +230,7 @@ def test_move_whose_record_is_held_asks_no_other_server(root: str, hanging: Hang
         context.producer("a@orders").send(text="1")
         store.sessions()
         snapshot = domain.log("orders").refresh()
-        with context._store.connect("holder") as holder:
+        with records_of(context).connect("holder") as holder:
             holder.open(record_of(snapshot, "-", 0))
             hanging.begin()
             try:

@@ -17,6 +17,7 @@ from spark_jms.client.context import Context
 from spark_jms.client.message import Message
 from spark_jms.errors import MessageFormatError
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 
 NEVER = 2**63 - 1  # Java's greatest long
 NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001
@@ -39,7 +40,7 @@ def test_time_beyond_the_calendar_is_delivered(context: Context, queue: str) -> 
     context.producer(queue).send_many([Message("a", expiration_ms=NEVER), Message("b", expiration_ms=NEVER)])
     (first, _) = context.browser(queue)
     assert (first.expiration, first.expiration_ms, first.to_dict()["expiration_ms"]) == (None, NEVER, NEVER)
-    assert collect(context._domain, context._store, queue)
+    assert collect(domain_of(context), records_of(context), queue)
     with context.consumer(queue, acknowledge="individual") as consumer:
         for redelivered in (False, True, False):
             message = consumer.receive(timeout=5)

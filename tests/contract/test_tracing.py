@@ -24,6 +24,7 @@ from spark_jms.client import Context, Message, tracing
 from spark_jms.client.completion import CompletionListener
 from spark_jms.errors import InsertionPausedError, MessageFormatError
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import domain_of, records_of
 
 GIVEN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 LIMIT_S = 10
@@ -241,7 +242,7 @@ def test_unit_of_work_links_to_each_of_its_messages(recorded: Recorded) -> None:
 
 def test_failed_send_ends_its_span_with_the_error(recorded: Recorded, context: Context) -> None:
     """M5"""
-    pause(context._domain, "orders", ["insertion"])
+    pause(domain_of(context), "orders", ["insertion"])
     with pytest.raises(InsertionPausedError):
         context.producer("orders", send_timeout=0).send(text="x")
     span = recorded.only("send orders")
@@ -268,7 +269,7 @@ def test_span_of_an_asynchronous_send_ends_with_its_completion(recorded: Recorde
     wait_until(lambda: seen.spans == 1, LIMIT_S)
     (message,) = context.browser("orders")
     assert message.properties["traceparent"] == context_of(recorded.only("send orders"))
-    pause(context._domain, "orders", ["insertion"])
+    pause(domain_of(context), "orders", ["insertion"])
     producer.send(text="y", completion=seen)
     wait_until(lambda: seen.spans == 2, LIMIT_S)
     assert [span.status.status_code for span in recorded.named("send orders")] == [StatusCode.UNSET, StatusCode.ERROR]
@@ -376,7 +377,7 @@ def test_coroutines_have_their_own_context(recorded: Recorded, root: str) -> Non
 def test_moved_message_keeps_its_context(recorded: Recorded, context: Context) -> None:
     """M5, C18: a transfer keeps all properties."""
     context.producer("orders").send(text="x")
-    move(context._domain, context._store, MoveOrder("orders", "invoices"), wait_s=LIMIT_S)
+    move(domain_of(context), records_of(context), MoveOrder("orders", "invoices"), wait_s=LIMIT_S)
     (message,) = context.browser("invoices")
     assert message.properties["traceparent"] == context_of(recorded.only("send orders"))
 

@@ -29,6 +29,7 @@ from spark_jms.errors import (
 )
 from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.messages import send_texts
 from tests.contract.quotas import made
 
@@ -56,7 +57,7 @@ def received(consumer: Any, text: str) -> Message:
 def replaced(root: str, destination: str, *, again: bool = True) -> None:
     """By another process: dropped, and created again."""
     with spark_jms.connect(root, housekeeping=False) as other:
-        drop_destination(other._domain, other._store, destination, force=True)
+        drop_destination(domain_of(other), records_of(other), destination, force=True)
     if again:
         spark_jms.apply(root, {"destinations": {destination: QUEUE}})
 
@@ -101,7 +102,7 @@ def test_transaction_to_a_replaced_destination_is_rolled_back(
         assert isinstance(caught.value.__cause__, DestinationReplacedError | InvalidDestinationError)
         monkeypatch.undo()
         assert shown(context, "prices") == ["made"]
-        assert not transactions(context._domain, context._store)
+        assert not transactions(domain_of(context), records_of(context))
         assert received(consumer, "first").redelivered
         if again:
             audit.send(text="x")
@@ -217,7 +218,7 @@ def paused_at_completion(context: Context, monkeypatch: pytest.MonkeyPatch) -> N
 
     def paused(self: Any, *arguments: Any) -> None:
         monkeypatch.undo()
-        pause(context._domain, "audit", [INSERTION])
+        pause(domain_of(context), "audit", [INSERTION])
         original(self, *arguments)
 
     monkeypatch.setattr(CoordinatedCommit, "_complete", paused)
@@ -246,10 +247,10 @@ def test_order_of_a_unit_goes_through_transactions(root: str, monkeypatch: pytes
             received(next_consumer, "free")
             assert next_consumer.receive(timeout=0.3) is None
             next_session.commit()
-            assert Coordinators(context._domain, context._store).recover()  # it waits
+            assert Coordinators(domain_of(context), records_of(context)).recover()  # it waits
             assert next_consumer.receive(timeout=0.3) is None
-            resume(context._domain, "audit", [INSERTION])
-            Coordinators(context._domain, context._store).recover()
+            resume(domain_of(context), "audit", [INSERTION])
+            Coordinators(domain_of(context), records_of(context)).recover()
             assert shown(context, "audit") == ["O1"]
             received(next_consumer, "A2")
             next_session.producer("audit").send(text="O2")
@@ -268,11 +269,11 @@ def test_a_blocked_target_holds_no_unit_for_ever(root: str, monkeypatch: pytest.
         paused_at_completion(context, monkeypatch)
         with pytest.raises(TransactionUnfinishedError, match="audit"):
             session.commit()
-        storage = context._domain.log("audit").storage
+        storage = domain_of(context).log("audit").storage
         for file in storage.list(""):
             if file.path.endswith(".parquet"):
                 storage.delete(file.path)
-        assert any("blocked" in problem for problem in Coordinators(context._domain, context._store).recover())
+        assert any("blocked" in problem for problem in Coordinators(domain_of(context), records_of(context)).recover())
         received(consumer, "A2")
 
 
@@ -319,7 +320,7 @@ def test_a_decided_transaction_uses_the_room_its_dead_owner_reserved(
         a_completer_dies(context)
         made(small, {"messagesMaximum": 2}, audit={"kind": "queue", "quota": "small"}, source=QUEUE)
         with spark_jms.connect(small, housekeeping=False) as other:
-            assert Coordinators(other._domain, other._store).recover() == ()
+            assert Coordinators(domain_of(other), records_of(other)).recover() == ()
             assert shown(other, "orders") == ["x", "x", "x", "result"]
 
 
@@ -339,7 +340,7 @@ def dies_at_decision(session: TransactedSession, monkeypatch: pytest.MonkeyPatch
 
 def a_completer_dies(context: Context) -> None:
     """Behind its own reservation of the room that the owner had reserved; another dead sender waits in line before it."""
-    quotas = context._domain.quotas
+    quotas = domain_of(context).quotas
     limit = quotas.limit("small")
     ledger = quotas.ledger("small", limit, "orders")
     (owned,) = ledger.read().state.reservations
@@ -362,7 +363,7 @@ def test_one_transaction_that_fails_does_not_stop_the_others(root: str, monkeypa
             with monkeypatch.context() as patch:
                 patch.setattr(Coordinators, "complete", lambda _, one: ("not now",) if one.state.open else ())
                 dies_at_decision(another, monkeypatch)
-        coordinators = Coordinators(context._domain, context._store)
+        coordinators = Coordinators(domain_of(context), records_of(context))
         complete, first = Coordinators.complete, []
 
         def broken(self: Coordinators, coordinator: Coordinator) -> tuple[str, ...]:

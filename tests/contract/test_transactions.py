@@ -38,13 +38,16 @@ from spark_jms.log.local_storage import LocalStorage
 from spark_jms.store import OutcomeUnknownError, Put, StoreBusyError
 from spark_jms.store.memory import MemoryStore
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import coordinators_of, domain_of, records_of
 from tests.contract.messages import send_texts
 from tests.contract.quotas import made
 from tests.contract.transactions import pause_of, received, shown
 
 
 def data_files(context: Context, destination: str) -> set[str]:
-    return {file.path for file in context._domain.log(destination).storage.list("") if file.path.endswith(".parquet")}
+    return {
+        file.path for file in domain_of(context).log(destination).storage.list("") if file.path.endswith(".parquet")
+    }
 
 
 def test_commit_sends_to_several_destinations_and_acknowledges(context: Context) -> None:
@@ -141,11 +144,11 @@ def test_a_decided_transaction_is_completed_by_another_process(
             session.commit()
         monkeypatch.undo()
         assert consumer.receive(timeout=0) is None  # never redelivered
-        (look,) = open_transactions(context._domain, context._store).open
+        (look,) = open_transactions(domain_of(context), records_of(context)).open
         assert (look.transaction.state.value, look.owner_lives) == ("committed", False)
         assert any("spread" in text for text in look.waits)
         with spark_jms.connect(client_root, housekeeping=False) as other:
-            coordinators = Coordinators(other._domain, other._store)
+            coordinators = Coordinators(domain_of(other), records_of(other))
             wait_until(lambda: not coordinators.recover(), what="the consumer acknowledges")
             assert shown(other, "spread") == ["x"]
             assert shown(other, "orders") == []
@@ -153,7 +156,7 @@ def test_a_decided_transaction_is_completed_by_another_process(
         session.producer("prices").send(text="y2")
         session.commit()
     assert sorted(map(str, shown(context, "spread"))) == ["x", "x2"]
-    assert not transactions(context._domain, context._store)
+    assert not transactions(domain_of(context), records_of(context))
 
 
 def test_an_owner_that_slept_through_recovery_cannot_commit(
@@ -170,11 +173,11 @@ def test_an_owner_that_slept_through_recovery_cannot_commit(
         original = Coordinator.decide
 
         def slept(self: Coordinator, *arguments: Any) -> None:
-            assert context._coordinators._session is not None
-            home = home_of(context._store)
+            assert coordinators_of(context)._session is not None
+            home = home_of(records_of(context))
             assert isinstance(home, MemoryStore)
-            home.crash(context._coordinators._session)
-            assert not Coordinators(context._domain, context._store).recover()
+            home.crash(coordinators_of(context)._session)
+            assert not Coordinators(domain_of(context), records_of(context)).recover()
             original(self, *arguments)
 
         monkeypatch.setattr(Coordinator, "decide", slept)
@@ -212,7 +215,7 @@ def test_a_failing_store_at_the_decision_is_asked_again(
                 session.commit()
     assert shown(context, "spread") == (["x"] if written else [])
     assert len(shown(context, "orders")) == (0 if written else 1)
-    assert not transactions(context._domain, context._store)
+    assert not transactions(domain_of(context), records_of(context))
 
 
 def test_a_transaction_that_takes_too_long_is_rolled_back(context: Context) -> None:
@@ -304,7 +307,7 @@ def test_a_temporary_queue_follows_an_unfinished_commit(context: Context, monkey
                 session.commit()
         session.rollback()
         assert shown(context, inbox.name) == []
-        assert not context._coordinators.recover()
+        assert not coordinators_of(context).recover()
     assert (shown(context, "orders"), shown(context, "spread")) == (["x"], ["x"])
 
 
@@ -366,7 +369,7 @@ def test_an_interrupt_at_the_decision_undoes_nothing(
                 patch.setattr(Coordinators, "has_decided", interrupted_again)
             with pytest.raises(KeyboardInterrupt):
                 session.commit()
-    wait_until(lambda: not context._coordinators.recover() and shown(context, "orders") == [])
+    wait_until(lambda: not coordinators_of(context).recover() and shown(context, "orders") == [])
     assert shown(context, "spread") == ["x"]
 
 
@@ -375,14 +378,14 @@ def test_a_damaged_coordinator_keeps_back_no_other_transaction(
     context: Context, client_root: str, value: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """T16, C14: the next session takes another one, recovery names it, and `jmsq transactions` shows it with the others."""
-    with context._store.connect("test") as session, session.open(coordinator_record(0)) as handle:
+    with records_of(context).connect("test") as session, session.open(coordinator_record(0)) as handle:
         handle.commit([Put(COORDINATOR_KEY, value)])
     with context.transacted_session() as session:
         session.producer("spread").send(text="x")
         session.producer("orders").send(text="x")
         session.commit()
     assert (shown(context, "spread"), shown(context, "orders")) == (["x"], ["x"])
-    (problem,) = context._coordinators.recover()
+    (problem,) = coordinators_of(context).recover()
     assert coordinator_record(0) in problem
     with monkeypatch.context() as patch:
         for module in (coordinated_commit, coordinators):
@@ -392,7 +395,7 @@ def test_a_damaged_coordinator_keeps_back_no_other_transaction(
             session.producer("orders").send(text="y")
             with pytest.raises(TransactionUnfinishedError):
                 session.commit()
-        damaged, unfinished = transactions(context._domain, context._store)
+        damaged, unfinished = transactions(domain_of(context), records_of(context))
     assert (damaged.transaction, damaged.state, damaged.made) == (coordinator_record(0), DAMAGED, None)
     assert coordinator_record(0) in damaged.waits[0]
     assert unfinished.state == "committed"
@@ -419,10 +422,12 @@ def test_a_server_that_hangs_keeps_no_transaction_from_its_coordinator(
         return original(*arguments)
 
     monkeypatch.setattr(coordinators, "append_transfer", hanging)
-    recovery = threading.Thread(target=alone._coordinators.recover, daemon=True)
+    recovery = threading.Thread(target=coordinators_of(alone).recover, daemon=True)
     recovery.start()
     assert asked.wait(60)
-    taking = threading.Thread(target=lambda: alone._coordinators.give_back(alone._coordinators.take()), daemon=True)
+    taking = threading.Thread(
+        target=lambda: coordinators_of(alone).give_back(coordinators_of(alone).take()), daemon=True
+    )
     taking.start()
     taking.join(10)
     was_free = not taking.is_alive()
@@ -500,7 +505,7 @@ def test_a_rolled_back_transaction_leaves_no_reservation(tmp_path: Path) -> None
                     continue
                 with pause_of(context, "spread"), pytest.raises(TransactionRolledBackException, match="paused"):
                     session.commit()
-                (row,) = quotas(context._domain, ["small"])
+                (row,) = quotas(domain_of(context), ["small"])
                 assert (row.messages_used, row.messages_reserved) == (0, 0)
             session.producer("orders").send(text="y")
             session.producer("audit").send(text="y")

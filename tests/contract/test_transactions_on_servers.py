@@ -37,6 +37,7 @@ from spark_jms.errors import (
 from spark_jms.log.domain import Domain
 from spark_jms.store import MemoryStore, StoreBusyError
 from spark_jms.testing import wait_until
+from spark_jms.testing.inside import coordinators_of, domain_of, records_of
 from tests.contract.servers import SERVERS, Away
 
 ORDERS = [str(n) for n in range(6)]
@@ -84,7 +85,7 @@ def worked(session: TransactedSession) -> Any:
 
 def open_ones(root: str) -> list[Any]:
     with spark_jms.connect(root, housekeeping=False) as context:
-        return transactions(context._domain, context._store)
+        return transactions(domain_of(context), records_of(context))
 
 
 # -- an owner that dies -------------------------------------------------------------------------------------------------
@@ -361,7 +362,7 @@ def test_owner_whose_session_was_replaced_cannot_tell_the_outcome(
         def failing(self: Coordinator, *arguments: Any) -> None:
             original(self, *arguments)
             kill_sessions(in_memory)
-            context._coordinators.give_back(context._coordinators.take())  # another session of this context
+            coordinators_of(context).give_back(coordinators_of(context).take())  # another session of this context
             by_command(in_memory)
             raise StoreBusyError("no answer")
 
@@ -432,7 +433,7 @@ def test_server_away_at_pledge_rolls_back(on_files: str, server: str, monkeypatc
         with pytest.raises(ConsumerClosedException, match=f"server {server}"):
             consumer.receive(timeout=1)
         consumer.close()
-        assert not transactions(context._domain, context._store)
+        assert not transactions(domain_of(context), records_of(context))
         assert shown(on_files) == NOTHING
         worked(session)
         session.commit()
@@ -449,7 +450,7 @@ def test_server_away_after_decision_acknowledges_when_it_is_back(
         worked(session)
         with away_from(Away(on_files, server), Coordinator, "decide", monkeypatch, when="after"):
             session.commit()
-            (row,) = transactions(context._domain, context._store)
+            (row,) = transactions(domain_of(context), records_of(context))
             assert row.state == "committed"
         wait_until(lambda: has_ended(on_files))
     assert drained(on_files, "orders") == []

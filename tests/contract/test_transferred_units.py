@@ -16,6 +16,7 @@ from spark_jms.core.slots import slot_of
 from spark_jms.errors import MemberRemovalError
 from spark_jms.log.domain import Domain
 from spark_jms.log.server_state import start_server, stop_server
+from spark_jms.testing.inside import domain_of, records_of
 
 SERVERS = ("a", "b", "c")
 MINE, YOURS, ITS = ([u for n in range(200) if slot_of(u := f"u{n}") % 3 == member] for member in range(3))
@@ -51,7 +52,7 @@ def moved(
 
     with monkeypatch.context() as patch:
         patch.setattr(transfer, "append_transfer", late)
-        return move(context._domain, context._store, MoveOrder("old", "orders", target_member=member), wait_s=5)
+        return move(domain_of(context), records_of(context), MoveOrder("old", "orders", target_member=member), wait_s=5)
 
 
 def members_by_unit(context: Context) -> dict[str | None, dict[int, list[str | None]]]:
@@ -81,7 +82,7 @@ def test_unit_that_gets_a_path_after_staging_stays_on_one_member(
         start_server(Domain(context.root), "a")
 
     assert moved(context, monkeypatch, path) == Moved(6, 0)
-    (where,) = context._domain.log("orders").refresh().paths.values()
+    (where,) = domain_of(context).log("orders").refresh().paths.values()
     assert members_of(context, unit) == {where: ["first", "0", "1", "2"]}
     assert members_of(context, other) == {0: ["0", "1", "2"]}
     assert ids < {message.message_id for message in context.browser("orders")}
@@ -100,7 +101,7 @@ def test_unit_whose_slot_moves_after_staging_waits_behind_the_barrier(
             shape(context.root, "a", "b")  # c leaves, and has messages
 
     moved(context, monkeypatch, change)
-    slots = context._domain.log("orders").refresh().destination.slot_map.owners
+    slots = domain_of(context).log("orders").refresh().destination.slot_map.owners
     found = members_by_unit(context)
     for unit in ITS:
         assert found[unit] == {2: ["sent"], slots[slot_of(unit)]: ["moved"]}

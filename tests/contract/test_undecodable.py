@@ -18,6 +18,7 @@ from spark_jms.errors import MessageFormatError
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import send
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import domain_of
 
 BAD = {TYPES_PROPERTY: "a:int", "a": "x"}
 
@@ -37,7 +38,7 @@ def rows(*properties: dict[str, str]) -> pa.RecordBatch:
 
 def plant(context: Context, destination: str, *properties: dict[str, str]) -> None:
     """As a version without the sender's check wrote them: 0, 1, 2 …"""
-    log = context._domain.log(destination)
+    log = domain_of(context).log(destination)
     writer = MessageWriter(log.storage, log.refresh().destination, 0)
     whole = normalise(rows(*({} for _ in properties)), 1, 10**6)
     at = whole.schema.names.index("properties")
@@ -51,7 +52,7 @@ def test_sender_is_refused(context: Context, kind: str, before: int) -> None:
     """C20, C2: the sink checks the types that a map declares; the error names row, property and type."""
     good = {TYPES_PROPERTY: "a:int,b:double,c:boolean", "a": "7", "b": "nan", "c": "true"}
     batch = rows(*[good] * before, {TYPES_PROPERTY: f"b:double,a:{kind}", "a": "x", "b": "1.5"}, good)
-    log = context._domain.log("orders")
+    log = domain_of(context).log("orders")
     writer = MessageWriter(log.storage, log.refresh().destination, 0)
     with pytest.raises(MessageFormatError, match=rf"row {before}: property 'a' is 'x', but JMS_JMSQ_Types declares it"):
         writer.write(batch)

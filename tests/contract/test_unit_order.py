@@ -25,6 +25,7 @@ from spark_jms.log.compaction import compact
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 
 HIGH = "JMSPriority > 6"
 
@@ -45,7 +46,7 @@ class Reader:
         self.where = where
         settings = ConsumerSettings(Selector.parse(selector), replayable=False)
         self.subscriber = Subscriber(
-            Domain(context.root), context._store, *where, name, settings, clock_ms=lambda: self.now_ms
+            Domain(context.root), records_of(context), *where, name, settings, clock_ms=lambda: self.now_ms
         )
         self.subscriber.members._monotonic_s = lambda: self.now_ms / 1000
 
@@ -185,7 +186,7 @@ def test_message_of_a_replaced_file_is_not_overtaken(context: Context) -> None:
     put(context, {"group_id": "a", "delay": "1 h"}, *[{"group_id": "a"} for n in range(7)], {"group_id": "b"})
     stale = Domain(context.root).log("orders")
     first = stale.refresh().member_files(0).files[0].path
-    assert compact(context._domain.log("orders")).compacted_files == 9
+    assert compact(domain_of(context).log("orders")).compacted_files == 9
     os.unlink(f"{stale.storage.uri}/{first}")
     found = scan(stale, 0, Ranges.of((1, 9)), Question(blocked=BlockedUnits(), now_ms=now_ms()))
     assert (found.picks, found.gone) == (Ranges.of((9, 9)), Ranges.of())

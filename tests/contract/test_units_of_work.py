@@ -38,6 +38,7 @@ from spark_jms.log.compaction import compact
 from spark_jms.log.domain import Domain
 from spark_jms.log.storage import now_ms
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.messages import reject_next
 
 WHOLE: dict[str, Any] = {"kind": "queue", "unit_of_work_handling_policy": "SingleMessageDelivery"}
@@ -96,7 +97,7 @@ class Reader:
         settings = ConsumerSettings(Selector.parse(selector), replayable=False)
         self.subscriber = Subscriber(
             Domain(context.root),
-            context._store,
+            records_of(context),
             where,
             subscription,
             self.name,
@@ -240,11 +241,11 @@ def test_delayed_unit_of_work_obeys_a_pause_of_insertion(context: Context) -> No
     producer.send(text="a1", properties={UNIT: "a", NUMBER: 1}, delay="300 ms")
     producer.send(text="a2", properties={UNIT: "a", NUMBER: 2, END: True})
     producer.send(text="single", delay="300 ms")
-    pause(context._domain, "units", [INSERTION])
+    pause(domain_of(context), "units", [INSERTION])
     time.sleep(0.5)
     with context.consumer("units", acknowledge="auto") as consumer:
         assert consumer.receive(0.3) is None
-        resume(context._domain, "units")
+        resume(domain_of(context), "units")
         assert {len(consumer.receive(5).unit_of_work) for _ in range(2)} == {0, 2}  # type: ignore[union-attr]
 
 
@@ -440,5 +441,5 @@ def test_message_may_be_moved_into_a_unit(context: Context) -> None:
     """T12, C18: a transfer is routed as a send is, and a faulty message that it brings is set aside."""
     put(context, part("a", 2, end=True), {"text": "x", "properties": {UNIT: "a"}}, part("b", 1, end=True), to="plain")
     put(context, part("a", 1), to="spread")
-    move(Domain(context.root), context._store, MoveOrder("plain", "spread"), 5)
+    move(Domain(context.root), records_of(context), MoveOrder("plain", "spread"), 5)
     assert sorted(map(str, received(context, "spread"))) == ["['a1', 'a2']", "['b1']"]

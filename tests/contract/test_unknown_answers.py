@@ -37,6 +37,7 @@ from spark_jms.log.servers import ServerEntry, Servers
 from spark_jms.log.temporary import TemporaryEntry, TemporaryTables
 from spark_jms.log.usage import UsageFiles
 from spark_jms.store import MemoryStore
+from spark_jms.testing.inside import domain_of
 from tests.contract.misleading_store import UNCERTAIN, Answer, MisleadingStore
 from tests.contract.test_backup import backed_up
 
@@ -303,7 +304,7 @@ def test_waiting_request_of_unknown_outcome_is_withdrawn(tmp_path: Path, monkeyp
             patch.setattr(LocalStorage, "create", unknown)
             with pytest.raises(DomainError, match=r"no room can be reserved.*nothing was sent"):
                 context.producer("orders", send_timeout=5).send(text="2")
-        found = context._domain.quotas
+        found = domain_of(context).quotas
         assert not found.now(found.ledger("small", found.limit("small"), "orders")).state.waiting
     MemoryStore.forget(tmp_path.name)
 

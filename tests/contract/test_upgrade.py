@@ -29,6 +29,7 @@ from spark_jms.log.shown_statistics import PROPERTY
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader, read_partition
 from spark_jms.store import Put, open_store
+from spark_jms.testing.inside import domain_of, records_of
 from tests.other_readers import wrong_answers
 
 STORED = Path(__file__).parent / "stored" / "domain-v1.tar.gz"
@@ -85,7 +86,7 @@ def test_query_and_subscription_continue_after_the_upgrade(root: str) -> None:
         with context.consumer("prices", subscription="eu", acknowledge="auto") as consumer:
             got = [message.text for message in iter(lambda: consumer.receive(timeout=0.5), None)]
         assert got == ["p1", "p2", "p3"]
-        rows = views.acknowledgements(context._domain, context._store, "orders")
+        rows = views.acknowledgements(domain_of(context), records_of(context), "orders")
         assert sum(row.messages for row in rows) == 12
 
 
@@ -190,11 +191,11 @@ def test_tables_of_an_earlier_release_get_their_property_beside_clients(tmp_path
     apply(root, {"destinations": kinds})
     with connect(root, housekeeping=False) as context:
         context.producer("orders").send(text="before")
-        assert UsageHistory(context._domain, context._store).record(["orders"])[1] == {}
+        assert UsageHistory(domain_of(context), records_of(context)).record(["orders"])[1] == {}
         without_property(root)
         assert shown(root) == {None}
     with connect(root, housekeeping=False) as context:
-        first = context._domain.log("orders").refresh()
+        first = domain_of(context).log("orders").refresh()
         expected = [
             "orders",
             "acknowledgements of orders",
@@ -209,7 +210,7 @@ def test_tables_of_an_earlier_release_get_their_property_beside_clients(tmp_path
         assert table_names(root) == table_names(root, "--dry-run") == []
         messages = "ordinal,JMSTimestamp,JMSPriority,JMSExpiration,JMSDeliveryTime"
         assert shown(root) == {messages, "ordinal,acknowledged_ms", "ordinal"}
-        after = context._domain.log("orders").refresh()
+        after = domain_of(context).log("orders").refresh()
         assert (after.version, after.destination) == (first.version + 1, first.destination)
         with context.consumer("orders") as consumer:
             message = consumer.receive(timeout=10)

@@ -29,6 +29,7 @@ from spark_jms.log.storage import now_ms
 from spark_jms.log.usage_history import USAGE_HISTORY, UsageHistoryTable
 from spark_jms.store import MemoryStore, StoreBusyError
 from spark_jms.testing import wait_until
+from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.cli.commands import Jmsq
 from tests.contract.quotas import receive
 
@@ -53,7 +54,7 @@ def context(tmp_path: Any) -> Iterator[Context]:
 
 def record(context: Context, *names: str) -> tuple[int, dict[str, Exception]]:
     """By a process that begins."""
-    return UsageHistory(Domain(context.root), context._store).record(names or NAMES)
+    return UsageHistory(Domain(context.root), records_of(context)).record(names or NAMES)
 
 
 def windows(context: Context, *names: str) -> list[UsageWindow]:
@@ -78,8 +79,8 @@ def passed(rows: list[UsageWindow]) -> list[tuple[int, ...]]:
 
 def recount(context: Context) -> None:
     """A minute later."""
-    context._domain.storage.delete_all(USAGE_HISTORY)
-    history = UsageHistory(Domain(context.root), context._store, lambda: now_ms() + WINDOW_MS)
+    domain_of(context).storage.delete_all(USAGE_HISTORY)
+    history = UsageHistory(Domain(context.root), records_of(context), lambda: now_ms() + WINDOW_MS)
     assert history.record(NAMES)[1] == {}
 
 
@@ -92,13 +93,13 @@ def sent_at(context: Context, monkeypatch: pytest.MonkeyPatch, at_ms: int, count
 def expire(context: Context, name: str, count: int) -> None:
     context.producer(name).send_many({"text": f"{n}", "time_to_live": "1 ms"} for n in range(count))
     done: list[int] = []
-    rounds = Rounds(context._domain, context._store, clean_up=True)
+    rounds = Rounds(domain_of(context), records_of(context), clean_up=True)
     wait_until(lambda: sum(done) == count or done.append(rounds.run([name])[0].expired_messages), 10)
     rounds.close()
 
 
 def drop(context: Context, name: str, subscription: str | None = None) -> int:
-    return drop_backlog(context._domain, context._store, name, subscription, [0], 0).dropped
+    return drop_backlog(domain_of(context), records_of(context), name, subscription, [0], 0).dropped
 
 
 def test_history_counts_each_message_once_and_equals_a_recount(context: Context) -> None:
@@ -151,7 +152,9 @@ def test_subscription_that_is_created_again_counts_again(context: Context) -> No
         context.consumer("news", subscription="a").close()
         expire(context, "news", count)
         record(context)
-        drop_subscription(context._domain, context._store, subscriptions(context._domain, context._store, "news"), 1)
+        drop_subscription(
+            domain_of(context), records_of(context), subscriptions(domain_of(context), records_of(context), "news"), 1
+        )
     assert sums(context, "news") == {"sent": 5, "finished": 0, "expired": 5, "dropped": 0}
     assert used(context, "news") == 0
 
@@ -159,9 +162,9 @@ def test_subscription_that_is_created_again_counts_again(context: Context) -> No
 def test_round_without_news_writes_nothing(context: Context) -> None:
     """T3: no version, no file; an idle destination costs a look."""
     context.producer("orders").send(text="x")
-    history = UsageHistory(context._domain, context._store)
+    history = UsageHistory(domain_of(context), records_of(context))
     assert history.record(NAMES)[0] >= 1
-    table = UsageHistoryTable(context._domain)
+    table = UsageHistoryTable(domain_of(context))
     before = table.log.refresh().version
     assert history.record(NAMES) == record(context) == (0, {})
     assert table.log.refresh().version == before
@@ -173,7 +176,7 @@ def test_round_that_is_killed_at_its_commit_is_repeated_without_a_difference(
 ) -> None:
     """T3: before the commit nothing is in the history, and behind it everything, with the positions."""
     context.producer("orders").send_many({"text": f"{n}"} for n in range(4))
-    UsageHistoryTable(context._domain).create()
+    UsageHistoryTable(domain_of(context)).create()
     append = DeltaLog.append
 
     def killed(log: DeltaLog, *arguments: Any) -> bool:
@@ -215,7 +218,7 @@ def test_two_processes_record_the_same_news_once(context: Context, monkeypatch: 
     assert others[0][0] >= 1
     assert sums(context, "orders")["sent"] == 8
     files = [
-        file for file in context._domain.storage.list(USAGE_HISTORY) if file.path.rpartition("/")[2].startswith("m")
+        file for file in domain_of(context).storage.list(USAGE_HISTORY) if file.path.rpartition("/")[2].startswith("m")
     ]
     assert len(files) == 2, "what the first look has staged is deleted"
 
@@ -226,7 +229,7 @@ def test_window_is_that_of_the_sending_also_in_merged_files(context: Context, mo
     for minute in range(3):
         for _ in range(minute + 4):
             sent_at(context, monkeypatch, start + minute * WINDOW_MS + 59_999)
-    assert compact(context._domain.log("orders")).compacted_files == 15
+    assert compact(domain_of(context).log("orders")).compacted_files == 15
     sent_at(context, monkeypatch, now_ms() + 10 * 3_600_000)
     record(context)
     found = [(row.start_ms - start, row.sent) for row in windows(context, "orders")]
@@ -234,7 +237,7 @@ def test_window_is_that_of_the_sending_also_in_merged_files(context: Context, mo
     assert found[3][1] == 1
     assert len(found) == 4
     context.producer("orders").send_many({"text": "x"} for _ in range(3))
-    compact(context._domain.log("orders"))
+    compact(domain_of(context).log("orders"))
     record(context)
     assert sums(context, "orders")["sent"] == 19
 
@@ -243,7 +246,7 @@ def test_purged_messages_are_counted_all_the_same(context: Context) -> None:
     """T3: their numbers are dense, so none is missed; the window is that of the round."""
     context.producer("orders").send_many({"text": f"{n}"} for n in range(4))
     receive(context, 4)
-    rounds = Rounds(context._domain, context._store, clean_up=False)
+    rounds = Rounds(domain_of(context), records_of(context), clean_up=False)
     assert rounds.run(["orders"])[0].purged_messages == 4
     rounds.close()
     record(context)
@@ -281,23 +284,23 @@ def test_hours_older_than_a_month_leave(context: Context) -> None:
     record(context)
     later = now_ms() + KEPT_MS + 2 * 3_600_000
     context.producer("orders").send(text="y")
-    UsageHistory(context._domain, context._store, lambda: later).record(NAMES)
+    UsageHistory(domain_of(context), records_of(context), lambda: later).record(NAMES)
     assert [row.sent for row in windows(context, "orders")] == [1]
 
 
 def test_history_that_is_deleted_begins_again(context: Context) -> None:
     """T3: under a service that runs, which counts again what the tables have; also when another process was first, and when
     that one was killed before its first commit."""
-    running, other = (UsageHistory(Domain(context.root), context._store) for _ in range(2))
+    running, other = (UsageHistory(Domain(context.root), records_of(context)) for _ in range(2))
     sent = 0
     for begins_again in (running, other, None):
         for _ in range(3):
             context.producer("orders").send(text="x")
             sent += 1
             assert running.record(["orders"])[1] == {}
-        context._domain.storage.delete_all(USAGE_HISTORY)
+        domain_of(context).storage.delete_all(USAGE_HISTORY)
         if begins_again is None:
-            context._domain.storage.child(USAGE_HISTORY).put("_delta_log/.00000000000000000000.json.left", b"")
+            domain_of(context).storage.child(USAGE_HISTORY).put("_delta_log/.00000000000000000000.json.left", b"")
             assert windows(context, "orders") == []
         else:
             assert begins_again.record(["orders"])[1] == {}
@@ -309,20 +312,20 @@ def test_history_that_is_deleted_begins_again(context: Context) -> None:
 
 def test_history_stays_small(context: Context) -> None:
     """T3: a file for each hour, Delta checkpoints, and no files that were replaced longer ago than the grace."""
-    history = UsageHistory(context._domain, context._store)
+    history = UsageHistory(domain_of(context), records_of(context))
     for _ in range(55):
         context.producer("orders").send(text="x")
         history.record(NAMES)
-    snapshot = UsageHistoryTable(context._domain).log.refresh()
+    snapshot = UsageHistoryTable(domain_of(context)).log.refresh()
     assert len(snapshot.files) <= 2
     assert snapshot.version == 55
     assert any(
-        "checkpoint.parquet" in file.path for file in context._domain.storage.list(f"{USAGE_HISTORY}/_delta_log")
+        "checkpoint.parquet" in file.path for file in domain_of(context).storage.list(f"{USAGE_HISTORY}/_delta_log")
     )
-    table = UsageHistoryTable(context._domain)
+    table = UsageHistoryTable(domain_of(context))
     table._clean_up.run(now=now_ms() + 3_600_000)  # the files of the removed list
     kept = [
-        file for file in context._domain.storage.list(USAGE_HISTORY) if file.path.rpartition("/")[2].startswith("m")
+        file for file in domain_of(context).storage.list(USAGE_HISTORY) if file.path.rpartition("/")[2].startswith("m")
     ]
     assert len(kept) <= 2
     assert sums(context, "orders")["sent"] == 55
@@ -331,10 +334,10 @@ def test_history_stays_small(context: Context) -> None:
 @pytest.mark.parametrize("damage", ["torn", "missing"])
 def test_damaged_file_stops_no_recording(context: Context, damage: str) -> None:
     """T3, C13: what follows is recorded beside it, the service names the file, and once it is restored nothing is missing."""
-    history = UsageHistory(context._domain, context._store, lambda: 1_000_000)
+    history = UsageHistory(domain_of(context), records_of(context), lambda: 1_000_000)
     context.producer("orders").send(text="a")
     history.record(NAMES)
-    everything = context._domain.storage.list(USAGE_HISTORY)
+    everything = domain_of(context).storage.list(USAGE_HISTORY)
     (info,) = [one for one in everything if one.path.rpartition("/")[2].startswith("m")]
     file = Path(context.root, info.path)
     whole = file.read_bytes()

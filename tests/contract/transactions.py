@@ -9,6 +9,7 @@ from typing import Any
 from spark_jms.admin.pause import pause, resume
 from spark_jms.client import Context, Message
 from spark_jms.core.pause import INSERTION
+from spark_jms.testing.inside import domain_of
 
 
 def shown(context: Context, destination: str, **options: Any) -> list[str | None]:
@@ -18,11 +19,11 @@ def shown(context: Context, destination: str, **options: Any) -> list[str | None
 @contextmanager
 def pause_of(context: Context, destination: str) -> Iterator[None]:
     """Insertion is paused in the block."""
-    pause(context._domain, destination, [INSERTION])
+    pause(domain_of(context), destination, [INSERTION])
     try:
         yield
     finally:
-        resume(context._domain, destination, [INSERTION])
+        resume(domain_of(context), destination, [INSERTION])
 
 
 def received(consumer: Any) -> Message:

@@ -21,6 +21,7 @@ from spark_jms.core.quota import PREEMPTIVE, Limit
 from spark_jms.log.local_storage import LocalStorage
 from spark_jms.log.quota_ledger import LEDGERS, LedgerEntry, QuotaLedger
 from spark_jms.testing import wait_until
+from spark_jms.testing.inside import domain_of
 from tests import forked
 from tests.process.quota_checks import check_entries
 
@@ -191,7 +192,7 @@ def run_overload(spark: SparkSession, tmp_path: Path, plan: Plan) -> Outcome:
         hasty = start("hasty", "orders", [700], timeout="100 ms")
         query = stack.enter_context(endless_query(spark, root, tmp_path))
         context = stack.enter_context(connect(root))
-        ledger = context._domain.quotas.ledger("small", limit, "orders")
+        ledger = domain_of(context).quotas.ledger("small", limit, "orders")
         wait_until(lambda: ledger.read().state.waiting, LIMIT_S, what="the quota to be full")
         drain = Drain(context)
         drain.start()
@@ -218,10 +219,10 @@ def run_overload(spark: SparkSession, tmp_path: Path, plan: Plan) -> Outcome:
         outcome.received = drain.end()
         left = [str(message.text) for name in DESTINATIONS for message in context.browser(name)]
         outcome.received.update(left)
-        wait_until(lambda: context._domain.quotas.now(ledger).state.used.messages == len(left), LIMIT_S)
+        wait_until(lambda: domain_of(context).quotas.now(ledger).state.used.messages == len(left), LIMIT_S)
         # The requests of killed senders, and that of the stopped query, wait until each process has seen them unchanged for WAITING_S.
         wait_until(
-            lambda: context._domain.quotas.now(ledger).state.waiting == [],
+            lambda: domain_of(context).quotas.now(ledger).state.waiting == [],
             LIMIT_S,
             what="dead senders' requests to lapse",
         )

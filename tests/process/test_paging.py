@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from spark_jms import apply, connect
+from spark_jms.testing.inside import domain_of
 
 PROJECT = Path(__file__).parents[2]
 APP = Path(__file__).with_name("paging_app.py")
@@ -68,7 +69,7 @@ def test_transaction_larger_than_the_buffer_is_sent_in_bounded_memory(tmp_path: 
     assert (count, paged > 40) == (120, True)
     assert growth_mb < ALLOWED_MB, f"{growth_mb:.0f} MB"
     with connect(root, housekeeping=False) as context:
-        assert context._domain.log("sent").refresh().last_sequence(0) == 120
+        assert domain_of(context).log("sent").refresh().last_sequence(0) == 120
 
 
 def test_killed_process_leaves_nothing_in_the_paging_directory(tmp_path: Path) -> None:

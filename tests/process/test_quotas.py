@@ -16,6 +16,7 @@ from spark_jms import apply, connect
 from spark_jms.client import Consumer
 from spark_jms.core.quota import PREEMPTIVE, Limit
 from spark_jms.testing import wait_until
+from spark_jms.testing.inside import domain_of
 from tests import forked
 from tests.process.quota_checks import check_entries
 
@@ -76,7 +77,7 @@ def test_killed_senders_lose_nothing_and_hold_up_nobody(tmp_path: Path, policy: 
     apply(root, {"quotas": {"small": quota}, "destinations": {"orders": queue, "returns": queue}})
     got: list[str] = []
     with connect(root) as context, senders(root, tmp_path) as alive:
-        ledger = context._domain.quotas.ledger("small", limit, "orders")
+        ledger = domain_of(context).quotas.ledger("small", limit, "orders")
 
         def waiting() -> set[str]:
             return {one.request.destination for one in ledger.read().state.waiting}
@@ -98,8 +99,8 @@ def test_killed_senders_lose_nothing_and_hold_up_nobody(tmp_path: Path, policy: 
                 sender.ask_to_stop()
             wait_until(lambda: reader() or all(s.process.poll() is not None for s in alive.values()), LIMIT_S)
             assert [sender.process.returncode for sender in alive.values()] == [0, 0]
-            wait_until(lambda: reader() or context._domain.usage_of("orders").messages == 0, LIMIT_S)
-            wait_until(lambda: reader() or context._domain.usage_of("returns").messages == 0, LIMIT_S)
+            wait_until(lambda: reader() or domain_of(context).usage_of("orders").messages == 0, LIMIT_S)
+            wait_until(lambda: reader() or domain_of(context).usage_of("returns").messages == 0, LIMIT_S)
         assert sorted(got) == sorted(set(got)), "none is there twice"
         for name in ("holds", "waits", "first", "second"):
             of_sender = [text for text in got if text.startswith(f"{name}:")]
@@ -107,7 +108,7 @@ def test_killed_senders_lose_nothing_and_hold_up_nobody(tmp_path: Path, policy: 
             assert set(sent) <= set(of_sender) <= set(tried), name
             assert len(of_sender) <= len(sent) + 1
         check_entries(ledger.history(), limit)
-        state = context._domain.quotas.now(ledger).state
+        state = domain_of(context).quotas.now(ledger).state
         assert state.used.messages == 0
 
 

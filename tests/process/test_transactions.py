@@ -17,6 +17,7 @@ from spark_jms import connect
 from spark_jms.admin.transactions import complete_transactions, transactions
 from spark_jms.client import Context
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import coordinators_of, domain_of, records_of
 from tests.process.transactor import opened
 
 TRANSACTOR = Path(__file__).parent / "transactor.py"
@@ -96,14 +97,14 @@ def test_an_owner_killed_at_any_step_leaves_all_or_nothing(process: Transactor) 
         for number, point in enumerate(POINTS):
             before = coins(context)
             assert process.run(root, *point) == signal.SIGKILL, point
-            assert not complete_transactions(context._domain, context._store), point
+            assert not complete_transactions(domain_of(context), records_of(context)), point
             after = coins(context)
             changed = {name: len(set(after[name]) - set(before[name])) for name in after}
             expected = int(number >= DECIDED)
             assert changed == {"left": expected, "right": expected}, point
             assert {name: len(found) for name, found in after.items()} == {"left": COINS, "right": COINS}, point
             assert sorted(after["left"] + after["right"]) == sorted(before["left"] + before["right"]), point
-            assert not transactions(context._domain, context._store), point
+            assert not transactions(domain_of(context), records_of(context)), point
         assert process.run(root) == 0  # the pledges, files and coordinators are free
 
 
@@ -118,10 +119,10 @@ def test_the_next_transactions_and_consumers_recover(process: Transactor) -> Non
             process.run(root, *chance.choice(POINTS))
         assert process.run(root) == 0
         with connect(root) as keeper:  # a last one may have been left by the one before the end
-            complete_transactions(keeper._domain, keeper._store)
+            complete_transactions(domain_of(keeper), records_of(keeper))
         found = coins(context)
         assert sorted(found["left"] + found["right"]) == every
-        assert not transactions(context._domain, context._store)
+        assert not transactions(domain_of(context), records_of(context))
 
 
 # -- with a database as last resource -----------------------------------------------------------------------------------
@@ -163,12 +164,12 @@ def test_an_owner_killed_around_the_database_commit_leaves_all_or_nothing(proces
         for number, point in enumerate(points):
             before, (_, transfers) = coins(context), account(database)
             assert process.run(root, *point, database=database) == signal.SIGKILL, point
-            assert not context._coordinators.recover(), point
+            assert not coordinators_of(context).recover(), point
             after, decided = coins(context), int(number >= points.index(("decide", 1, "before")))
             assert account(database)[1] - transfers == decided, point
             changed = {name: len(set(after[name]) - set(before[name])) for name in after}
             assert changed == {"left": decided, "right": decided}, point
-            assert not transactions(context._domain, context._store), point
+            assert not transactions(domain_of(context), records_of(context)), point
         assert process.run(root, database=database) == 0
 
 
@@ -188,7 +189,7 @@ def keep_the_sum(process: Transactor, database: str, transfers: int) -> None:
                 root, chance.randint(0, LIFE), chance.uniform(0, LINGER_S), chance.randrange(10**6), database
             )
             assert ends == signal.SIGKILL
-            assert not context._coordinators.recover()
+            assert not coordinators_of(context).recover()
             found = coins(context)
             assert len(found["left"]) + len(found["right"]) + account(database)[0] == 2 * COINS
-        assert not transactions(context._domain, context._store)
+        assert not transactions(domain_of(context), records_of(context))

@@ -15,6 +15,7 @@ from spark_jms.admin.move import MoveOrder, move
 from spark_jms.claims import views
 from spark_jms.client.context import Context
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import domain_of, records_of
 from tests import forked
 
 MESSAGES = 600
@@ -59,8 +60,8 @@ def test_killed_movers_lose_and_double_nothing() -> None:
             for process in processes:
                 stop(process)
         for source, target in ways[:2]:
-            move(context._domain, context._store, MoveOrder(source, target), wait_s=60)
+            move(domain_of(context), records_of(context), MoveOrder(source, target), wait_s=60)
         assert sorted(ids(context, "orders")) == sent
         assert ids(context, "errors") == []
         for destination in ("orders", "errors"):
-            assert not views.transfers(context._domain, context._store, destination)
+            assert not views.transfers(domain_of(context), records_of(context), destination)

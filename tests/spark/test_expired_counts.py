@@ -13,6 +13,7 @@ from spark_jms.core.destination import Destination
 from spark_jms.jobs import expired_counts
 from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.storage import now_ms
+from spark_jms.testing.inside import records_of
 
 if TYPE_CHECKING:
     from tests.spark.conftest import Bench
@@ -33,7 +34,7 @@ def test_aggregation_equals_a_recount_after_a_restart(bench: Bench) -> None:
                 context.consumer("news", subscription=subscription).close()
             over = pa.repeat(pa.scalar(now_ms() - 1, pa.int64()), count)
             context.producer("news").send_table(pa.table({"text": ["x"] * count, "JMSExpiration": over}))
-            rounds = Rounds(bench.domain, context._store, clean_up=True)
+            rounds = Rounds(bench.domain, records_of(context), clean_up=True)
             assert [done.expired_messages for done in rounds.run(["news"])] == [2 * count]
             rounds.close()
 
@@ -54,4 +55,4 @@ def test_aggregation_equals_a_recount_after_a_restart(bench: Bench) -> None:
         (checkpoint / "commits" / name).unlink()  # as if it was killed between the batch and its commit
     assert counted() == {"a": 25, "b": 25}
     with connect(bench.root, housekeeping=False) as context:
-        assert collect(bench.domain, context._store, "news").expired == 50
+        assert collect(bench.domain, records_of(context), "news").expired == 50

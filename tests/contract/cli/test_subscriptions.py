@@ -8,6 +8,7 @@ from typing import Any
 from spark_jms import connect
 from spark_jms.core.destination import Destination
 from spark_jms.log.declarations import apply_destinations
+from spark_jms.testing.inside import domain_of
 from tests.contract.cli.commands import Jmsq, files_of, lines
 
 
@@ -69,7 +70,7 @@ def test_limits_of_subscriptions(domain: str, jmsq: Jmsq, js: Callable[..., Any]
     assert "Limits of subscriptions" not in jmsq("stat", "prices").stdout
     with connect(domain, housekeeping=False) as context:
         apply_destinations(
-            context._domain, [Destination("prices", "topic", messages_limit_override=2)], lambda d, m: False
+            domain_of(context), [Destination("prices", "topic", messages_limit_override=2)], lambda d, m: False
         )
         context.producer("prices").send_many({"text": str(n)} for n in range(5))
     jmsq("housekeep", "prices", "--once")

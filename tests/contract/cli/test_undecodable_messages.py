@@ -14,6 +14,7 @@ from spark_jms.core.body_compression import compressed
 from spark_jms.core.message import normalise
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import send
+from spark_jms.testing.inside import domain_of
 from tests.contract.cli.commands import Jmsq, lines
 from tests.contract.test_text_not_utf8 import PLACES, plant
 from tests.unit.test_utf8 import text_of
@@ -36,7 +37,7 @@ def test_browse_shows_text_that_is_not_utf8(context: Context, jmsq: Jmsq) -> Non
 
 def plant_compressed(context: Context) -> None:
     """A text that is not UTF-8, compressed, between two good ones."""
-    log = context._domain.log("invoices")
+    log = domain_of(context).log("invoices")
     writer = MessageWriter(log.storage, log.refresh().destination, 0)
     rows = normalise(pa.RecordBatch.from_pydict({"text": ["0", "1", "2"]}), 1, 10**6)
     rows = rows.set_column(rows.schema.names.index("text"), "text", text_of(b"a" * 99, b"b\xff" * 99, b"c" * 99))
