@@ -149,9 +149,10 @@ class MemoryStore(LedgerStore):
         with _named_lock:
             _named.pop(name, None)
 
-    def crash(self, session: Session) -> None:
-        """As if the process of the session was killed: its records are freed or handed over, and its own calls are fenced."""
-        self._memory.crash(session.session_id)
+    def crash(self, session: Session | str) -> None:
+        """As if the process of the session, or of the one with this id, was killed: its records are freed or handed over, and its
+        own calls are fenced."""
+        self._memory.crash(session if isinstance(session, str) else session.session_id)
 
     def freeze(self, session: Session) -> None:
         """As if the process of the session was stopped (SIGSTOP): its heartbeat ends."""

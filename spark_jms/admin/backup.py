@@ -77,7 +77,7 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
     entries = {name: domain.servers.entry(name) for name in domain.servers.names()}
     servers = {name: entry.store for name, entry in entries.items()}
     left_out = _left_out(domain)  # before the stores: messages may be released meanwhile
-    records = {server: _records(store, server) for server in (*servers, HOME)}
+    records = {server: stored_records(store, server) for server in (*servers, HOME)}
     store_read_ms = now_ms()
     staged = staged_targets(record for own in records.values() for record in own.values())
     files: list[CopiedFile] = []
@@ -138,7 +138,7 @@ def _left_out(domain: Domain) -> set[str]:
     return {info.path for info in domain.storage.list(LEFT_OUT)}
 
 
-def _records(store: Store, server: str) -> dict[str, DumpedRecord]:
+def stored_records(store: Store, server: str) -> dict[str, DumpedRecord]:
     """By name. Raises BackupError."""
     try:
         own = store_of(store, server)

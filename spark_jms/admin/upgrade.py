@@ -82,9 +82,9 @@ def upgrade(domain: Domain, store: Store) -> UpgradePlan:
         for table_id, subscription in sorted({(one.table_id, one.subscription) for one in found}):
             own = [one for one in found if (one.table_id, one.subscription) == (table_id, subscription)]
             for consumer, progress in _progress(own).items():
-                _write_progress(session, consumer_record(table_id, subscription, consumer), progress)
+                write_progress(session, consumer_record(table_id, subscription, consumer), progress)
         for one in found:
-            _move(session, one)
+            moved(session, one)
     upgrade_tables(domain)
     domain.mark(upgrading=False)
     return plan
@@ -163,7 +163,7 @@ def _progress(found: list[_Found]) -> dict[str, QueryProgress]:
     return out
 
 
-def _write_progress(session: Session, record: str, progress: QueryProgress) -> None:
+def write_progress(session: Session, record: str, progress: QueryProgress) -> None:
     with session.open(record) as handle:
         known = QueryProgress.from_bytes(handle.read(PROGRESS), record)
         merged = replace(known.with_acknowledged(progress.acknowledged), claimed=max(known.claimed, progress.claimed))
@@ -171,7 +171,7 @@ def _write_progress(session: Session, record: str, progress: QueryProgress) -> N
             handle.commit([Put(PROGRESS, merged.to_bytes())])
 
 
-def _move(session: Session, one: _Found) -> None:
+def moved(session: Session, one: _Found) -> None:
     state = one.known.state.delivered_to_table(one.written_position)
     old = session.open(record_name_v1(one.destination, one.subscription, one.member))
     new = session.open(member_record(one.table_id, one.subscription, one.member))

@@ -106,7 +106,7 @@ class Housekeeper:
         self._expiration = ExpirationScan(domain, self._store, self._messages, self._not_durable)
         self.scans_at_once = False  # every round searches for expired messages, whatever the domain's interval
         self._looked_for_abandoned_s = time.monotonic()
-        self._pledges = Pledges(domain, home_of(self._store), self._messages)
+        self.pledges = Pledges(domain, home_of(self._store), self._messages)
         self._coordinators = Coordinators(domain, self._store)
         self._looked_for_transactions_s = -self.UNUSED_TRANSACTIONS_EVERY_S
 
@@ -162,10 +162,10 @@ class Housekeeper:
         """Read once a round. The uses of subscriptions were read by `live_names`, once for all."""
         key = (self._messages.snapshot.table_id, subscription, member)
         if key not in self._states:
-            self._states[key] = self._state_now(subscription, member)
+            self._states[key] = self.state_now(subscription, member)
         return self._states[key]
 
-    def _state_now(self, subscription: str, member: int) -> RecordSet:
+    def state_now(self, subscription: str, member: int) -> RecordSet:
         label = label_of(self._destination, subscription, member)
         found = read_state(self._store, record_of(self._messages.snapshot, subscription, member), label)
         return found.start_at(self._floor(subscription, member))
@@ -182,7 +182,7 @@ class Housekeeper:
     def _recover_transfers(self) -> None:
         snapshot = self._domain.log(self._destination).snapshot
         names = [*snapshot.destination.subscription_names(), *self._live]
-        recover_transfers(self._transfers, self._session, snapshot, self._state, names, pledges=self._pledges)
+        recover_transfers(self._transfers, self._session, snapshot, self._state, names, pledges=self.pledges)
 
     def _recover_transactions(self) -> None:
         """Whose owners died. The look goes through the names of all records, so a domain without transactions has it rarely."""
@@ -245,7 +245,7 @@ class Housekeeper:
         error = self._away.get(record_server(snapshot.destination, subscription, member))
         if error is not None:
             raise error
-        return self._state_now(subscription, member)  # what the round began with may be older than what is published
+        return self.state_now(subscription, member)  # what the round began with may be older than what is published
 
     def _delete_abandoned(self) -> None:
         """Temporary destinations of dead contexts. The housekeeping of a temporary one has a store of its own."""
@@ -273,8 +273,7 @@ class Housekeeper:
                 return self._reconnect()
         try:
             self._lease.objects()  # raises when the lease was taken from us
-            self._states.clear()
-            self._away.clear()
+            self.begin_round()
             self._leave_stopped()
             self.rounds.monitor.run("life-cycle log", self._log_sent)
             self.rounds.monitor.run("expiration", self._expire)
@@ -291,6 +290,11 @@ class Housekeeper:
         except FencedError:
             return self._reconnect()
         return True
+
+    def begin_round(self) -> None:
+        """States are read once in a round, and servers asked."""
+        self._states.clear()
+        self._away.clear()
 
     def _leave_stopped(self) -> None:
         """Their administrator may do with their stores what he likes: nothing asks them, and nothing there counts as done."""

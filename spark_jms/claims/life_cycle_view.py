@@ -75,7 +75,7 @@ def newest_events(
         for file in sorted(files, key=lambda file: file.modified_ms, reverse=True):
             if len(found) == limit and views.moment(file.modified_ms + _CLOCKS_DIFFER_MS) < found[0]:
                 return  # what a file has happened before it was written
-            for row in _rows_of(table, file, destination, subscription):
+            for row in rows_of(table, file, destination, subscription):
                 if wanted(row):
                     found = sorted([*found, row.happened])[-limit:]
                     yield row
@@ -110,10 +110,10 @@ def _order(row: EventRow) -> tuple[datetime, bool, int, str]:
 def _written(table: DeltaLog, destination: str, subscription: str | None) -> Iterator[EventRow]:
     for _, files in sorted(table.refresh().members.items()):
         for file in files.files:
-            yield from _rows_of(table, file, destination, subscription)
+            yield from rows_of(table, file, destination, subscription)
 
 
-def _rows_of(table: DeltaLog, file: DataFile, destination: str, subscription: str | None) -> Iterator[EventRow]:
+def rows_of(table: DeltaLog, file: DataFile, destination: str, subscription: str | None) -> Iterator[EventRow]:
     with table.storage.open_input(file.path) as source:
         rows = pq.read_table(source).to_pylist()
     for row in rows:

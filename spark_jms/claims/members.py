@@ -89,7 +89,7 @@ class Members:
         self._undelivered: dict[int, set[str]] = {}  # member -> claims that a write of unknown outcome may have made
         self._fenced: FencedError | None = None  # for good: the session still lists handles that `held` has dropped
         self.pinned: set[int] = set()  # kept although others wait: the next batch needs several members at once
-        self._monotonic_s, self._clock_ms, self._is_logged = monotonic_s, clock_ms, is_logged
+        self.monotonic_s, self._clock_ms, self._is_logged = monotonic_s, clock_ms, is_logged
 
     @property
     def session_id(self) -> str:
@@ -129,7 +129,7 @@ class Members:
             holders[member], waiters[member] = (info.holder, info.waiters) if info else (None, ())
             if info and info.holder == self.session_id and member not in self.held:
                 self.open(member)  # granted since the last call
-        now = self._monotonic_s()
+        now = self.monotonic_s()
         consumers = consumers_of(self.session_id, holders, waiters)
         for member in wanted(self.session_id, holders, waiters, visits_all=visits_all, needed=needed):
             if member in self.held:
@@ -179,7 +179,7 @@ class Members:
                 "can acknowledge nothing. Stop it."
             )
         self._looked_at.discard(member)
-        self.held[member] = Held(handle, state, self._monotonic_s())
+        self.held[member] = Held(handle, state, self.monotonic_s())
         return True
 
     def open_within(self, member: int, deadline_s: float) -> None:
@@ -261,7 +261,7 @@ class Members:
     # -- giving ---------------------------------------------------------------------------------------------------
     def contested(self) -> set[int]:
         """Held members that other consumers wait for and that were held long enough: this boundary hands them over."""
-        now = self._monotonic_s()
+        now = self.monotonic_s()
         with self._unfenced():
             return {
                 m
@@ -272,7 +272,7 @@ class Members:
     def hand_over(self, last_sequences: Mapping[int, int]) -> int:
         """Hand over the records that other consumers wait for; returns how many. Also opens records that were granted to
         us, so that a later boundary can hand them over even if this consumer does not plan for a long time."""
-        now, given = self._monotonic_s(), 0
+        now, given = self.monotonic_s(), 0
         for member in self._granted():
             if self.open(member):
                 self._taken_up.add(member)
@@ -285,7 +285,7 @@ class Members:
     def leave(self, member: int, last_sequence: int, *, looked_at: bool = False) -> None:
         """Close the record although no consumer waits for it; return when messages arrive, or after a while. `looked_at`: this
         consumer can have none of its messages now."""
-        self._visited[member] = (self._monotonic_s(), last_sequence)
+        self._visited[member] = (self.monotonic_s(), last_sequence)
         self.forget(member)
         if looked_at:
             self._looked_at.add(member)

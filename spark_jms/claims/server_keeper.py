@@ -73,7 +73,7 @@ class ServerKeeper:
         self._lock = threading.Lock()
         self._used: dict[str, DeltaLog] = {}
         self._kept: dict[str, _UsedServer] = {}
-        self._committed: dict[str, LeaseTerm] = {}  # server -> the term that all destinations have
+        self.committed: dict[str, LeaseTerm] = {}  # server -> the term that all destinations have
         self._commits, self._everywhere = Lane("lease terms"), Lane("lease terms of all destinations")
         self._monitor = Monitor(f"servers of {domain.root}")
         self._stop = threading.Event()
@@ -172,8 +172,8 @@ class ServerKeeper:
         if behind:
             self._run(self._commits, f"terms of server {server}", lambda: _follow(behind, server, term))
         adopted = kept.lease.has_begun or now - kept.term_ms >= _ADOPT_AFTER_MS
-        if adopted and not known.done and self._committed.get(server) != term:
-            work = partial(self._commit_everywhere, server, term)
+        if adopted and not known.done and self.committed.get(server) != term:
+            work = partial(self.commit_everywhere, server, term)
             self._run(self._everywhere, f"terms of server {server} in all destinations", work)
 
     def _run(self, lane: Lane, what: str, work: Callable[[], object]) -> None:
@@ -181,7 +181,7 @@ class ServerKeeper:
         with suppress(LaneBusyError):
             lane.run(partial(self._watched, what, work), 0.0)
 
-    def _commit_everywhere(self, server: str, term: LeaseTerm) -> None:
+    def commit_everywhere(self, server: str, term: LeaseTerm) -> None:
         failed: list[Exception] = []
         for name in self._domain.registered():
             if self._stop.is_set():
@@ -194,7 +194,7 @@ class ServerKeeper:
         if failed:
             raise failed[0]
         self._domain.terms.note_done(server, term)
-        self._committed[server] = term
+        self.committed[server] = term
 
 
 def _follow(tables: list[DeltaLog], server: str, term: LeaseTerm) -> None:

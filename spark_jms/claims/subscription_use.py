@@ -43,7 +43,7 @@ class SubscriptionUse:
     consumer."""
 
     def __init__(self, store: Store, session: Session, table_id: str, entry: ActiveSubscription) -> None:
-        self._store, self._session, self._table_id = store, session, table_id
+        self._store, self.session, self._table_id = store, session, table_id
         self.name = entry.name
         self.live: LiveSubscription | None = None
         if not is_durable(entry.name):
@@ -54,15 +54,15 @@ class SubscriptionUse:
         nothing of the store's: what it cannot do now housekeeping does later, because the session has ended."""
         with (
             suppress(StoreError),
-            self._session,
-            _opened(self._session, uses_record(self._table_id), LEAVE_TIMEOUT_S) as record,
+            self.session,
+            _opened(self.session, uses_record(self._table_id), LEAVE_TIMEOUT_S) as record,
         ):
             known = record.read(self.name)
             if known is None:
                 return
             left = (
                 ActiveSubscription.from_bytes(self.name, known)
-                .left(self._session.session_id)
+                .left(self.session.session_id)
                 .among(set(home_of(self._store).sessions()))
             )
             if not left.users and not is_durable(self.name):
@@ -73,7 +73,7 @@ class SubscriptionUse:
         """On a server that is away the record sets stay: they are leftovers when it is back."""
         server = server_of_subscription(self.name)
         if server is None or not why_silent(self._store, server, LEAVE_TIMEOUT_S):
-            _clear(self._store, self._session, self._table_id, self.name, LEAVE_TIMEOUT_S)
+            _clear(self._store, self.session, self._table_id, self.name, LEAVE_TIMEOUT_S)
 
 
 def use_subscription(

@@ -55,13 +55,13 @@ class UsagePublisher:
             return
         try:
             for _ in range(1 if paced else ATTEMPTS):
-                if publish_usage(self._domain, self._log, self._state, self._live):
+                if publish_usage(self._domain, self._log, self.state, self._live):
                     break
         finally:
             ended = time.monotonic()
             self._next_s = ended + (ended - begun) / _SHARE_OF_TIME
 
-    def _state(self, snapshot: Snapshot, subscription: str, member: int) -> RecordSet:
+    def state(self, snapshot: Snapshot, subscription: str, member: int) -> RecordSet:
         return state_of(self._store, snapshot, subscription, member)
 
     def _live(self, snapshot: Snapshot) -> list[str]:

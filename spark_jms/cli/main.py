@@ -60,7 +60,7 @@ SECTIONS = {  # of the help
     "Stores": (store,),
 }
 
-_ELSEWHERE = {  # what the command is called at Kafka, RabbitMQ or Artemis -> here
+ELSEWHERE = {  # what the command is called at Kafka, RabbitMQ or Artemis -> here
     "consume": "receive",
     "get": "receive",
     "produce": "send",
@@ -96,7 +96,7 @@ class Jmsq(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        wanted = _ELSEWHERE.get(args[0])
+        wanted = ELSEWHERE.get(args[0])
         if wanted is not None:
             ctx.fail(f"there is no command {args[0]!r}: use `jmsq {wanted}`")
         return super().resolve_command(ctx, args)

@@ -77,7 +77,7 @@ def services(
                 if any(status.failing_since for status in runner.status()):
                     raise click.exceptions.Exit(1)
                 return
-            chosen = engine or _engine()
+            chosen = engine or default_engine()
             click.echo(f"jmsq: the services run as {_RUNS_AS[chosen]}", err=True)
             with ExitStack() as stack:
                 if chosen == SPARK:
@@ -107,7 +107,7 @@ def _until_sigterm(*, once: bool) -> Iterator[threading.Event]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _engine() -> str:
+def default_engine() -> str:
     """Where the command leaves it open."""
     from importlib.util import find_spec
 

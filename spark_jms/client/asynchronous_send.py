@@ -76,7 +76,7 @@ class AsynchronousSender:
     """Thread-safe."""
 
     def __init__(self, max_messages: int = MAX_MESSAGES, max_bytes: int = MAX_BYTES, linger_s: float = 0) -> None:
-        self._max_messages, self._max_bytes, self._linger_s = max_messages, max_bytes, linger_s
+        self.max_messages, self.max_bytes, self._linger_s = max_messages, max_bytes, linger_s
         self.failures = 0  # of listeners
         self._thread: threading.Thread | None = None
         self._abandoned = False
@@ -88,7 +88,7 @@ class AsynchronousSender:
         self._work, self._room, self._changed = (threading.Condition(self._lock) for _ in range(3))
         self._queue: deque[AsynchronousSend] = deque()
         self._oldest_s = 0.0  # when the queue was empty last
-        self._waiting_calls = 0
+        self.waiting_calls = 0  # for room, or until sends are sent or complete
         self._taken: list[AsynchronousSend] = []
         self._sent: deque[AsynchronousSend] = deque()
         self._outstanding: Counter[str] = Counter()  # producer -> sends that are not complete
@@ -159,12 +159,12 @@ class AsynchronousSender:
     @contextmanager
     def _waiting_call(self) -> Iterator[None]:
         """What is queued goes at once. With the lock."""
-        self._waiting_calls += 1
+        self.waiting_calls += 1
         try:
             self._work.notify()
             yield
         finally:
-            self._waiting_calls -= 1
+            self.waiting_calls -= 1
 
     def refuse_in_listener(self, call: str) -> None:
         """Raises IllegalStateException: `call` waits for all listeners, also for the one that makes it."""
@@ -195,12 +195,12 @@ class AsynchronousSender:
     @property
     def _is_batch(self) -> bool:
         """It gains nothing by others. By half of the bytes, or coroutines would wait for room while it waits for more."""
-        return len(self._queue) >= BATCH or 2 * self._bytes >= self._max_bytes
+        return len(self._queue) >= BATCH or 2 * self._bytes >= self.max_bytes
 
     def _is_full(self, size: int) -> bool:
         if self._closed or self._abandoned or not self._messages:
             return False
-        return self._messages >= self._max_messages or self._bytes + size > self._max_bytes
+        return self._messages >= self.max_messages or self._bytes + size > self.max_bytes
 
     # -- the thread -----------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -211,7 +211,7 @@ class AsynchronousSender:
                     return
                 left_s = self._oldest_s + self._linger_s - time.monotonic()
                 if left_s > 0:
-                    self._work.wait_for(lambda: self._waiting_calls or self._is_batch, left_s)
+                    self._work.wait_for(lambda: self.waiting_calls or self._is_batch, left_s)
             self._send_batch()
             while self._sent:
                 self._complete(self._sent[0])
@@ -259,7 +259,7 @@ class AsynchronousSender:
             if not self._outstanding[producer]:
                 del self._outstanding[producer]
                 self._changed.notify_all()
-            if 2 * self._messages <= self._max_messages and 2 * self._bytes <= self._max_bytes:
+            if 2 * self._messages <= self.max_messages and 2 * self._bytes <= self.max_bytes:
                 self._room.notify_all()  # at half, so that many sends follow each other, not one
 
 

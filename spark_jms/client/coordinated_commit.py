@@ -88,7 +88,7 @@ class CoordinatedCommit:
                     f"the transaction was rolled back by another process, because this one stood still: {error}"
                 ) from error
             raise
-        self._complete(targets, leave)
+        self.complete(targets, leave)
 
     # -- before the decision --------------------------------------------------------------------------------------
     def _prepare(self) -> list[TransferTarget]:
@@ -188,7 +188,7 @@ class CoordinatedCommit:
             leave()
 
     # -- behind it ------------------------------------------------------------------------------------------------
-    def _complete(self, targets: Sequence[TransferTarget], leave: Callable[[], None]) -> None:
+    def complete(self, targets: Sequence[TransferTarget], leave: Callable[[], None]) -> None:
         """Steps 5 to 7."""
         ticket, problems = self._ticket, list[str]()
         for one, target in zip(self._sends, targets, strict=True):

@@ -53,7 +53,7 @@ class ProducerFlow:
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._parameters, self._watch, self._monotonic_s = parameters, watch, monotonic_s
-        self._pace = Pace()
+        self.pace = Pace()
         self._armed = False
         self._waited_s = 0.0
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class ProducerFlow:
     @property
     def is_idle(self) -> bool:
         """Nothing slows the producer down, and nothing could."""
-        return self._pace.limit is None and not self._watch.has_thresholds
+        return self.pace.limit is None and not self._watch.has_thresholds
 
     def wait(self, messages: int) -> None:
         """Before a send of so many messages: return when those before it are paid for, at most after LONGEST_WAIT_S. Raises
@@ -80,24 +80,24 @@ class ProducerFlow:
     def enter(self, messages: int) -> FlowTurn:
         """Join those that wait, with so many messages."""
         with self._lock:
-            self._look()
-            turn = FlowTurn(self._pace.due, self._monotonic_s(), messages)
-            self._pace = self._pace.with_debt(messages)
+            self.look()
+            turn = FlowTurn(self.pace.due, self._monotonic_s(), messages)
+            self.pace = self.pace.with_debt(messages)
             return turn
 
     def leave(self, turn: FlowTurn) -> None:
         """Its messages will not be sent: nothing pays for them."""
         with self._lock:
-            self._pace = self._pace.without_debt(turn.messages)
+            self.pace = self.pace.without_debt(turn.messages)
 
     def left_s(self, turn: FlowTurn) -> float:
         """How long to wait before asking again; 0: send now. Raises ClosedError."""
         if self._closed.is_set():
             raise ClosedError("the producer was closed while flow control kept its send back: nothing was sent")
         with self._lock:
-            self._look()
+            self.look()
             spent_s = self._monotonic_s() - turn.begun_s
-            left_s = min(self._pace.wait_ms(turn.ticket) / 1000, _LOOK_AGAIN_S, LONGEST_WAIT_S - spent_s)
+            left_s = min(self.pace.wait_ms(turn.ticket) / 1000, _LOOK_AGAIN_S, LONGEST_WAIT_S - spent_s)
             if left_s >= _SHORTEST_S:
                 return left_s
             self._waited_s += spent_s
@@ -106,18 +106,18 @@ class ProducerFlow:
     def sent(self, messages: int) -> None:
         """After a send whose size `wait` could not know."""
         with self._lock:
-            self._pace = self._pace.with_debt(messages)
+            self.pace = self.pace.with_debt(messages)
 
     def close(self) -> None:
         self._closed.set()
 
     def statistics(self) -> FlowStatistics:
         with self._lock:
-            return FlowStatistics(self._armed, self._pace.limit, self._pace.debt, self._waited_s)
+            return FlowStatistics(self._armed, self.pace.limit, self.pace.debt, self._waited_s)
 
-    def _look(self) -> None:
+    def look(self) -> None:
         self._armed = self._watch.armed()
-        self._pace = self._pace.at(self._monotonic_s() * 1000, self._parameters, armed=self._armed)
+        self.pace = self.pace.at(self._monotonic_s() * 1000, self._parameters, armed=self._armed)
 
     def _sleep(self, seconds: float) -> None:
         """Until the producer is closed, at most."""

@@ -96,7 +96,7 @@ class Receiver:
         self._check_context = check_context
         self.send_reply = send_reply
         self._bell = bell  # rings when the log may have news, and when we close
-        self._watched = False  # the bell rang for the news before
+        self.watched = False  # the bell rang for the news before
         # Taken in this order: `_claiming`, the writer's own lock, `_lock`. `_lock` guards `_delivery` and is never held
         # during a store call.
         self._claiming, self._lock = threading.RLock(), threading.RLock()
@@ -107,7 +107,7 @@ class Receiver:
         self._reader = BatchReader(subscriber, pipeline)  # guarded by `_claiming`
         self.transacted = TransactedDelivery(subscriber, self._delivery, self._lock, self._boundary)
         self._held_back = HeldBackWarning(subscriber)
-        self._failure: JmsqError | None = None
+        self.failure: JmsqError | None = None
         self._untold = False  # no call of the application has raised the failure
         self._seen_version = -1
         self._boundary_s = time.monotonic()
@@ -233,7 +233,7 @@ class Receiver:
         poll = 0.0
         while True:
             now = time.monotonic()
-            pause = pause_s(now - started, self._watched)
+            pause = pause_s(now - started, self.watched)
             if deadline is not None:
                 if now >= deadline:
                     return False
@@ -244,7 +244,7 @@ class Receiver:
                 return False
             now = time.monotonic()
             if self._table.snapshot.version != self._seen_version or self._table.has_news():
-                self._watched = rung
+                self.watched = rung
                 return True
             if now >= replan or self._subscriber.is_due():
                 return True
@@ -304,7 +304,7 @@ class Receiver:
     def rest(self, *, orderly: bool) -> bool:
         """Release everything, as `close` does, and hold no member until the next message is asked for. False: that is not possible,
         and the receiver can only be closed."""
-        if self._failure is not None:
+        if self.failure is not None:
             return False
         self._check_context()
         with self._lock:
@@ -316,8 +316,8 @@ class Receiver:
             self._fail(error)
         except MemberUnavailableError:
             return False
-        self._untold = self._failure is not None
-        return self._failure is None
+        self._untold = self.failure is not None
+        return self.failure is None
 
     def _settle(self, *, acknowledges: bool) -> None:
         """Release everything; first, in the modes "auto" and "dups-ok", acknowledge what was delivered. With the lock held."""
@@ -333,7 +333,7 @@ class Receiver:
     @property
     def usable(self) -> bool:
         """Not closed, not in an error, and its session has not ended. Asks the store."""
-        return self._failure is None and not self.closing and self._subscriber.has_session()
+        return self.failure is None and not self.closing and self._subscriber.has_session()
 
     def reject(self, message: Message, delay_s: float | None) -> None:
         """Release this one message: it is delivered again, flagged and counted, when the delay is over (None: the
@@ -374,7 +374,7 @@ class Receiver:
     def hand_over(self) -> None:
         """The context's background thread calls this several times a second: hand records over to waiting consumers,
         and write acknowledgements and releases that are overdue."""
-        if self._failure is not None or self._closing.is_set():
+        if self.failure is not None or self._closing.is_set():
             return
         try:
             self._boundary()
@@ -384,7 +384,7 @@ class Receiver:
             if self._delivery.aside and time.monotonic() - self._aside_s >= _ASIDE_RETRY_S:
                 self._set_aside()
         except (ConsumerClosedException, ClosedError):
-            self._untold = self._failure is not None  # the next call raises it
+            self._untold = self.failure is not None  # the next call raises it
 
     def flush_outbox(self) -> None:
         """The context's background thread calls this once a second: write acknowledgements to their table."""
@@ -395,7 +395,7 @@ class Receiver:
         self._flush(self._subscriber.flush_life_cycle)
 
     def _flush(self, flush: Callable[[], None]) -> None:
-        if self._failure is not None or self._closing.is_set():
+        if self.failure is not None or self._closing.is_set():
             return
         try:
             flush()
@@ -405,20 +405,20 @@ class Receiver:
 
     def make_room(self) -> None:
         """The context's background thread calls this once a second: apply the subscription's limit."""
-        if self._failure is None and not self._closing.is_set():
+        if self.failure is None and not self._closing.is_set():
             self._subscriber.make_room()
 
     def _fail(self, error: JmsqError) -> JmsqError:
-        if self._failure is None:
-            self._failure = error
+        if self.failure is None:
+            self.failure = error
         return error
 
     def check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"consumer {self.name} of {self.destination} is closed: create a new one")
-        if self._failure is not None:
+        if self.failure is not None:
             self._untold = False
-            raise type(self._failure)(str(self._failure)) from self._failure
+            raise type(self.failure)(str(self.failure)) from self.failure
         self._check_context()
 
     # -- the end --------------------------------------------------------------------------------------------------
@@ -453,7 +453,7 @@ class Receiver:
             self._closed = True
             self._reader.forget()
             self._settle(acknowledges=orderly)
-        told = self._failure is not None and not self._untold
+        told = self.failure is not None and not self._untold
         try:
             self._write_last()
         except (ConsumerClosedException, ClosedError, MemberUnavailableError) as error:
@@ -468,8 +468,8 @@ class Receiver:
             self._subscriber.close()
 
     def _write_last(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         self._write_settled(CLOSE_TIMEOUT_S)
         self._subscriber.flush_outbox()
         flush_at_close(self._subscriber.flush_life_cycle)

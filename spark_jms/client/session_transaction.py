@@ -59,20 +59,20 @@ class SessionTransaction:
         """`sent` is told of each log that has got messages, with its version."""
         self.lock = threading.RLock()
         self.receivers: list[Receiver] = []
-        self._coordinators, self._timeout_s, self._monotonic_s = coordinators, timeout_s, monotonic_s
+        self._coordinators, self._timeout_s, self.monotonic_s = coordinators, timeout_s, monotonic_s
         self._sent, self._buffer, self._resource = sent, buffer, resource
-        self._database: OpenResource | None = None
+        self.database: OpenResource | None = None
         self._coordinator: Coordinator | None = None
         self._sends: dict[str, CollectedSends] = {}  # table -> what goes there
         self._began_s: float | None = None
-        self._timed_out = False
+        self.timed_out = False
 
     # -- collecting -----------------------------------------------------------------------------------------------
     def collect(self, log: DeltaLog, rows: pa.RecordBatch, outgoing: OutgoingMessages) -> Sequence[str]:
         """See client/transacted_producer.py. Raises TransactionRolledBackException after the time-out."""
         with self.lock:
             self._check_time()
-            self._began_s = self._began_s or self._monotonic_s()
+            self._began_s = self._began_s or self.monotonic_s()
             sends = self._sends.setdefault(log.snapshot.table_id, CollectedSends(log, self._buffer))
             return sends.add(rows, outgoing)
 
@@ -83,9 +83,9 @@ class SessionTransaction:
                 raise IllegalStateException(
                     "this session has no last resource: transacted_session(last_resource=…), after context.last_resource(…)"
                 )
-            if self._database is None:
-                self._database = OpenResource(self._resource, self._resource.opened())
-            return self._database.connection
+            if self.database is None:
+                self.database = OpenResource(self._resource, self._resource.opened())
+            return self.database.connection
 
     def leave(self, name: str) -> None:
         """This consumer is closed."""
@@ -99,19 +99,19 @@ class SessionTransaction:
             return  # it is about to end
         try:
             has_work = bool(self._sends) or any(one.transacted.delivered() for one in self.receivers)
-            if not has_work or self._timed_out:
+            if not has_work or self.timed_out:
                 return
-            self._began_s = self._began_s or self._monotonic_s()
-            if self._monotonic_s() - self._began_s >= self._timeout_s:
+            self._began_s = self._began_s or self.monotonic_s()
+            if self.monotonic_s() - self._began_s >= self._timeout_s:
                 failed = self._released()  # the connection belongs to the application's thread
-                self._timed_out = True
+                self.timed_out = True
                 if failed:
                     raise failed[0]
         finally:
             self.lock.release()
 
     def _check_time(self) -> None:
-        if self._timed_out:
+        if self.timed_out:
             raise TransactionRolledBackException(
                 f"the transaction took longer than {self._timeout_s:g} s and was rolled back: nothing was sent, and its messages "
                 "are delivered again, flagged. Call rollback(), then begin again"
@@ -169,11 +169,11 @@ class SessionTransaction:
 
     def _roll_back_database(self) -> None:
         """A connection that cannot roll back is lost: `connection()` opens another."""
-        if self._database is not None and not roll_back_connection(self._database.connection):
+        if self.database is not None and not roll_back_connection(self.database.connection):
             self._close_database()
 
     def _close_database(self) -> None:
-        database, self._database = self._database, None
+        database, self.database = self.database, None
         if database is not None:
             with suppress(Exception):  # lost; or SQLite's, of another thread: the garbage collector closes it
                 database.connection.close()
@@ -187,7 +187,7 @@ class SessionTransaction:
     def _forget(self) -> None:
         for sends in self._sends.values():
             sends.clear()
-        self._sends, self._began_s, self._timed_out = {}, None, False
+        self._sends, self._began_s, self.timed_out = {}, None, False
 
     def _leave_coordinator(self) -> None:
         """The next process that opens the coordinator completes the transactions that are open there."""
@@ -201,9 +201,9 @@ class SessionTransaction:
         durable = [(one, keys) for one, keys in found if not one.dies_with_context]
         sends = list(self._sends.values())
         if not (durable or sends):
-            if self._database is not None:
-                self._database.resource.commit(self._database.connection)
-        elif self._database is not None or not self._commit_at_once(sends, durable):
+            if self.database is not None:
+                self.database.resource.commit(self.database.connection)
+        elif self.database is not None or not self._commit_at_once(sends, durable):
             try:
                 self._coordinate(sends, durable)
             except TransactionUnfinishedError:  # it is decided
@@ -230,7 +230,7 @@ class SessionTransaction:
         """With a coordinator that belongs to this session for so long."""
         self._coordinator = self._coordinators.take()
         try:
-            CoordinatedCommit(self._coordinators, self._coordinator, sends, durable, self._database).run(
+            CoordinatedCommit(self._coordinators, self._coordinator, sends, durable, self.database).run(
                 self._leave_coordinator
             )
         except Exception:

@@ -20,11 +20,11 @@ _BREATH_S, _LONGEST_BREATH_S = 0.0005, 0.005
 _RESTS = 2.0  # as long as the work: a third of a core is left to it
 
 
-class _Breath(threading.local):
+class Breath(threading.local):
     ended_s = 0.0  # of the thread's last breath, of a monotonic clock
 
 
-_breath = _Breath()
+_breath = Breath()
 
 
 def breathe() -> None:

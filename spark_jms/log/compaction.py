@@ -148,7 +148,7 @@ def _split(stretch: Sequence[DataFile], highest: int, found: list[list[DataFile]
 def _compact_run(log: DeltaLog, run: list[DataFile], report: HousekeepingReport, monitor: Monitor) -> bool:
     """False when nothing came of it. What can be prepared is, before the log is locked for the commit."""
     try:
-        staged = _merge(log, run)
+        staged = merged(log, run)
     except _UnreadFilesError as unread:
         files = log.refresh().files
         for path, error in unread.errors.items():
@@ -175,7 +175,7 @@ def _compact_run(log: DeltaLog, run: list[DataFile], report: HousekeepingReport,
     return True
 
 
-def _merge(log: DeltaLog, run: list[DataFile]) -> StagedFile:
+def merged(log: DeltaLog, run: list[DataFile]) -> StagedFile:
     schema = _schema(log)
     declared = log.snapshot.destination
     promoted = PromotedColumns.of(declared.promoted_properties)

@@ -155,14 +155,14 @@ class DeltaLog:
 
     def _reload(self) -> Snapshot:
         self._forget()  # stays so if there is no table any more
-        self._snapshot = snapshot = self._load()
+        self._snapshot = snapshot = self.load()
         self._outdated, self._synced = False, -1
         return snapshot
 
     def versions_since_checkpoint(self) -> int:
         return self.refresh().version - (newest_checkpoint_version(self.storage) or 0)
 
-    def _load(self) -> Snapshot:
+    def load(self) -> Snapshot:
         try:
             return self._load_newest()
         except OtherTableError as error:

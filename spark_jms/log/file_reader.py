@@ -49,7 +49,7 @@ class LastRows:
             return None
         if wanted.first < known.first or wanted.last >= known.first + known.rows.num_rows:
             return None
-        return _picked(known.rows, known.first, wanted)
+        return picked_rows(known.rows, known.first, wanted)
 
 
 def read_stored(
@@ -101,7 +101,7 @@ def _read_group(
         for batch in parquet.iter_batches(batch_size=size, row_groups=[group], columns=names, use_threads=False):
             if last is not None and first <= wanted.last:
                 last.keep(file.path, names, batch, first)
-            yield from _picked(batch, first, wanted)
+            yield from picked_rows(batch, first, wanted)
             first += batch.num_rows
             if first > wanted.last:
                 break
@@ -109,7 +109,7 @@ def _read_group(
         raise _damaged(storage, file, error) from error
 
 
-def _picked(batch: pa.RecordBatch, first: int, wanted: Ranges) -> Iterator[StoredRows]:
+def picked_rows(batch: pa.RecordBatch, first: int, wanted: Ranges) -> Iterator[StoredRows]:
     """The wanted rows of a batch whose first row has this sequence."""
     inside = wanted.between(first, first + batch.num_rows - 1)
     if not inside:

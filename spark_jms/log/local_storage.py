@@ -48,14 +48,14 @@ class LocalStorage:
             try:
                 staged.write_bytes(data)
                 if durable:
-                    _sync(staged)
+                    sync_path(staged)
                 created = _link(staged, target)
             finally:
                 with suppress(OSError):  # a name with a dot counts nowhere
                     staged.unlink()
         if durable and created:
             try:
-                _sync(target.parent)
+                sync_path(target.parent)
             except OSError as error:
                 raise _unknown(target, error) from error
         return created
@@ -65,10 +65,10 @@ class LocalStorage:
         folders = {self.root}
         for path in paths:
             with naming_no_room(f"{self.uri}/{path}"):  # a file system may find room only now
-                _sync(self.root / path)
+                sync_path(self.root / path)
             folders.update(self.root.joinpath(*PurePosixPath(path).parts[:i]) for i in range(path.count("/") + 1))
         for folder in sorted(folders, reverse=True) if paths else ():
-            _sync(folder)
+            sync_path(folder)
 
     def put(self, path: str, data: bytes) -> None:
         with naming_no_room(f"{self.uri}/{path}"):
@@ -88,7 +88,7 @@ class LocalStorage:
         with suppress(FileNotFoundError):
             os.replace(self.root / path, target)
             self.sync([to])
-            _sync((self.root / path).parent)
+            sync_path((self.root / path).parent)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(f"{self.uri}/{path}")
@@ -147,11 +147,11 @@ class LocalStorage:
         target = self.root / path
         if target.parent not in self._made:
             target.parent.mkdir(parents=True, exist_ok=True)
-            self._made[target.parent] = _allows_unnamed(target.parent)
+            self._made[target.parent] = allows_unnamed(target.parent)
         return target
 
 
-def _allows_unnamed(folder: Path) -> bool:
+def allows_unnamed(folder: Path) -> bool:
     """Whether `_create_unnamed` works in this folder: on Linux, with most file systems, NFS not among them."""
     try:
         descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY)
@@ -202,7 +202,7 @@ def _of(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-def _sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
     """Force a file's content, or a folder's names, to the disk, including what other processes wrote."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

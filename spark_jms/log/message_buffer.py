@@ -48,7 +48,7 @@ class MessageBuffer:
 
     def __init__(self, limit_bytes: int, directory: str | None = None, codec: Codec | None = None) -> None:
         self._account = BufferAccount(limit_bytes)
-        self._files = PagingFiles(directory, codec)
+        self.files = PagingFiles(directory, codec)
         self._lock = threading.Lock()
         self._fails = False  # the newest attempt to page failed
         abandon_in_child(self)
@@ -77,12 +77,12 @@ class MessageBuffer:
 
     def close(self) -> None:
         """What is paged is lost."""
-        self._files.close()
+        self.files.close()
 
     def abandon(self) -> None:
         """In a forked child: the pages are the parent's."""
         self._lock = threading.Lock()
-        self._files.abandon()
+        self.files.abandon()
 
     # -- for PagedRows ------------------------------------------------------------------------------------------------
     def hold(self, rows: pa.RecordBatch, kept_bytes: int) -> _Piece:
@@ -96,7 +96,7 @@ class MessageBuffer:
                 return piece
             self._account.keep(kept_bytes)
         try:
-            piece.page = self._files.write(_packed(rows))
+            piece.page = self.files.write(_packed(rows))
             piece.rows = None
         except PagingError as error:
             self.drop(kept_bytes)
@@ -109,7 +109,7 @@ class MessageBuffer:
             log.info(
                 "the message buffer has its %s bytes: messages page to %s",
                 f"{self.limit_bytes:,}",
-                self._files.directory,
+                self.files.directory,
             )
         return piece
 
@@ -118,14 +118,14 @@ class MessageBuffer:
         if piece.rows is not None:
             return piece.rows
         assert piece.page is not None
-        return _unpacked(self._files.read(piece.page))
+        return _unpacked(self.files.read(piece.page))
 
     def let_go(self, piece: _Piece) -> None:
         if piece.page is None:
             self.drop(piece.bytes)
             return
         with suppress(KeyError):  # the buffer was closed before
-            self._files.free(piece.page)
+            self.files.free(piece.page)
         with self._lock:
             last = self._account.unpage(piece.bytes, piece.messages)
         if last:

@@ -79,7 +79,7 @@ class QuotaLedger:
             if entry.number and self._storage.exists(self._path(entry.number)):
                 self._newest = entry
                 return entry
-        self._newest = entry = self._load()
+        self._newest = entry = self.load()
         return entry
 
     def follow(self) -> LedgerEntry:
@@ -114,7 +114,7 @@ class QuotaLedger:
             return None
         if not self._follows(entry, before) and not self._counts(entry, _numbers(self._files())):
             self._storage.delete(self._path(entry.number))
-            self._newest = self._load()  # what we knew may be a stray too, or one is above the newest entry
+            self._newest = self.load()  # what we knew may be a stray too, or one is above the newest entry
             return None
         self._newest = entry
         if entry.number % _DELETE_EVERY == 0:
@@ -153,7 +153,7 @@ class QuotaLedger:
             before = following
         return True
 
-    def _load(self) -> LedgerEntry:
+    def load(self) -> LedgerEntry:
         while True:
             newest = max(_numbers(self._files()), default=0)
             if not newest:

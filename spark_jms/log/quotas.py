@@ -50,7 +50,7 @@ class Quotas:
         clock_ms: Callable[[], int] = now_ms,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._storage, self._log_of, self._clock_ms, self._monotonic_s = storage, log_of, clock_ms, monotonic_s
+        self._storage, self._log_of, self._clock_ms, self.monotonic_s = storage, log_of, clock_ms, monotonic_s
         self._observer = QuotaObserver(usages, log_of)
         self._files = NamedFiles(storage, QUOTAS)
         self._lock = threading.Lock()
@@ -177,7 +177,7 @@ class Quotas:
     def now(self, ledger: QuotaLedger, destinations: Iterable[str] = ()) -> QuotaLook:
         """The ledger's newest state, with what its destinations, and these, hold now. Changes nothing."""
         entry = ledger.read()
-        state = entry.state.lapse(ledger.old(entry, self._monotonic_s(), self._clock_ms()))
+        state = entry.state.lapse(ledger.old(entry, self.monotonic_s(), self._clock_ms()))
         return self._observer.look(ledger, state, {*state.usages, *destinations})
 
     # -- inside -------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class Quotas:
             entry = ledger.read() if attempt.is_sure else ledger.follow()
             if not entry.state.has_reserved(request):
                 _check_possible(own, request.need, quota, limit)
-            now, now_s = self._clock_ms(), self._monotonic_s()
+            now, now_s = self._clock_ms(), self.monotonic_s()
             old = ledger.old(entry, now_s, now)
             lapsed = entry.state.successor(now).lapse({one for one in old if one.request.id != request.id})
             # The destinations are looked at after the entry is read, or a commit between the two would count nowhere.

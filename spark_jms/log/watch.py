@@ -35,7 +35,7 @@ class LogWatch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wakes: dict[str, list[Wake]] = {}  # folder of a log -> whom to wake
-        self._folders: dict[int, str] = {}  # inotify's number of a watch -> folder
+        self.folders: dict[int, str] = {}  # inotify's number of a watch -> folder
         self._inotify: INotify | None = None
         self._thread: threading.Thread | None = None
         self._stop_read, self._stop_write = -1, -1
@@ -50,7 +50,7 @@ class LogWatch:
                 self._start()
                 if self._inotify is None:
                     return
-                self._folders[self._inotify.add_watch(folder, _CREATED | _MOVED_TO)] = folder
+                self.folders[self._inotify.add_watch(folder, _CREATED | _MOVED_TO)] = folder
             except OSError as error:  # too many watches or open files
                 log.info("%s cannot be watched (%s): its receivers poll", folder, error)
                 return
@@ -85,9 +85,9 @@ class LogWatch:
 
     def _forget(self, folder: str) -> None:
         del self._wakes[folder]
-        for watch, watched in list(self._folders.items()):
+        for watch, watched in list(self.folders.items()):
             if watched == folder:
-                del self._folders[watch]
+                del self.folders[watch]
                 if self._inotify is not None:
                     with suppress(OSError):  # the folder was deleted, and the watch with it
                         self._inotify.rm_watch(watch)
@@ -100,13 +100,13 @@ class LogWatch:
             while self._stop_read not in {descriptor for descriptor, _ in ready.poll()}:
                 news = {event.wd for event in inotify.read(timeout=0) if event.name.endswith(".json")}
                 with self._lock:
-                    wakes = [wake for wd in news for wake in self._wakes.get(self._folders.get(wd, ""), ())]
+                    wakes = [wake for wd in news for wake in self._wakes.get(self.folders.get(wd, ""), ())]
                 for wake in wakes:
                     wake()
         finally:
             with self._lock:
                 self._inotify, self._thread = None, None
-                self._wakes, self._folders = {}, {}
+                self._wakes, self.folders = {}, {}
                 inotify.close()
                 os.close(self._stop_read)
                 os.close(self._stop_write)

@@ -106,7 +106,7 @@ class _Writer:
             raise OptionError('messages are sent, not overwritten: use mode("append") and outputMode("append")')
         self.options, self.address = options, address_of(options)
         check_sendable(_arrow_schema(schema), IN_SQL)
-        domain = _domain(options.root)
+        domain = domain_at(options.root)
         snapshot = domain.log(self.address.destination).verify()
         self.destination, self.route_id = snapshot.destination, snapshot.route_id
         self.factory, self.home = _factory(domain, options), home_server(domain.servers, options.server)
@@ -120,7 +120,7 @@ class _Writer:
         assert context is not None
         query_id = context.getLocalProperty("sql.streaming.queryId") or ""
         batch_id = int(context.getLocalProperty("streaming.sql.batchId") or int.from_bytes(os.urandom(4), "big"))
-        storage = _domain(self.options.root).log(self.address.destination).storage
+        storage = domain_at(self.options.root).log(self.address.destination).storage
         if len(self.destination.pauses.members(PRODUCTION, self.destination.member_ids)) == self.destination.members:
             self.destination.check_production(self.destination.member_ids, self.route_id.epoch)
         sender = query_id or self.options.txn_app_id or context.getLocalProperty("spark.sql.execution.id") or ""
@@ -147,7 +147,7 @@ class _Writer:
         so they stay, and housekeeping removes them if it does not."""
         if None not in messages:
             return
-        storage = _domain(self.options.root).log(self.address.destination).storage
+        storage = domain_at(self.options.root).log(self.address.destination).storage
         for message in messages:
             if isinstance(message, StagedMessage):
                 discard(storage, message.files)
@@ -170,7 +170,7 @@ class _Writer:
         files = [file for message in staged for file in message.files]
         if not files:
             return
-        domain = _domain(self.options.root)
+        domain = domain_at(self.options.root)
         log = domain.log(self.address.destination)
         log.verify()  # this process may know a table that was dropped and created again since
         if paced and transaction is not None:
@@ -200,22 +200,22 @@ def _sender(query_id: str, transaction: TransactionId | None) -> Sender | None:
     return Sender(what, f"{transaction.app_id}/{transaction.version}")
 
 
-_domains: dict[str, Domain] = {}  # of this process, by root
+open_domains: dict[str, Domain] = {}  # of this process, by root
 
 
-def _domain(root: str) -> Domain:
+def domain_at(root: str) -> Domain:
     """Spark makes a new writer for each batch, but plans and commits many in one process: a batch reads what was added to the log
     and to the ledgers of its quotas since the one before it."""
-    known = _domains.get(root)
+    known = open_domains.get(root)
     if known is None or not known.is_unchanged():
-        known = _domains[root] = open_domain(root)
+        known = open_domains[root] = open_domain(root)
     return known
 
 
 @functools.cache
 def _housekeeping(root: str) -> SenderHousekeeping:
     """Of this process."""
-    return SenderHousekeeping(_domain(root))
+    return SenderHousekeeping(domain_at(root))
 
 
 class JmsqStreamWriter(_Writer, DataSourceStreamArrowWriter):

@@ -282,7 +282,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         batch = self._drain(subscriber, before) if self._targets is not None else self._wait(subscriber, before)
         return batch.to_json() if batch is not None else start
 
-    def _limits(self, subscriber: AnySubscriber) -> Limits:
+    def limits_for(self, subscriber: AnySubscriber) -> Limits:
         """Where no minMessagesPerTrigger is given, with the destination's messagingPerformancePreference."""
         from spark_jms.core.batch import Limits
         from spark_jms.core.batching import query_limits
@@ -296,11 +296,11 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _wait(self, subscriber: AnySubscriber, before: Batch) -> Batch | None:
         """The next batch, or None after a short wait. A poll costs one check for a file name."""
         deadline = time.monotonic() + IDLE_WAIT_S
-        batch = subscriber.next_batch(before, self._limits(subscriber))
+        batch = subscriber.next_batch(before, self.limits_for(subscriber))
         while batch is None and time.monotonic() < deadline and not self._stops():
             time.sleep(_POLL_S)
             if subscriber.hand_over() or subscriber.has_news():
-                batch = subscriber.next_batch(before, self._limits(subscriber))
+                batch = subscriber.next_batch(before, self.limits_for(subscriber))
         return batch
 
     def _drain(self, subscriber: AnySubscriber, before: Batch) -> Batch | None:
@@ -309,7 +309,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         deadline = time.monotonic() + AVAILABLE_NOW_WAIT_S
         targets, within_ms = self._targets or {}, int(AVAILABLE_NOW_WAIT_S * 1000)
         while True:
-            batch = subscriber.next_batch(before, self._limits(subscriber), self._targets)
+            batch = subscriber.next_batch(before, self.limits_for(subscriber), self._targets)
             if batch is not None:
                 return batch
             if subscriber.has_more():

@@ -5,15 +5,28 @@ any release.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from spark_jms.aio.consumer import AsyncConsumer
+    from spark_jms.aio.context import AsyncContext
+    from spark_jms.aio.room import SendRoom
     from spark_jms.claims.coordinators import Coordinators
     from spark_jms.claims.distributed import AnySubscriber
+    from spark_jms.claims.subscription_use import SubscriptionUse
+    from spark_jms.client.acknowledgement import AcknowledgementWriter
+    from spark_jms.client.asynchronous_send import AsynchronousSender
     from spark_jms.client.consumer import Consumer
     from spark_jms.client.context import Context
+    from spark_jms.client.delivery import Delivery
+    from spark_jms.client.producer import Producer
     from spark_jms.client.receiver import Receiver
+    from spark_jms.client.session_transaction import SessionTransaction
+    from spark_jms.client.transacted_session import TransactedSession
     from spark_jms.log.domain import Domain
+    from spark_jms.log.paging_files import PagingFiles
     from spark_jms.store import Store
 
 
@@ -40,3 +53,62 @@ def receiver_of(consumer: Consumer) -> Receiver:
 def subscriber_of(consumer: Consumer) -> AnySubscriber:
     """Holds the consumer's claims, by a session of its own in the store."""
     return consumer._receiver._subscriber
+
+
+def use_of(consumer: Consumer) -> SubscriptionUse:
+    """Of a subscription that is not durable: it ends with its last user."""
+    use = consumer._receiver._subscriber._use
+    assert use is not None
+    return use
+
+
+def delivery_of(consumer: Consumer) -> Delivery:
+    """The messages that the consumer has: prefetched, delivered, finished."""
+    return consumer._receiver._delivery
+
+
+def acknowledgement_writer_of(consumer: Consumer) -> AcknowledgementWriter:
+    """Writes the consumer's acknowledgements to the store."""
+    return consumer._receiver._writer
+
+
+def transaction_of(session: TransactedSession) -> SessionTransaction:
+    """What the session has collected since its last commit or rollback."""
+    return session._transaction
+
+
+def asynchronous_sends_of(context: Context) -> AsynchronousSender:
+    """The asynchronous sends of all producers of the context."""
+    return context._asynchronous
+
+
+def room_of(context: AsyncContext) -> SendRoom:
+    """The sends of coroutines that may be outstanding."""
+    return context._room
+
+
+@contextmanager
+def commits_held(producer: Producer) -> Iterator[None]:
+    """In the block, sends to the producer's destination by this context wait in its queue."""
+    with producer._shared._group._turn:
+        yield
+
+
+def sends_queued(producer: Producer) -> int:
+    """How many sends to the producer's destination wait for the commit before them."""
+    return len(producer._shared._group._queue)
+
+
+def requests_waiting(context: Context) -> int:
+    """How many keys replies are expected by: a request has its correlation id, and its message id once that is known."""
+    return len(context._requestor._waiting)
+
+
+def consumer_of(consumer: AsyncConsumer) -> Consumer:
+    """The one whose calls a coroutine's consumer makes in threads."""
+    return consumer._consumer
+
+
+def paging_files_of(context: Context) -> PagingFiles:
+    """Of large messages that transactions and units of work have not sent yet."""
+    return context._buffer.files

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -20,3 +22,9 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 10.0, what: s
             told = what() if callable(what) else what
             raise AssertionError(f"not within {timeout_s:g} s: {told or condition}")
         time.sleep(_POLL_S)
+
+
+def is_waiting(thread: threading.Thread) -> bool:
+    """The thread waits for an event or a condition now."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code is threading.Condition.wait.__code__

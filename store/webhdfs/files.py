@@ -60,7 +60,7 @@ class Files:
     ) -> None:
         self.options = options
         self._journal = journal
-        self._tree = tree
+        self.tree = tree
         self._clock_us = clock_us
         self._guard = StoreGuard(journal)
         self._proof = ReadProof(prove, self._guard)
@@ -107,7 +107,7 @@ class Files:
             journal_batches=journal.growth.batches,
             journal_bytes=journal.growth.batch_bytes,
             snapshot_count=journal.snapshot_count,
-            inline_bytes=self._tree.inline_bytes,
+            inline_bytes=self.tree.inline_bytes,
             read_bytes=blocks.read_bytes,
             written_bytes=blocks.written_bytes,
             open_writers=len(self._leases),
@@ -119,23 +119,23 @@ class Files:
     # ---- looking
 
     async def status(self, path: str) -> FileStatus:
-        return await self._look(lambda: self._tree.get(path).status())
+        return await self._look(lambda: self.tree.get(path).status())
 
     async def listing(self, path: str, start_after: str = "", limit: int | None = None) -> tuple[list[FileStatus], int]:
         """Statuses in the order of names, and how many come after them."""
-        return await self._look(lambda: self._tree.listing(path, start_after, limit))
+        return await self._look(lambda: self.tree.listing(path, start_after, limit))
 
     async def summary(self, path: str) -> ContentSummary:
-        return await self._look(lambda: self._tree.get(path).summary())
+        return await self._look(lambda: self.tree.get(path).summary())
 
     async def xattrs(self, path: str) -> dict[str, bytes]:
-        return await self._look(lambda: dict(self._tree.get(path).xattrs))
+        return await self._look(lambda: dict(self.tree.get(path).xattrs))
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> ContentReader:
         """The content as it is now, whatever happens to the path. Close the reader."""
 
         def look() -> ContentReader:
-            inode = self._tree.get_file(path)
+            inode = self.tree.get_file(path)
             if offset < 0 or (offset >= inode.length and inode.length):
                 raise BadOffsetError(f"Offset={offset} out of the range [0, {inode.length}); OPEN, path={shown(path)}")
             end = inode.length if length is None else min(inode.length, offset + length)
@@ -148,21 +148,21 @@ class Files:
     async def mkdirs(self, path: str, permission: int = 0o755, owner: str = "", group: str = "") -> None:
         await self._check_room()
         owner, group = owner or self.options.owner, group or self.options.group
-        await self._change(lambda now_us: decisions.mkdirs(self._tree, path, owner, group, permission, now_us))
+        await self._change(lambda now_us: decisions.mkdirs(self.tree, path, owner, group, permission, now_us))
 
     async def rename(self, source: str, target: str) -> bool:
-        return await self._change(lambda now_us: decisions.rename(self._tree, source, target, now_us))
+        return await self._change(lambda now_us: decisions.rename(self.tree, source, target, now_us))
 
     async def rename_strict(self, source: str, target: str, overwrite: bool = False) -> None:
-        await self._change(lambda now_us: decisions.rename_strict(self._tree, source, target, overwrite, now_us))
+        await self._change(lambda now_us: decisions.rename_strict(self.tree, source, target, overwrite, now_us))
 
     async def delete(self, path: str, recursive: bool = False) -> bool:
-        return await self._change(lambda now_us: decisions.delete(self._tree, path, recursive, now_us))
+        return await self._change(lambda now_us: decisions.delete(self.tree, path, recursive, now_us))
 
     async def truncate(self, path: str, length: int) -> None:
         def decide(now_us: int) -> TreeDecision:
             self._leases.check_free(path)
-            return decisions.truncate(self._tree, path, length, now_us)
+            return decisions.truncate(self.tree, path, length, now_us)
 
         await self._change(decide)
 
@@ -170,7 +170,7 @@ class Files:
         def decide(now_us: int) -> TreeDecision:
             for each in (path, *sources):
                 self._leases.check_free(each)
-            return decisions.concat(self._tree, path, sources, now_us)
+            return decisions.concat(self.tree, path, sources, now_us)
 
         await self._change(decide)
 
@@ -185,19 +185,19 @@ class Files:
     ) -> None:
         def decide(now_us: int) -> TreeDecision:
             edit = AttributesSet(path, now_us, permission, owner, group, modified_us, accessed_us)
-            return decisions.set_attributes(self._tree, edit)
+            return decisions.set_attributes(self.tree, edit)
 
         await self._change(decide)
 
     async def set_replication(self, path: str, replication: int) -> bool:
-        return await self._change(lambda now_us: decisions.set_replication(self._tree, path, replication, now_us))
+        return await self._change(lambda now_us: decisions.set_replication(self.tree, path, replication, now_us))
 
     async def set_xattr(self, path: str, name: str, value: bytes, create: bool = True, replace: bool = True) -> None:
         await self._check_room()
-        await self._change(lambda now_us: decisions.set_xattr(self._tree, path, name, value, create, replace, now_us))
+        await self._change(lambda now_us: decisions.set_xattr(self.tree, path, name, value, create, replace, now_us))
 
     async def remove_xattr(self, path: str, name: str) -> None:
-        await self._change(lambda now_us: decisions.remove_xattr(self._tree, path, name, now_us))
+        await self._change(lambda now_us: decisions.remove_xattr(self.tree, path, name, now_us))
 
     async def create(
         self,
@@ -215,11 +215,11 @@ class Files:
         new = NewFile(owner or self.options.owner, self.options.group, permission, replication, block_bytes)
 
         def begin() -> ContentWriter:
-            inode, now_us = decisions.create(self._tree, path, overwrite, create_parent, client), self._clock_us()
+            inode, now_us = decisions.create(self.tree, path, overwrite, create_parent, client), self._clock_us()
             if inode is None:
                 parent = path.rstrip("/").rpartition("/")[0] or "/"
-                self._do(decisions.mkdirs(self._tree, parent, new.owner, new.group, 0o755, now_us))
-                inode = self._tree.begin(path, new.owner, new.group, permission, now_us)
+                self._do(decisions.mkdirs(self.tree, parent, new.owner, new.group, 0o755, now_us))
+                inode = self.tree.begin(path, new.owner, new.group, permission, now_us)
             elif inode.open:
                 inode.owner, inode.permission = new.owner, permission
             return self._writer(Lease(inode, new))
@@ -231,7 +231,7 @@ class Files:
         await self._check_room()
 
         def begin() -> ContentWriter:
-            inode = self._tree.get_file(path)
+            inode = self.tree.get_file(path)
             self._leases.check_free(path)
             return self._writer(Lease(inode, keep=len(inode.content)))
 
@@ -281,5 +281,5 @@ class Files:
         if decision.edit is not None and decision.journaled:
             self._edits.submit(decision.edit)
         elif decision.edit is not None:
-            self._tree.apply(decision.edit)
+            self.tree.apply(decision.edit)
         return decision.succeeded

@@ -89,6 +89,7 @@ class Query:
     def run(self) -> bool:
         given = {"onPoison": "isolate", "idempotentSink": "true", **self.options}
         reader = JmsqStreamReader(parse_options({"root": self.root, "destination": self.destination, **given}))
+        caught = reader._signal
         try:
             if not self.offsets:
                 self.offsets.append(reader.initialOffset())
@@ -105,11 +106,11 @@ class Query:
                     self.offsets.append(end)
                 self._batch(reader)
         except Refused:
-            if reader._signal is not None:  # else it would end this process
+            if caught is not None:  # else it would end this process
                 signal.raise_signal(signal.SIGTERM)  # as Spark ends the process of a source whose query has failed
         except Died:
-            if reader._signal is not None:
-                reader._signal._driver = 0  # it is not the parent any more
+            if caught is not None:
+                caught._driver = 0  # it is not the parent any more
         finally:
             reader.stop()
         return False

@@ -53,5 +53,5 @@ def send_later(threads: ThreadPoolExecutor, context: Context, text: str, count: 
 def let_pass(context: Context, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """So much time for the context, which has seen the ledger before."""
     found = domain_of(context).quotas
-    now_s = found._monotonic_s()
-    monkeypatch.setattr(found, "_monotonic_s", lambda: now_s + seconds)
+    now_s = found.monotonic_s()
+    monkeypatch.setattr(found, "monotonic_s", lambda: now_s + seconds)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -19,15 +20,16 @@ from spark_jms.store import (
 )
 from spark_jms.store.disk import Disk
 from spark_jms.store.engine import EngineBackend, EngineFinder, MemoryFinder, Server
-from spark_jms.store.engine.local_access import LocalAccess
 from spark_jms.store.engine.testing import SharedMemory
 from spark_jms.store.file import FileStore
+from spark_jms.store.file.backend import FileBackend
 from spark_jms.store.jdbc.finder import JdbcFinder
 from spark_jms.store.jdbc.retry import Clocks
 from spark_jms.store.jdbc.settings import parse_jdbc
 from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.store.records.finder import RegionEngineFinder
 from spark_jms.store.records.settings import parse_replicated
+from spark_jms.store.testing import backend_of, end_session, send_heartbeats, server_of, stop_heartbeat, stop_session
 
 TIMEOUT_MS = 10_000
 
@@ -115,20 +117,18 @@ class FileKit(Kit):
         super().__init__()
         self.path = path
         first = FileStore(path, session_timeout_ms=TIMEOUT_MS, disk=SkewedDisk(self.clock))
-        backend = first._backend if shared else None
-        if shared:
-            first._backend.retain()  # type: ignore[attr-defined]
-        second = FileStore(path, session_timeout_ms=TIMEOUT_MS, disk=SkewedDisk(self.clock), backend=backend)  # type: ignore[arg-type]
+        backend = cast(FileBackend, backend_of(first)) if shared else None
+        if backend is not None:
+            backend.retain()
+        second = FileStore(path, session_timeout_ms=TIMEOUT_MS, disk=SkewedDisk(self.clock), backend=backend)
         self.store, self.other = first, second
-        self.hearts = [first._backend._session_locks, second._backend._session_locks]  # type: ignore[attr-defined]
+        self.backends = [cast(FileBackend, backend_of(store)) for store in (first, second)]
         self.stopped: list[int] = []
 
     def _drop(self, session: Session) -> int:
-        for heart in self.hearts:
-            with heart._lock:
-                own = heart._own.pop(session.session_id, None)
-            if own is not None:
-                return int(own.fd)
+        for backend in self.backends:
+            if (locked := stop_heartbeat(backend, session.session_id)) is not None:
+                return locked
         raise AssertionError(session.session_id)
 
     def crash(self, session: Session) -> None:
@@ -140,8 +140,8 @@ class FileKit(Kit):
 
     def advance(self, duration_ms: float) -> None:
         super().advance(duration_ms)
-        for heart in self.hearts:
-            heart.beat()
+        for backend in self.backends:
+            send_heartbeats(backend)
 
     def close(self) -> None:
         super().close()
@@ -162,20 +162,16 @@ class ServedKit(Kit):
 
     @property
     def engine(self) -> Server:
-        access = self.backends[0]._route.current
-        assert isinstance(access, LocalAccess)
-        return access.server
+        server = server_of(self.backends[0])
+        assert server is not None
+        return server
 
     def _drop(self, session: Session) -> None:
-        for backend in self.backends:
-            backend._heartbeat.discard(session.session_id)
-        with self.engine._liveness._lock:
-            for client in self.engine._liveness._clients.values():
-                client.session_ids.discard(session.session_id)
+        stop_session(self.backends, self.engine, session.session_id)
 
     def crash(self, session: Session) -> None:
         self._drop(session)  # its process has ended, and the engine can see that
-        self.engine._liveness.forget([session.session_id])
+        end_session(self.engine, session.session_id)
 
     def stop_for(self, session: Session, duration_ms: float) -> None:
         self._drop(session)

@@ -18,7 +18,6 @@ import pytest
 import spark_jms
 from spark_jms import aio
 from spark_jms.aio.blocking_calls import AT_ONCE, BlockingCalls
-from spark_jms.aio.room import SendRoom
 from spark_jms.client import Context, Message
 from spark_jms.client.producer import flow_of
 from spark_jms.errors import (
@@ -30,6 +29,7 @@ from spark_jms.errors import (
     MessageSizeError,
 )
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import asynchronous_sends_of, requests_waiting, room_of
 from tests.contract.completions import Hold, numbers
 
 LIMIT_S = 30
@@ -216,53 +216,53 @@ def test_each_send_raises_its_own_error(root: str) -> None:
         )
         assert [type(outcome) for outcome in outcomes] == [Message, MessageSizeError, MessageFormatError, Message]
         assert await texts(context, "small") == ["a", "c"]
-        assert context._room.messages == 0
+        assert room_of(context).messages == 0
 
     running(root, body)
 
 
-def test_send_waits_for_room_and_cancelled_there_sends_nothing(root: str) -> None:
+def test_send_waits_for_room_and_cancelled_there_sends_nothing(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """M7: backpressure; the next in the queue takes the place."""
 
     async def body(context: aio.AsyncContext) -> None:
-        context._room = SendRoom(2, 10**6)
         producer = await context.producer("orders")
         hold = Hold(context.blocking)
         sends = [asyncio.ensure_future(producer.send(text=str(n))) for n in range(6)]
-        await until(lambda: context._room.waiting == 4)
+        await until(lambda: room_of(context).waiting == 4)
         assert producer.statistics().outstanding == 2
         assert await cancelled(sends[2])
         assert await cancelled(sends[4])
         hold.open()
         assert [(await sends[n]).text for n in (0, 1, 3, 5)] == ["0", "1", "3", "5"]
         assert await texts(context) == ["0", "1", "3", "5"]
-        assert (context._room.messages, context._room.waiting) == (0, 0)
+        assert (room_of(context).messages, room_of(context).waiting) == (0, 0)
 
+    monkeypatch.setattr("spark_jms.aio.context.MAX_MESSAGES", 2)
     running(root, body)
 
 
-def test_send_cancelled_in_wait_for_room_owes_flow_control_nothing(root: str) -> None:
+def test_send_cancelled_in_wait_for_room_owes_flow_control_nothing(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """M7, T5: what was not sent is not paid for by later sends."""
 
     async def body(context: aio.AsyncContext) -> None:
-        context._room = SendRoom(1, 10**6)
         producer = await context.producer("orders")
         flow = flow_of(producer._producer)
         assert flow is not None
-        flow._pace = replace(flow._pace, limit=1e9)
-        flow._look = lambda: None  # type: ignore[method-assign]
+        flow.pace = replace(flow.pace, limit=1e9)
+        flow.look = lambda: None  # type: ignore[method-assign]
         hold = Hold(context.blocking)
         first = asyncio.ensure_future(producer.send(text="a"))
-        await until(lambda: context._room.messages == 1)
+        await until(lambda: room_of(context).messages == 1)
         owed = flow.statistics().debt
         waiting = asyncio.ensure_future(producer.send(text="b"))
-        await until(lambda: context._room.waiting == 1)
+        await until(lambda: room_of(context).waiting == 1)
         assert flow.statistics().debt == owed + 1
         assert await cancelled(waiting)
         assert flow.statistics().debt == owed
         hold.open()
         await first
 
+    monkeypatch.setattr("spark_jms.aio.context.MAX_MESSAGES", 1)
     running(root, body)
 
 
@@ -270,7 +270,7 @@ def test_send_never_makes_the_loop_wait(root: str) -> None:
     """M7: also while the blocking client's sends take all the room of the core."""
 
     async def body(context: aio.AsyncContext) -> None:
-        context.blocking._asynchronous._max_messages = 1
+        asynchronous_sends_of(context.blocking).max_messages = 1
         producer = await context.producer("orders")
         hold = Hold(context.blocking)
         sends = [asyncio.ensure_future(producer.send(text=str(n))) for n in range(5)]
@@ -297,7 +297,7 @@ def test_send_cancelled_after_the_hand_over_is_sent(root: str, caplog: pytest.Lo
             await blocker
             await producer.close()
         assert (await texts(context))[:2] == ["first", "a"]
-        assert context._room.messages == 0
+        assert room_of(context).messages == 0
 
     with caplog.at_level(logging.WARNING, "spark_jms"):
         running(root, body)
@@ -307,11 +307,10 @@ def test_send_cancelled_after_the_hand_over_is_sent(root: str, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("steps", range(0, 40, 3))
-def test_send_cancelled_at_any_step_is_sent_once_or_not(root: str, steps: int) -> None:
+def test_send_cancelled_at_any_step_is_sent_once_or_not(root: str, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """M7: cancellation after each number of steps of the loop."""
 
     async def body(context: aio.AsyncContext) -> None:
-        context._room = SendRoom(2, 10**6)
         producer = await context.producer("orders")
         sends = [asyncio.ensure_future(producer.send(text=str(n))) for n in range(8)]
         for _ in range(steps):
@@ -325,8 +324,9 @@ def test_send_cancelled_at_any_step_is_sent_once_or_not(root: str, steps: int) -
         assert there == sorted(there, key=str)
         assert {m.text for m in outcomes if isinstance(m, Message)} <= set(there)
         assert set(numbers(1, 8)[::2]) <= set(there)
-        assert (context._room.messages, context._room.waiting) == (0, 0)
+        assert (room_of(context).messages, room_of(context).waiting) == (0, 0)
 
+    monkeypatch.setattr("spark_jms.aio.context.MAX_MESSAGES", 2)
     running(root, body)
 
 
@@ -472,12 +472,11 @@ def test_cancelled_request_keeps_no_thread(root: str) -> None:
     """M7, C15: it waits for ever otherwise, since it has no time-out. Later requests get their replies."""
 
     async def body(context: aio.AsyncContext) -> None:
-        waiting = context.blocking._requestor._waiting
         for _ in range(3):
             request = asyncio.create_task(context.request("orders", text="no reply"))
-            await until(lambda: len(waiting) == 2)
+            await until(lambda: requests_waiting(context.blocking) == 2)
             assert await cancelled(request)
-            await until(lambda: not waiting)
+            await until(lambda: requests_waiting(context.blocking) == 0)
         async with context.consumer("orders", acknowledge="individual") as consumer:
             request = asyncio.create_task(context.request("orders", text="question"))
             async for message in consumer:
@@ -502,7 +501,7 @@ def test_failed_connection_leaves_no_thread(tmp_path: Path, root: str, failure: 
                 with pytest.raises(DomainError):
                     await aio.connect(str(tmp_path / "nothing"))
             else:
-                opening = asyncio.create_task(aio.connect(root, housekeeping=False)._open())
+                opening = asyncio.create_task(aio.connect(root, housekeeping=False).__aenter__())
                 await asyncio.sleep(0)
                 assert await cancelled(opening)
         await until(lambda: not threads())
@@ -520,8 +519,7 @@ def test_cancelled_opening_leaves_nothing_open(root: str) -> None:
                 await asyncio.sleep(0)
             if not await cancelled(opening):
                 await opening.result().close()
-        await context._calls.discarded()
-        assert context.statistics().consumers == 0
+        await until(lambda: context.statistics().consumers == 0)
 
     running(root, body)
 

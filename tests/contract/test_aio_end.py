@@ -12,7 +12,7 @@ import spark_jms
 from spark_jms import aio
 from spark_jms.client import Context
 from spark_jms.testing import memory_domain, wait_until
-from spark_jms.testing.inside import receiver_of
+from spark_jms.testing.inside import consumer_of, delivery_of
 from tests.contract.messages import send_texts
 
 Automatic = Literal["auto", "dups-ok"]
@@ -168,7 +168,7 @@ def test_generator_that_is_closed_gives_its_message_back(root: str, context: Con
 # -- a receive that is cancelled ---------------------------------------------------------------------------------------
 async def cancelled_with_a_message(consumer: aio.AsyncConsumer) -> None:
     """A receive that is cancelled after its thread has taken a message, and before its coroutine has it."""
-    prefetched = receiver_of(consumer._consumer)._delivery.prefetched
+    prefetched = delivery_of(consumer_of(consumer)).prefetched
     before = len(prefetched)
     assert before
     receiving = asyncio.ensure_future(consumer.receive())

@@ -21,6 +21,7 @@ from spark_jms.errors import (
     IllegalStateException,
 )
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import asynchronous_sends_of
 from tests import forked
 from tests.contract.completions import (
     LIMIT_S,
@@ -53,7 +54,7 @@ def test_close_waits_for_completions(context: Context) -> None:
             send_texts(context.producer("orders"), others, 0, 10)
         hold.wait_until_held()
         closing = in_thread(closed.close)
-        wait_until(lambda: context._asynchronous._changed._waiters)  # type: ignore[attr-defined]
+        wait_until(lambda: asynchronous_sends_of(context).waiting_calls)
         assert closing.is_alive()
         hold.open()
         closing.join(LIMIT_S)
@@ -89,8 +90,8 @@ def test_close_in_a_listener_is_refused(context: Context, what: str) -> None:
 def test_send_waits_while_too_much_is_outstanding(context: Context, limits: tuple[int, int], size: int) -> None:
     """T11: best-effort flow control. A closed producer ends the wait."""
     outcomes, producer = Outcomes(), context.producer("orders")
-    sender = context._asynchronous
-    sender._max_messages, sender._max_bytes = limits
+    sender = asynchronous_sends_of(context)
+    sender.max_messages, sender.max_bytes = limits
     hold = Hold(context)
     refused: list[Exception] = []
 
@@ -102,7 +103,7 @@ def test_send_waits_while_too_much_is_outstanding(context: Context, limits: tupl
             refused.append(error)
 
     sending = in_thread(send_all)
-    wait_until(lambda: sender._room._waiters)  # type: ignore[attr-defined]
+    wait_until(lambda: sender.waiting_calls)
     assert producer.statistics().outstanding == 4
     closing = in_thread(producer.close)
     sending.join(LIMIT_S)
@@ -120,13 +121,13 @@ def test_send_waits_while_too_much_is_outstanding(context: Context, limits: tupl
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread")
 def test_interrupt_ends_the_wait_for_room(context: Context) -> None:
     """T11: Ctrl-C; what was queued completes."""
-    outcomes, producer, sender = Outcomes(), context.producer("orders"), context._asynchronous
-    sender._max_messages = 2
+    outcomes, producer, sender = Outcomes(), context.producer("orders"), asynchronous_sends_of(context)
+    sender.max_messages = 2
     hold = Hold(context)
     main = threading.get_ident()
 
     def interrupt() -> None:
-        wait_until(lambda: sender._room._waiters)  # type: ignore[attr-defined]
+        wait_until(lambda: sender.waiting_calls)
         signal.pthread_kill(main, signal.SIGINT)
 
     interrupting = in_thread(interrupt)
@@ -169,7 +170,7 @@ def test_interrupt_at_any_line_of_a_send_leaves_nothing_waiting() -> None:
             closing = in_thread(context.close)
             closing.join(LIMIT_S)
             assert not closing.is_alive(), f"line {line}"
-            assert not context._asynchronous._messages
+            assert producer.statistics().outstanding == 0
             assert outcomes.texts() in ([], ["0"])
     assert len(interrupted) > 5
 
@@ -246,15 +247,19 @@ def test_killed_client_has_sent_what_completed() -> None:
     assert list(there.values()) == numbers(0, len(there))
 
 
+def sending_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "jmsq-asynchronous-sends"]
+
+
 def test_completed_thread_ends_with_the_context() -> None:
     """T11: and a context without asynchronous sends has no such thread."""
     with memory_domain(orders="queue") as root:
         with connect(root, housekeeping=False) as context:
             context.producer("orders").send(text="blocking")
-            assert context._asynchronous._thread is None
+            assert not sending_threads()
             context.producer("orders").send(text="a", completion=Outcomes())
-            thread: Any = context._asynchronous._thread
-        assert not thread.is_alive()
+            assert sending_threads()
+        assert not sending_threads()
 
 
 def test_example(run_example: Callable[[str], str]) -> None:

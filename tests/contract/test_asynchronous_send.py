@@ -28,7 +28,7 @@ from spark_jms.errors import (
 )
 from spark_jms.log.admission import QuotaExceededError
 from spark_jms.testing import memory_domain, wait_until
-from spark_jms.testing.inside import domain_of
+from spark_jms.testing.inside import asynchronous_sends_of, domain_of
 from tests.contract.completions import (
     LIMIT_S,
     Hold,
@@ -326,7 +326,7 @@ def test_interrupt_of_the_thread_that_sends_reaches_the_listeners(
     with monkeypatch.context() as broken:
         broken.setattr(shared_send.SharedSender, "send_all", lambda *_: sys.exit(1))
         send_texts(producer, outcomes, 0, 3)
-        context._asynchronous.wait_until_complete(producer._name)
+        wait_until(lambda: producer.statistics().outstanding == 0)
     send_texts(producer, outcomes, 3, 5)
     producer.close()
     assert [(text, type(error)) for text, error in outcomes.failed] == [
@@ -367,7 +367,7 @@ def test_blocking_send_comes_after_the_outstanding_ones(context: Context, way: s
     hold.wait_until_held()
     send_texts(producer, outcomes, 1, 5)
     blocking = in_thread(calls[way])
-    wait_until(lambda: context._asynchronous._changed._waiters)  # type: ignore[attr-defined]
+    wait_until(lambda: asynchronous_sends_of(context).waiting_calls)
     hold.open()
     blocking.join(LIMIT_S)
     assert [message.text for message in browse(context)][:6] == [*numbers(0, 5), "blocking"]

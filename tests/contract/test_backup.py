@@ -110,7 +110,7 @@ def test_backup_between_store_and_tables_loses_nothing(tmp_path: Path, monkeypat
     with memory_domain("file", orders="queue", prices="topic") as root, spark_jms.connect(root) as context:
         send(context, "orders", "a", "b")
         send(context, "orders", "c")
-        read = backups._records
+        read = backups.stored_records
 
         def then_others_work(store: Any, server: str) -> Any:
             records = read(store, server)
@@ -123,7 +123,7 @@ def test_backup_between_store_and_tables_loses_nothing(tmp_path: Path, monkeypat
             clean_up(log, now=now_ms() + 10 * log.snapshot.destination.file_grace_ms)
             return records
 
-        monkeypatch.setattr(backups, "_records", then_others_work)
+        monkeypatch.setattr(backups, "stored_records", then_others_work)
         backed_up(root, tmp_path / "backup")
     restored = str(tmp_path / "restored")
     restore(str(tmp_path / "backup"), restored)

@@ -111,7 +111,7 @@ def test_messages_finished_between_the_stores_and_the_tables_are_flagged(
 ) -> None:
     """C19, M10: others work after each store was read: they finish, send, and purge."""
     send(root, "orders", *texts("o", 12))
-    read = backups._records
+    read = backups.stored_records
 
     def then_others_work(store: Any, server: str) -> Any:
         found = read(store, server)
@@ -125,7 +125,7 @@ def test_messages_finished_between_the_stores_and_the_tables_are_flagged(
             clean_up(log, now=now_ms() + 10 * log.snapshot.destination.file_grace_ms)
         return found
 
-    monkeypatch.setattr(backups, "_records", then_others_work)
+    monkeypatch.setattr(backups, "stored_records", then_others_work)
     backed_up(root, backup)
     left = received(root, "orders", 6)
     assert backlog(root, "orders") == 0

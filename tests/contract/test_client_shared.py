@@ -14,10 +14,12 @@ import pytest
 import spark_jms
 from spark_jms.client import Consumer, Context, Message
 from spark_jms.errors import ClosedError, ConsumerClosedException, DataLossError
+from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain, wait_until
-from spark_jms.testing.inside import domain_of, receiver_of, subscriber_of
+from spark_jms.testing.inside import domain_of, subscriber_of
+from spark_jms.testing.waiting import is_waiting
 
 FOUR = {"kind": "distributed-queue", "members": 4}
 
@@ -234,7 +236,7 @@ def test_close_wakes_a_waiting_receive(context: Context) -> None:
     answers: list[Message | None] = []
     thread = threading.Thread(target=lambda: answers.append(consumer.receive()))
     thread.start()
-    wait_until(lambda: receiver_of(consumer)._seen_version >= 0)
+    wait_until(lambda: is_waiting(thread))
     consumer.close()
     thread.join(timeout=5)
     assert answers == [None]
@@ -244,7 +246,7 @@ def test_close_while_receive_polls(context: Context, monkeypatch: pytest.MonkeyP
     """C11: receive returns None at whatever step the close meets it; a later receive raises."""
     consumer = context.consumer("orders")
     consumer.receive(timeout=0)
-    monkeypatch.setattr(receiver_of(consumer)._table, "has_news", lambda: bool(consumer.close()))
+    monkeypatch.setattr(DeltaLog, "has_news", lambda _: bool(consumer.close()))
     assert consumer.receive() is None
     with pytest.raises(ClosedError):
         consumer.receive()

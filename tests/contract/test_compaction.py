@@ -41,7 +41,7 @@ def test_compaction_keeps_every_message_while_the_table_changes(
     create_subscription(table, "s", lambda snapshot: {0: 0, 1: 0})
     for i in range(20):
         put(table, f"{i}-a", f"{i}-b")
-    merge, changes = compaction._merge, [change]
+    merge, changes = compaction.merged, [change]
 
     def merge_with_change(log: DeltaLog, run: list[DataFile]) -> StagedFile:
         walked = [file.path for file in run]
@@ -52,7 +52,7 @@ def test_compaction_keeps_every_message_while_the_table_changes(
         return staged
 
     expected = texts(table)
-    monkeypatch.setattr(compaction, "_merge", merge_with_change)
+    monkeypatch.setattr(compaction, "merged", merge_with_change)
     compact(table)
     compact(table)
     left = texts(fresh(table))
@@ -89,13 +89,13 @@ def test_the_log_is_not_locked_while_compaction_reads_and_purge_decides(
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             return bool(thread.submit(put, table, "meanwhile").result(timeout=60))
 
-    merge, sent = compaction._merge, []
+    merge, sent = compaction.merged, []
 
     def merge_beside_a_sender(log: DeltaLog, run: list[DataFile]) -> StagedFile:
         sent.append(sends_meanwhile())
         return merge(log, run)
 
-    monkeypatch.setattr(compaction, "_merge", merge_beside_a_sender)
+    monkeypatch.setattr(compaction, "merged", merge_beside_a_sender)
     assert compact(table).compacted_files == 40
 
     def is_done(subscription: str, member: int, sequences: object) -> bool:

@@ -31,8 +31,9 @@ def test_a_restored_coordinator_gives_other_numbers(alone: Context) -> None:
             for name in ("orders", "prices"):
                 session.producer(name).send(text=str(number))
             session.commit()
-            (coordinator,) = coordinators_of(alone)._kept
+            coordinator = coordinators_of(alone).take()
             nonce, coordinator.state = coordinator.state.nonce, replace(coordinator.state, number=0)
+            coordinators_of(alone).give_back(coordinator)
         assert coordinator.state.nonce != nonce or number == 1
     assert shown(alone, "orders") == ["0", "1"]
 

@@ -13,7 +13,6 @@ from spark_jms import connect
 from spark_jms.claims import expiration, expiration_scan, planner
 from spark_jms.claims.scan import Scan
 from spark_jms.client.context import Context
-from spark_jms.core.destination import Destination
 from spark_jms.core.ranges import Ranges
 from spark_jms.log import breath
 from spark_jms.log.delta_log import DeltaLog
@@ -90,21 +89,6 @@ def test_search_reads_the_log_before_it_takes_the_record(context: Context, monke
     monkeypatch.setattr(expiration.Expiration, "log_written", log_written)
     assert search.run() == 2
     assert known == [2, 3]
-
-
-def test_consumer_pauses_only_where_nothing_depends_on_the_expired_messages() -> None:
-    """T4, T6, T12: not for a limit that counts them, a unit of work, or those that cost nothing but their record."""
-
-    def most(**settings: Any) -> list[int | None]:
-        declared = Destination("x", "topic", expiration_policy=settings.pop("expiration_policy", "Log"), **settings)
-        made = expiration.Expiration(*[None] * 4, lambda: HOUR_MS, beside=True)  # type: ignore[arg-type]
-        made._delivered_ms = HOUR_MS - 1
-        return [made._most(declared) for _ in range(2)]
-
-    assert most() == [expiration.DELIVERING, 0]
-    assert most(expiration_policy="Discard") == [None, None]
-    assert most(messages_limit_override=10) == [expiration.IDLE, expiration.IDLE]
-    assert most(unit_of_work_handling_policy="SingleMessageDelivery") == [None, None]
 
 
 def test_search_lets_other_threads_run_while_it_logs(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

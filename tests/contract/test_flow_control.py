@@ -206,7 +206,7 @@ def test_asynchronous_sends_keep_the_pace(root: str) -> None:
         assert producer.statistics().flow.armed
         assert producer.statistics().flow.debt > 0
     with connect(root, housekeeping=False, connection_factory=one_way) as context:
-        assert context.producer("orders")._flow is None
+        assert flow_of(context.producer("orders")) is None
 
 
 def test_connection_factory_turns_flow_control_off(root: str) -> None:
@@ -215,7 +215,7 @@ def test_connection_factory_turns_flow_control_off(root: str) -> None:
         send(context, "orders", 30)
         producer = context.producer("orders")
         producer.send(text="x")
-        assert producer._flow is None
+        assert flow_of(producer) is None
         assert not producer.statistics().flow.armed
 
 

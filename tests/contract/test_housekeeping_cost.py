@@ -114,7 +114,7 @@ def test_pauses_are_as_long_as_the_work_before_them(monkeypatch: pytest.MonkeyPa
     """C13: so a send beside housekeeping takes about twice its time; within bounds, also when the work began much later."""
     now_s, slept = iter((100.0, 100.01, 100.0125, 100.02, 100.0201, 100.03)), list[float]()
     monkeypatch.setattr(breath, "time", SimpleNamespace(monotonic=lambda: next(now_s), sleep=slept.append))
-    monkeypatch.setattr(breath, "_breath", breath._Breath())
+    monkeypatch.setattr(breath, "_breath", breath.Breath())
     for _ in range(3):
         breath.breathe()
     assert slept == pytest.approx([0.005, 0.0025, 0.0005])
@@ -184,10 +184,14 @@ def test_domain_without_transactions_is_rarely_searched_for_them(
 
     def looks_after(seconds: float) -> int:
         looks.clear()
-        housekeeper._looked_for_transactions_s = time.monotonic() - seconds
-        housekeeper._recover_transactions()
+        now_s[0] += seconds
+        assert housekeeper.run()
         return len(looks)
 
+    now_s = [time.monotonic()]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], strftime=time.strftime, gmtime=time.gmtime)
+    monkeypatch.setattr("spark_jms.claims.housekeeper.time", clock)
+    assert looks_after(0) == 1
     assert [looks_after(seconds) for seconds in (1, 6, 61)] == [0, 0, 1]
     coordinators_of(context).give_back(coordinators_of(context).take())
     assert [looks_after(seconds) for seconds in (1, 6, 61)] == [0, 1, 1]

@@ -173,8 +173,8 @@ def test_log_loads_its_table_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with memory_domain(orders="queue") as root:
         log, other = Domain(root).log("orders"), Domain(root).log("orders")
         loads = []
-        load = DeltaLog._load
-        monkeypatch.setattr(DeltaLog, "_load", lambda self: loads.append(self) or load(self))
+        load = DeltaLog.load
+        monkeypatch.setattr(DeltaLog, "load", lambda self: loads.append(self) or load(self))
         for text in "abc":
             put(log, text, text)
             put(other, text)

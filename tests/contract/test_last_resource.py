@@ -30,7 +30,7 @@ from spark_jms.errors import (
 )
 from spark_jms.store import StoreBusyError
 from spark_jms.testing import memory_domain, wait_until
-from spark_jms.testing.inside import coordinators_of, domain_of, records_of
+from spark_jms.testing.inside import coordinators_of, domain_of, records_of, transaction_of
 from tests.contract.messages import send_texts
 
 Connect = Callable[[], Any]
@@ -219,8 +219,9 @@ def test_a_restored_coordinator_asks_the_database_for_fresh_numbers(context: Con
             assert consumer.receive(timeout=5) is not None
             session.connection.execute(f"INSERT INTO bookings VALUES ('{number}')")
             session.commit()
-            (coordinator,) = coordinators_of(context)._kept
+            coordinator = coordinators_of(context).take()
             coordinator.state = replace(coordinator.state, number=0)
+            coordinators_of(context).give_back(coordinator)
     assert (sorted(rows(database)), shown(context, "orders")) == (["0", "1", "2"], [])
     assert len(rows(database, "jmsq_decisions")) == 3
 
@@ -399,7 +400,7 @@ def test_wrong_uses_are_named(context: Context, database: Connect, tmp_path: Pat
 
 def database_of(session: TransactedSession) -> Any:
     """Whose connection a test may replace."""
-    found = session._transaction._database
+    found = transaction_of(session).database
     assert found is not None
     return _Loose(session)
 
@@ -409,8 +410,8 @@ class _Loose:
         object.__setattr__(self, "session", session)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        transaction = self.session._transaction  # type: ignore[attr-defined]
-        transaction._database = replace(transaction._database, **{name: value})
+        transaction = transaction_of(self.session)  # type: ignore[attr-defined]
+        transaction.database = replace(transaction.database, **{name: value})
 
 
 class _Failing:

@@ -65,12 +65,12 @@ def test_rows_behind_the_picks_are_not_decoded(log: DeltaLog, monkeypatch: pytes
     """C11: the first ten messages of a file cost one group of rows, not the whole file."""
     (file,) = log.refresh().member_files(0).files
     decoded: list[int] = []
-    picked = file_reader._picked
+    picked = file_reader.picked_rows
 
     def counted(rows: pa.RecordBatch, first: int, wanted: Ranges) -> Iterator[StoredRows]:
         decoded.append(first)
         return picked(rows, first, wanted)
 
-    monkeypatch.setattr(file_reader, "_picked", counted)
+    monkeypatch.setattr(file_reader, "picked_rows", counted)
     list(read_stored(log.storage, file.hint, Ranges.of((1, 10)), ["text"]))
     assert decoded == [1]

@@ -328,7 +328,7 @@ def test_failing_table_stops_no_consumer(context: Context, monkeypatch: pytest.M
         patched.setattr(LifeCycleTable, "write", fail)
         with context.consumer("orders", acknowledge="auto") as consumer:
             assert consumer.receive(5) is not None
-            wait_until(lambda: any("life-cycle log" in what for what in context._background.health.failures))
+            wait_until(lambda: any("life-cycle log" in failure.what for failure in context.statistics().failures))
             assert consumer.receive(5) is not None
     with context.consumer("orders") as consumer:
         assert consumer.receive(5) is not None
@@ -354,7 +354,7 @@ def test_restored_domain_continues_the_log(tmp_path: Path, monkeypatch: pytest.M
         send(context, "orders", 3)
         one = Clocked(context, "orders")
         one.acknowledge(one.take(1))
-        read = backup._records
+        read = backup.stored_records
 
         def then_work(store: Any, server: str) -> Any:
             records = read(store, server)
@@ -362,7 +362,7 @@ def test_restored_domain_continues_the_log(tmp_path: Path, monkeypatch: pytest.M
             one.subscriber.flush_life_cycle()
             return records
 
-        monkeypatch.setattr(backup, "_records", then_work)
+        monkeypatch.setattr(backup, "stored_records", then_work)
         backup.back_up(domain_of(context), records_of(context), str(tmp_path / "backup"))
         one.subscriber.close()
         copied = in_table(domain_of(context), "orders")
@@ -433,13 +433,13 @@ def test_newest_events_read_the_newest_files(context: Context, monkeypatch: pyte
     assert len(table.refresh().members[0].files) >= 4
     monkeypatch.setattr(life_cycle_view, "_CLOCKS_DIFFER_MS", -10_000)  # as if the files were minutes apart
     read: list[str] = []
-    original = life_cycle_view._rows_of
+    original = life_cycle_view.rows_of
 
     def noted(log: Any, file: Any, *more: Any) -> Any:
         read.append(file.path)
         return original(log, file, *more)
 
-    monkeypatch.setattr(life_cycle_view, "_rows_of", noted)
+    monkeypatch.setattr(life_cycle_view, "rows_of", noted)
     (newest,) = newest_events(domain_of(context), records_of(context), "orders", 1, lambda row: True)
     assert newest.last == 8
     assert len(read) == 1

@@ -11,10 +11,12 @@ import pytest
 
 import spark_jms
 from spark_jms.client import Context
-from spark_jms.client.receiver import Receiver, pause_s
+from spark_jms.client.receiver import pause_s
 from spark_jms.log.domain import Domain
 from spark_jms.log.watch import LogWatch
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.inside import receiver_of
+from spark_jms.testing.waiting import is_waiting
 from tests import forked
 
 LIMIT_S = 30
@@ -62,7 +64,7 @@ def test_removed_wakes_are_not_called(root: str, watch: LogWatch) -> None:
     assert second.wait(LIMIT_S)
     assert not first.is_set()
     watch.remove(second.set)
-    assert not watch._folders
+    assert not watch.folders
 
 
 def test_without_inotify_receivers_poll(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,21 +107,13 @@ def test_waiting_receiver_is_woken_without_a_poll(root: str, monkeypatch: pytest
         got: list[Any] = []
         thread = threading.Thread(target=lambda: got.extend([consumer.receive(), consumer.receive()]))
         thread.start()
-        wait_until(lambda: waiting(consumer), LIMIT_S)
+        wait_until(lambda: is_waiting(thread), LIMIT_S)
         forked.run([sys.executable, "-c", SEND, root], check=True, timeout=LIMIT_S)
-        wait_until(lambda: receiver_of(consumer)._watched and waiting(consumer), LIMIT_S)
+        wait_until(lambda: receiver_of(consumer).watched and is_waiting(thread), LIMIT_S)
         consumer.close()
         thread.join(LIMIT_S)
         assert not thread.is_alive()
         assert [message and message.text for message in got] == ["hello", None]
-
-
-def receiver_of(consumer: Any) -> Receiver:
-    return receiver_of(consumer)  # type: ignore[no-any-return]
-
-
-def waiting(consumer: Any) -> bool:
-    return bool(receiver_of(consumer)._bell._cond._waiters)
 
 
 def test_unannounced_news_return_to_frequent_polls(root: str) -> None:
@@ -128,11 +122,11 @@ def test_unannounced_news_return_to_frequent_polls(root: str) -> None:
         consumer = context.consumer("orders", acknowledge="auto")
         receiver = receiver_of(consumer)
         context._consumers._watch.close()
-        receiver._watched = True
+        receiver.watched = True
         threading.Timer(0.05, lambda: context.producer("orders").send(text="a")).start()
         message = consumer.receive(timeout=LIMIT_S)
         assert message is not None
-        assert not receiver._watched
+        assert not receiver.watched
 
 
 def test_pauses() -> None:

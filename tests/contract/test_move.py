@@ -317,8 +317,8 @@ def test_target_that_cannot_be_reached_decides_nothing(context: Context, monkeyp
                 transfer.Transfers(domain_of(context), domain_of(context).log("orders")),
                 records_of(context).connect("admin"),
                 domain_of(context).log("orders").snapshot,
-                housekeeper._state,
-                pledges=housekeeper._pledges,
+                housekeeper.state_now,
+                pledges=housekeeper.pledges,
             )
     housekeeper.close()
     run(context, MoveOrder("orders", "errors"))

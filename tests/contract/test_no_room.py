@@ -102,7 +102,7 @@ def test_storage_names_what_has_no_room(
 ) -> None:
     """C17: in every way to write a file; nothing is left of it. Other errors stay what they are."""
     storage = LocalStorage(tmp_path)
-    monkeypatch.setattr(local_storage, "_allows_unnamed", lambda folder: has_unnamed)
+    monkeypatch.setattr(local_storage, "allows_unnamed", lambda folder: has_unnamed)
     storage.put("there", b"x")
     for raised in (code, errno.EIO):
 
@@ -112,7 +112,7 @@ def test_storage_names_what_has_no_room(
         with monkeypatch.context() as patch:
             patch.setattr(Path, "write_bytes", failing)
             patch.setattr(local_storage, "_create_unnamed", failing)
-            patch.setattr(local_storage, "_sync", failing)
+            patch.setattr(local_storage, "sync_path", failing)
             patch.setattr(local_storage.pa, "OSFile", failing)
             calls = (
                 lambda: storage.create("a", b"x"),

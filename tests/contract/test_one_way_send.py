@@ -13,12 +13,13 @@ import pytest
 from spark_jms import apply, connect
 from spark_jms.admin.pause import pause, resume
 from spark_jms.client import ConnectionFactory, Context, Message, Producer
+from spark_jms.client.producer import flow_of
 from spark_jms.core.pause import PRODUCTION
 from spark_jms.errors import ClosedError, MessageFormatError, ModuleFileError, OptionError, ProductionPausedError
 from spark_jms.log.admission import QuotaExceededError
 from spark_jms.store.errors import ResourceAllocationException
 from spark_jms.testing import memory_domain, wait_until
-from spark_jms.testing.inside import domain_of
+from spark_jms.testing.inside import asynchronous_sends_of, commits_held, domain_of
 from tests.contract.completions import Hold, in_thread, numbers
 
 LIMIT_S = 30
@@ -143,7 +144,7 @@ def test_refused_messages_are_deleted_and_counted(opened: Callable[..., Context]
     context = opened()
     producer = context.producer("orders")
     with refuse(context, ResourceAllocationException("over quota")):
-        with producer._shared._group._turn:  # the first is refused when all three are under way
+        with commits_held(producer):  # the first is refused when all three are under way
             for number in range(3):
                 assert not send(producer, f"lost {number}").message_id
         wait_until(lambda: producer.statistics().deleted == 3)
@@ -168,7 +169,7 @@ def test_quota_deletes_one_way_messages(opened: Callable[..., Context], root: st
     )
     context = opened()
     producer = context.producer("orders", send_timeout=0)
-    with producer._shared._group._turn:
+    with commits_held(producer):
         for number in range(4):
             send(producer, str(number))
     wait_until(lambda: producer.statistics().deleted == 2)
@@ -188,8 +189,8 @@ def test_quota_deletes_one_way_messages(opened: Callable[..., Context], root: st
 
 def test_one_way_sends_are_not_slowed(opened: Callable[..., Context]) -> None:
     """T11, T5: flow control is off for connection factories with one-way sends."""
-    assert opened().producer("orders")._flow is None
-    assert opened(ConnectionFactory()).producer("orders")._flow is not None
+    assert flow_of(opened().producer("orders")) is None
+    assert flow_of(opened(ConnectionFactory()).producer("orders")) is not None
 
 
 def test_pause_makes_sends_two_way(opened: Callable[..., Context]) -> None:
@@ -265,7 +266,7 @@ def test_two_way_send_does_not_pass_a_failure_that_it_waits_for(opened: Callable
     with refuse(context, OSError("the network is down")):
         send(producer, "lost")
         waiting = in_thread(behind)
-        wait_until(lambda: context._asynchronous._changed._waiters)  # type: ignore[attr-defined]
+        wait_until(lambda: asynchronous_sends_of(context).waiting_calls)
         hold.open()
         waiting.join(LIMIT_S)
     first.join(LIMIT_S)

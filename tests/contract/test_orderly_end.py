@@ -15,7 +15,7 @@ from spark_jms.client import Consumer, Context, Message
 from spark_jms.errors import ConsumerClosedException, MemberUnavailableError
 from spark_jms.store import StoreError
 from spark_jms.testing import memory_domain, wait_until
-from spark_jms.testing.inside import receiver_of, subscriber_of
+from spark_jms.testing.inside import acknowledgement_writer_of, receiver_of, subscriber_of
 from tests.contract.messages import send_texts, texts
 
 Automatic = Literal["auto", "dups-ok"]
@@ -357,7 +357,7 @@ def test_close_names_a_failure_of_the_background(context: Context) -> None:
     end_session(consumer)
     with context.consumer("orders", acknowledge="client") as other:
         received(other)
-        wait_until(lambda: receiver_of(consumer)._failure is not None)
+        wait_until(lambda: receiver_of(consumer).failure is not None)
         with pytest.raises(ConsumerClosedException, match=NOT_ACKNOWLEDGED):
             consumer.close()
 
@@ -378,7 +378,7 @@ def test_message_that_the_store_does_not_take_comes_again(
         block: Any = (pool if pooled else pool.context()).consumer("orders", acknowledge="auto")
         consumer = block.__enter__()
         received(consumer)
-        monkeypatch.setattr(receiver_of(consumer)._writer, "write", refuse)
+        monkeypatch.setattr(acknowledgement_writer_of(consumer), "write", refuse)
         with pytest.raises(type(error), match=str(error)):
             block.__exit__(None, None, None)
         assert consumer.closed
@@ -396,7 +396,7 @@ def test_error_of_the_application_is_not_hidden(context: Context, monkeypatch: p
     def work() -> None:
         with context.consumer("orders", acknowledge="auto") as consumer:
             received(consumer)
-            monkeypatch.setattr(receiver_of(consumer)._writer, "write", refuse)
+            monkeypatch.setattr(acknowledgement_writer_of(consumer), "write", refuse)
             raise ValueError
 
     with pytest.raises(ValueError, match="^$"):

@@ -20,6 +20,7 @@ from spark_jms.log import paging_files
 from spark_jms.log.domain import Domain
 from spark_jms.log.message_buffer import MessageBuffer
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import paging_files_of
 
 SMALL = 256 * 2**10
 BODY = 96 * 2**10
@@ -115,7 +116,7 @@ def test_reader_that_stops_leaves_no_page(context: Context, root: str) -> None:
     next(rows)
     assert buffer.statistics().paged_messages > 0
     rows.close()  # type: ignore[attr-defined]
-    assert (buffer.statistics().paged_messages, buffer._files.segments) == (0, 0)
+    assert (buffer.statistics().paged_messages, buffer.files.segments) == (0, 0)
 
 
 def test_claim_is_delivered_while_the_directory_is_full(
@@ -193,7 +194,7 @@ def test_sends_of_a_transaction_page(root: str, ends: str) -> None:
                 session.rollback()
         found = context.statistics().buffer
         assert (found.paged_messages, found.paged_bytes, found.memory_bytes) == (0, 0, 0)
-        assert context._buffer._files.segments == 0
+        assert paging_files_of(context).segments == 0
         there = [[message.body for message in context.browser(name)] for name in ("orders", "urgent")]
         assert there == ([bodies[:30], bodies[30:]] if ends == "commit" else [[], []])
 
@@ -207,7 +208,7 @@ def test_transaction_whose_page_is_damaged_is_rolled_back(root: str) -> None:
     ):
         producer = session.producer("orders")
         producer.send_many([{"body": bytes(2**20)}] * 2)
-        (file,) = context._buffer._files._files.values()
+        (file,) = paging_files_of(context)._files.values()
         os.pwrite(file.fileno(), b"damaged", 1000)
         with pytest.raises(TransactionRolledBackException, match="PagingError: a page in .* is damaged"):
             session.commit()

@@ -251,8 +251,9 @@ def test_transfer_waits_for_its_target(context: Context, monkeypatch: pytest.Mon
     assert not housekeeper.health.failures
     assert views.transfers(domain, store, "orders")
     assert browse(context, "errors") == []
+    housekeeper.close()
     resume(domain, "errors")
-    housekeeper._transfers._pauses.clear()
+    housekeeper = Housekeeper(domain, store, "orders")
     housekeeper.run()
     housekeeper.close()
     assert not views.transfers(domain, store, "orders")

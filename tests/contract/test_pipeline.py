@@ -13,13 +13,14 @@ from spark_jms.claims import batches, members
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.subscriber import Subscriber
 from spark_jms.client import ConnectionFactory, Consumer, Context
+from spark_jms.client.pipeline import BatchReader
 from spark_jms.core import batching
 from spark_jms.core.batch import Batch, Limits
 from spark_jms.errors import ModuleFileError, OptionError
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.testing import memory_domain
-from spark_jms.testing.inside import domain_of, receiver_of, records_of
+from spark_jms.testing.inside import acknowledgement_writer_of, domain_of, receiver_of, records_of
 
 WORK = {"kind": "queue", "unit_of_work_handling_policy": "SingleMessageDelivery"}
 LONG_MS = 3_600_000
@@ -116,24 +117,25 @@ def test_returned_messages_are_not_overtaken_by_later_ones_of_their_unit(
     producer.send_many({"body": bytes(1000), "group_id": "u", "correlation_id": str(n)} for n in range(40))
     with context.consumer("orders") as one, context.consumer("orders") as other:
         mine, theirs = receiver_of(one), receiver_of(other)
-        read, write, losses = mine._reader.read, mine._writer.write, iter([True])
+        read, writer, losses = BatchReader.read, acknowledgement_writer_of(one), iter([True])
+        write = writer.write
 
         def read_and_lose_the_record(*arguments: Any) -> Any:
             found = read(*arguments)
             if next(losses, False):
                 assert other.receive(0) is None
-                mine._boundary()
-                theirs._boundary()
+                mine.hand_over()
+                theirs.hand_over()
             return found
 
         def get_it_back_too_late(*arguments: Any) -> None:
             write(*arguments)
-            theirs._boundary()
+            theirs.hand_over()
 
-        monkeypatch.setattr(mine._reader, "read", read_and_lose_the_record)
+        monkeypatch.setattr(BatchReader, "read", read_and_lose_the_record)
         received = [one.receive(0) for _ in range(20)]
         producer.send(body=bytes(1000), group_id="u", correlation_id="40")
-        monkeypatch.setattr(mine._writer, "write", get_it_back_too_late)
+        monkeypatch.setattr(writer, "write", get_it_back_too_late)
         while len(received) < 41 and (message := one.receive(10)) is not None:
             received.append(message)
         assert [m.correlation_id for m in received if m is not None] == [str(n) for n in range(41)]
@@ -306,5 +308,5 @@ def test_query_follows_the_preference_unless_its_options_say_otherwise(
     context = open_context()
     subscriber = Subscriber(domain_of(context), records_of(context), "patient", "-", "q", ConsumerSettings())
     source = JmsqStreamReader(parse_options({"root": context.root, "destination": "patient", **options}))
-    assert source._limits(subscriber) == limits
+    assert source.limits_for(subscriber) == limits
     subscriber.close()

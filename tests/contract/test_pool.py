@@ -13,7 +13,7 @@ import spark_jms
 from spark_jms.client import ClientPool, Context, PoolStatistics
 from spark_jms.errors import ClosedError, DomainError, MemberUnavailableError, OptionError
 from spark_jms.testing import memory_domain
-from spark_jms.testing.inside import receiver_of, subscriber_of
+from spark_jms.testing.inside import acknowledgement_writer_of, receiver_of, subscriber_of
 
 IDLE_S = 60.0
 SPREAD = {"kind": "distributed-queue", "members": 4}
@@ -105,7 +105,7 @@ def test_use_ends_while_another_consumer_has_the_record(pool: ClientPool, monkey
         def held(timeout_s: float, boundary: object) -> None:
             raise MemberUnavailableError("another consumer holds it")
 
-        monkeypatch.setattr(receiver_of(consumer)._writer, "write", held)
+        monkeypatch.setattr(acknowledgement_writer_of(consumer), "write", held)
     assert consumer.closed
     with pool.consumer("orders", acknowledge="auto") as other:
         message = other.receive(10)

@@ -29,7 +29,7 @@ from spark_jms.errors import (
     SequenceGapError,
     WriteOutcomeUnknownError,
 )
-from spark_jms.testing import memory_domain
+from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import domain_of
 from tests.contract.completions import Hold, Outcomes, in_thread
 from tests.contract.hooked_storage import HookedStorage
@@ -261,7 +261,7 @@ def test_failed_asynchronous_send_stops_those_behind_it(context: Context) -> Non
     producer = context.producer("small", producer_id="p")
     for text in ("1", "x" * 11, "3", "4"):
         producer.send(text=text, completion=outcomes)
-    producer._asynchronous.wait_until_complete(producer._name)
+    wait_until(lambda: producer.statistics().outstanding == 0)
     with pytest.raises(SequenceGapError, match=r"resume\(\)"):
         producer.send(text="5")
     assert outcomes.texts() == ["1"]
@@ -340,7 +340,7 @@ def test_message_without_a_number_waits_until_the_outcome_is_known(context: Cont
     with unknown_commits(context, arrives=arrives):
         if send == "asynchronous":
             producer.send(text="0", completion=outcomes)
-            producer._asynchronous.wait_until_complete(producer._name)
+            wait_until(lambda: producer.statistics().outstanding == 0)
             assert isinstance(outcomes.failed[0][1], CommitOutcomeUnknownError)
         else:
             with pytest.raises(CommitOutcomeUnknownError):

@@ -313,7 +313,12 @@ def test_message_counts_once_while_its_commit_is_seen_half(root: str, monkeypatc
             looks.append(1)
             if len(looks) == 2:
                 done.append(commit(*arguments))
-                publish_usage(domain_of(context), domain_of(context).log("orders"), publisher._state, lambda _: [])
+                publish_usage(
+                    domain_of(context),
+                    domain_of(context).log("orders"),
+                    publisher.state,
+                    lambda _: [],
+                )
             return snapshot
 
         monkeypatch.setattr(table, "refresh", committed)
@@ -387,7 +392,7 @@ def test_usage_that_fell_with_a_purge_does_not_rise_again(root: str, monkeypatch
         keeper = Housekeeper(domain, store, "orders")
 
         def state_before_the_purge(snapshot: Snapshot, subscription: str, member: int) -> RecordSet:
-            found = publisher._state(snapshot, subscription, member)
+            found = publisher.state(snapshot, subscription, member)
             with monkeypatch.context() as only_the_purge:
                 only_the_purge.setattr(UsagePublisher, "publish", lambda self, paced=True: None)
                 receive(context, 3)

@@ -41,7 +41,7 @@ class Course:
         self._keeper = Housekeeper(domain_of(context), records_of(context), "orders")
         self._producer, self._consumer = context.producer("orders"), context.consumer("orders", prefetch=1)
         self._sent, self._finished = MessageUsage(), 0
-        self._looked, self._before = 0, (MessageUsage(), MessageUsage())  # the newest look, and what was sent then
+        self.looked, self._before = 0, (MessageUsage(), MessageUsage())  # the newest look, and what was sent then
 
     def step(self, depth: int = 0) -> None:
         steps = [self._send, self._finish, self._purge]
@@ -73,13 +73,13 @@ class Course:
     def _purge(self) -> None:
         if self._chance.random() < 0.7:
             self._finish_some(100)
-        self._keeper._states.clear()
+        self._keeper.begin_round()
         self._keeper.rounds.round()
         assert not self._keeper.health.failures
 
     def _publish(self, depth: int) -> None:
         def late(snapshot: Snapshot, subscription: str, member: int) -> RecordSet:
-            found = self._keeper._state_now(subscription, member)
+            found = self._keeper.state_now(subscription, member)
             self._others(depth)
             return found
 
@@ -87,18 +87,18 @@ class Course:
 
     def _look(self, depth: int) -> None:
         """As for an entry of the ledger: only the first one counts that ends."""
-        begun = self._looked
+        begun = self.looked
         published = self._domain.usages.read(self._log.snapshot.table_id)
         self._others(depth)
         sent, finished, found = self._sent, self._finished, self._domain.usages.by(published, self._log.refresh())
         assert found.messages >= sent.messages - finished, "understated"
-        if self._looked != begun:
+        if self.looked != begun:
             return
         usage, then = self._before
         most = usage + sent - then
         assert found.messages <= most.messages, "it rose by more than was sent"
         assert found.bytes <= most.bytes or not self._exact, "it rose by more than was sent"
-        self._looked, self._before = self._looked + 1, (found, sent)
+        self.looked, self._before = self.looked + 1, (found, sent)
 
 
 @pytest.mark.parametrize(("compacts", "seed"), [(False, 0), (False, 1), (True, 0)])
@@ -111,4 +111,4 @@ def test_usage_rises_by_what_is_sent_only(
     course = Course(context, seed, bytes_are_exact=not compacts)
     for _ in range(40):
         course.step()
-    assert course._looked > 3
+    assert course.looked > 3

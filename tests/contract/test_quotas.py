@@ -14,6 +14,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from spark_jms import connect
 from spark_jms.admin.move import MoveOrder, move
 from spark_jms.admin.quota import quotas
+from spark_jms.claims.usage import UsagePublisher
 from spark_jms.core import quota_watch
 from spark_jms.core.balancing import ANY_MEMBER
 from spark_jms.core.usage import MessageUsage
@@ -137,7 +138,7 @@ def test_message_of_a_topic_counts_once_until_all_have_finished_it(root: str) ->
             message = first.receive(timeout=LIMIT_S)
             assert message is not None
             message.acknowledge()
-        context._destinations._publishers["prices"].publish(paced=False)
+        UsagePublisher(domain_of(context), records_of(context), "prices").publish(paced=False)
         assert domain_of(context).usage_of("prices").messages == 2
         with pytest.raises(QuotaExceededError):
             producer.send(text="x")

@@ -34,7 +34,7 @@ from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.testing import memory_domain, wait_until
-from spark_jms.testing.inside import domain_of, records_of
+from spark_jms.testing.inside import domain_of, records_of, requests_waiting
 
 LIMIT_S = 30
 Answer = Callable[[Message], object]
@@ -317,7 +317,7 @@ def test_requests_continue_after_their_queue_was_deleted(
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(context.request, "work", text="first", timeout=LIMIT_S)
         wait_until(lambda: bool(folders(context.root)), LIMIT_S)
-        wait_until(lambda: bool(context._requestor._waiting), LIMIT_S)
+        wait_until(lambda: requests_waiting(context) > 0, LIMIT_S)
         (name,) = folders(context.root)
         Domain(context.root).temporary.delete(name)
         with pytest.raises((TemporaryDestinationDeletedError, TemporaryDestinationError)):

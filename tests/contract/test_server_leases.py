@@ -213,7 +213,7 @@ def test_term_reaches_all_destinations_but_the_one_that_fails(root: str, monkeyp
     monkeypatch.setattr(server_keeper, "follow_term", follow)
     keeper = ServerKeeper(Domain(root), lambda server: None, lambda server, timeout_s: "", lambda server: 0.0)
     with pytest.raises(OSError, match="damaged"):
-        keeper._commit_everywhere("b", LeaseTerm(1, 5))
+        keeper.commit_everywhere("b", LeaseTerm(1, 5))
     keeper.close()
     assert Domain(root).log("orders").refresh().destination.down == {"b": 5}
 
@@ -234,11 +234,12 @@ class BusyLane:
 
 def test_question_that_the_lane_refuses_is_not_under_way() -> None:
     """D4: else no question is asked ever again, and the store counts as silent."""
-    questions = StoreQuestions("b", lambda: None, lambda: "", lambda: 0.0, BusyLane, lambda: 0.0)
+    lane = BusyLane("b")
+    questions = StoreQuestions("b", lambda: None, lambda: "", lambda: 0.0, lambda _: lane, lambda: 0.0)
     questions.ask(0.0)
-    questions._asking.busy = True  # type: ignore[misc]
+    lane.busy = True
     questions.ask(1_000.0)
-    questions._asking.busy = False  # type: ignore[misc]
+    lane.busy = False
     assert questions.contact.asked_ms is None
 
 
@@ -269,9 +270,9 @@ def test_root_that_vanished_has_followed_no_term(root: str) -> None:
     keeper = ServerKeeper(domain, lambda server: None, lambda server, timeout_s: "", lambda server: 0.0)
     Path(root).rename(f"{root}-away")
     with pytest.raises(DomainError):
-        keeper._commit_everywhere("b", LeaseTerm(1, 5))
+        keeper.commit_everywhere("b", LeaseTerm(1, 5))
     keeper.close()
-    assert not keeper._committed
+    assert not keeper.committed
     assert not Path(root).exists()
     with pytest.raises(DomainError):
         server_state._change(domain, "b", 5)

@@ -13,7 +13,7 @@ import spark_jms
 from spark_jms.client import Consumer, Context
 from spark_jms.store import Handle, Operation, Session
 from spark_jms.testing import memory_domain, wait_until
-from spark_jms.testing.inside import receiver_of, subscriber_of
+from spark_jms.testing.inside import delivery_of, subscriber_of
 from tests.contract.messages import send_texts
 
 LIMIT_S = 30
@@ -50,7 +50,7 @@ def test_acknowledgements_of_threads_share_a_store_write(context: Context, monke
         messages: list[Any] = [consumer.receive(timeout=LIMIT_S) for _ in range(THREADS + 1)]
         commits = HeldCommits(consumer)
         monkeypatch.setattr(commits.session, "commit", commits.commit)
-        finished = receiver_of(consumer)._delivery.finished
+        finished = delivery_of(consumer).finished
         with ThreadPoolExecutor(THREADS + 1) as threads:
             first = threads.submit(messages[0].acknowledge)
             assert commits.held.wait(LIMIT_S)
@@ -73,7 +73,7 @@ def test_threads_that_keep_acknowledging_share_every_store_write(
     send_texts(context, *map(str, range(THREADS * each)))
     with context.consumer("orders", acknowledge="individual", prefetch=1000) as consumer:
         messages: list[Any] = [consumer.receive(timeout=LIMIT_S) for _ in range(THREADS * each)]
-        finished, running = receiver_of(consumer)._delivery.finished, set(range(THREADS))
+        finished, running = delivery_of(consumer).finished, set(range(THREADS))
         session: Session = subscriber_of(consumer).members.session
         commit, alone = session.commit, threading.Event()
         commits: list[int] = []
@@ -110,7 +110,7 @@ def test_interrupted_thread_leaves_the_acknowledgements_of_others_to_the_next_wr
     send_texts(context, "0", "1", "2")
     with context.consumer("orders", acknowledge="individual", prefetch=10) as consumer:
         messages: list[Any] = [consumer.receive(timeout=LIMIT_S) for _ in range(3)]
-        finished = receiver_of(consumer)._delivery.finished
+        finished = delivery_of(consumer).finished
         commits = HeldCommits(consumer)
         write = commits.commit
 

@@ -19,7 +19,7 @@ from spark_jms.core.staged_file import StagedFile
 from spark_jms.errors import CommitOutcomeUnknownError, JmsqError, MessageFormatError, MessageSizeError
 from spark_jms.log.domain import Domain
 from spark_jms.testing import memory_domain, wait_until
-from spark_jms.testing.inside import domain_of
+from spark_jms.testing.inside import domain_of, sends_queued
 from tests.contract.hooked_storage import HookedStorage
 
 LIMIT_S = 30
@@ -45,7 +45,7 @@ class Gate:
 
     def __init__(self, context: Context, destination: str = "orders") -> None:
         self._held, self._open = threading.Event(), threading.Event()
-        self._group = context.producer(destination)._shared._group
+        self._producer = context.producer(destination)
         self.commits = 0
         self.storage = hook_into(context, destination, self._hook)
 
@@ -60,7 +60,7 @@ class Gate:
         assert self._held.wait(LIMIT_S)
 
     def wait_for_queue(self, count: int) -> None:
-        wait_until(lambda: len(self._group._queue) == count, LIMIT_S)
+        wait_until(lambda: sends_queued(self._producer) == count, LIMIT_S)
 
     def open(self) -> None:
         self._open.set()

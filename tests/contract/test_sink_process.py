@@ -47,13 +47,13 @@ def test_second_batch_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest
     loads: Counter[str] = Counter()
 
     def count(kind: type[Any]) -> None:
-        inner = kind._load
+        inner = kind.load
 
         def load(self: Any) -> Any:
             loads[kind.__name__] += 1
             return inner(self)
 
-        monkeypatch.setattr(kind, "_load", load)
+        monkeypatch.setattr(kind, "load", load)
 
     count(DeltaLog)
     count(QuotaLedger)
@@ -92,15 +92,15 @@ def test_commit_finds_a_destination_that_another_process_planned_for(tmp_path: P
     """C4: planned by a process that has just started; the one that commits knew the table before."""
     apply(str(tmp_path), MODULE)
     send_batch(tmp_path, "a")
-    known = dict(sink._domains)
+    known = dict(sink.open_domains)
     shutil.rmtree(tmp_path / "orders")
     (tmp_path / "_jmsq" / "destinations" / "orders").unlink()
     apply(str(tmp_path), MODULE)
-    sink._domains.clear()
+    sink.open_domains.clear()
     writer = JmsqWriter(parse_options({"root": str(tmp_path), "destination": "orders"}), SCHEMA, False)
     files = MessageWriter(Domain(str(tmp_path)).log("orders").storage, writer.destination, 0)
     files.write(pa.RecordBatch.from_pydict({"text": ["b"]}))
-    sink._domains.update(known)
+    sink.open_domains.update(known)
     writer.commit([StagedMessage(0, "", writer.route_id, files.close(), ANY_MEMBER)])
     assert last_sequence(tmp_path) == 1
 
@@ -110,9 +110,9 @@ def test_batch_is_sent_to_a_domain_that_was_created_again(tmp_path: Path) -> Non
     root = tmp_path / "root"
     apply(str(root), MODULE)
     send_batch(root, "a")
-    first = sink._domain(str(root))
+    first = sink.domain_at(str(root))
     shutil.rmtree(root)
     apply(str(root), MODULE)
     send_batch(root, "b")
     assert last_sequence(root) == 1
-    assert sink._domain(str(root)).id != first.id
+    assert sink.domain_at(str(root)).id != first.id

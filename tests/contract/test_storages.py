@@ -55,8 +55,8 @@ def test_directory_has_no_other_file_while_one_is_created(
 
     monkeypatch.setattr(os, "link", seen)
     if not unnamed:
-        monkeypatch.setattr(local_storage, "_allows_unnamed", lambda folder: False)
-    elif not local_storage._allows_unnamed(tmp_path):
+        monkeypatch.setattr(local_storage, "allows_unnamed", lambda folder: False)
+    elif not local_storage.allows_unnamed(tmp_path):
         pytest.skip("this file system has no files without a name")
     storage = LocalStorage(tmp_path)
     assert storage.create("_delta_log/0", b"zero")

@@ -21,7 +21,7 @@ from spark_jms.log.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
 from spark_jms.log.storage import now_ms
 from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain, wait_until
-from spark_jms.testing.inside import domain_of, receiver_of, records_of, subscriber_of
+from spark_jms.testing.inside import domain_of, receiver_of, records_of, subscriber_of, use_of
 from tests.contract.killed import killed_client
 from tests.contract.messages import texts_now
 
@@ -191,7 +191,7 @@ def test_purge_waits_for_subscriptions_that_are_not_durable(context: Context) ->
     log = domain_of(context).log("prices")
 
     def purged() -> int:
-        housekeeper._states.clear()
+        housekeeper.begin_round()
         report = purge(log, housekeeper.is_done, now=now_ms() + LATER_MS, live_names=housekeeper.live_names)
         return report.purged_messages
 
@@ -253,7 +253,7 @@ def test_housekeeping_clears_what_a_killed_consumer_leaves(context: Context) -> 
     send(context, "1", "2")
     assert texts_now(dead, 1) == ["1"]
     assert texts_now(alive, 1) == ["1"]
-    for session in (subscriber_of(dead).members.session, subscriber_of(dead)._use._session):  # type: ignore[union-attr]
+    for session in (subscriber_of(dead).members.session, use_of(dead).session):  # type: ignore[union-attr]
         records_of(context).crash(session)
     assert uses(context) == {"~t"}
     with records_of(context).connect("housekeeping") as session:
@@ -269,7 +269,7 @@ def test_consumer_whose_subscription_has_ended_fails(context: Context) -> None:
     if not isinstance(records_of(context), MemoryStore):
         pytest.skip("in memory a session can be ended alone")
     consumer = context.consumer("prices")
-    records_of(context).crash(subscriber_of(consumer)._use._session)  # type: ignore[union-attr]
+    records_of(context).crash(use_of(consumer).session)  # type: ignore[union-attr]
     with pytest.raises(ConsumerClosedException, match="ended while this process stood still"):
         consumer.receive(timeout=0)
 

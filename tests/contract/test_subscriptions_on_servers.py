@@ -56,7 +56,7 @@ def left_behind(context: Context) -> list[str]:
 
 
 def purged(context: Context, housekeeper: Housekeeper, live_names: Any = None) -> int:
-    housekeeper._states.clear()
+    housekeeper.begin_round()
     log = domain_of(context).log("prices")
     names = live_names or housekeeper.live_names
     return purge(log, housekeeper.is_done, now=now_ms() + LATER_MS, live_names=names).purged_messages

@@ -22,6 +22,7 @@ from spark_jms.log.domain import Domain
 from spark_jms.log.server_state import stop_server
 from spark_jms.store import MemoryStore, OutcomeUnknownError, Put, StoreBusyError, StoreClosedError
 from spark_jms.store.file.backend import FileBackend
+from spark_jms.store.testing import directory_of
 from spark_jms.testing.inside import domain_of, records_of
 from spark_jms.testing.waiting import wait_until
 from tests.contract.cli.commands import Jmsq
@@ -38,7 +39,7 @@ class Hanging:
         real = FileBackend.read
 
         def read(backend: FileBackend, question: Callable[[Any], Any]) -> Any:
-            if Path(backend._directory).name == "b":
+            if directory_of(backend).name == "b":
                 self._free.wait(60)
             return real(backend, question)
 
@@ -63,6 +64,14 @@ def root(tmp_path: Path) -> str:
     return applied(tmp_path, queue_on("a", "b", "c"))
 
 
+def answers(store: TimedStore) -> bool:
+    try:
+        store.names()
+    except StoreBusyError:
+        return False
+    return True
+
+
 def test_calls_of_a_hung_store_end_in_time() -> None:
     """M10: a question raises StoreBusyError, a write OutcomeUnknownError, and what follows fails at once; when the store
     answers again, so does this."""
@@ -70,18 +79,14 @@ def test_calls_of_a_hung_store_end_in_time() -> None:
     inner = MemoryStore("timed-hung")
     timed = TimedStore("b", lambda: inner, 0.05)
     handle = timed.connect().open("r")
-    asked = timed._asked
-
-    def hang() -> None:
-        free.wait(60)
-
+    inner.resolve = lambda *_: bool(free.wait(60))  # type: ignore[assignment,method-assign]
     with pytest.raises(OutcomeUnknownError, match="server b does not answer within 0.05 s"):
-        asked.write(hang)
+        timed.resolve("a", commit=True)
     for refused in (timed.sessions, handle.objects, lambda: handle.commit([Put("k", b"v")])):
         with pytest.raises(StoreBusyError):
             refused()
     free.set()
-    wait_until(lambda: not asked._lane.busy)
+    wait_until(lambda: answers(timed))
     handle.commit([Put("k", b"v")])
     assert timed.peek("r") == {"k": b"v"}
     timed.close()
@@ -96,8 +101,9 @@ def test_record_of_a_handle_that_was_closed_while_the_store_hung_is_free() -> No
     free, inner = threading.Event(), MemoryStore("away-close")
     timed = TimedStore("b", lambda: inner, 0.05)
     handle = timed.connect().open("r")
+    inner.peek = lambda _: {"": b""} if free.wait(60) else {}  # type: ignore[method-assign]
     with pytest.raises(StoreBusyError):
-        timed._asked.run(lambda: free.wait(60))
+        timed.peek("r")
     handle.close()
     free.set()
     inner.connect().open("r", 2_000)
@@ -118,7 +124,7 @@ def test_record_that_was_opened_too_late_is_free() -> None:
     with pytest.raises(StoreBusyError):
         session.open("r")
     free.set()
-    wait_until(lambda: not timed._asked._lane.busy)
+    wait_until(lambda: answers(timed))
     inner.connect().open("r", 2_000)
 
 
@@ -169,7 +175,7 @@ def test_housekeeping_asks_no_stopped_server(root: str, monkeypatch: pytest.Monk
         real = FileBackend.read
 
         def read(backend: FileBackend, question: Any) -> Any:
-            if Path(backend._directory).name == "b":
+            if directory_of(backend).name == "b":
                 asked.append(threading.current_thread().name)
             return real(backend, question)
 

@@ -29,7 +29,7 @@ from spark_jms.errors import (
 )
 from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain, wait_until
-from spark_jms.testing.inside import domain_of, records_of
+from spark_jms.testing.inside import domain_of, records_of, transaction_of
 from tests.contract.messages import send_texts
 from tests.contract.quotas import made
 
@@ -181,13 +181,13 @@ def end(session: TransactedSession, by: str, monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(TransactionRolledBackException, match="away"):
             session.commit()
     else:
-        transaction = session._transaction
+        transaction = transaction_of(session)
         transaction.end_late()
-        began = transaction._monotonic_s()
-        monkeypatch.setattr(transaction, "_monotonic_s", lambda: began + 4_000)
+        began = transaction.monotonic_s()
+        monkeypatch.setattr(transaction, "monotonic_s", lambda: began + 4_000)
         with suppress(MemberUnavailableError):  # or the context's background thread is first
             session.end_late()
-        wait_until(lambda: transaction._timed_out)
+        wait_until(lambda: transaction.timed_out)
 
 
 def test_what_was_not_pledged_comes_again(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,14 +214,14 @@ def grouped(context: Context, *texts: str) -> None:
 
 def paused_at_completion(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """`audit` is paused between the decision and the append of the next commit, and stays so."""
-    original = CoordinatedCommit._complete
+    original = CoordinatedCommit.complete
 
     def paused(self: Any, *arguments: Any) -> None:
         monkeypatch.undo()
         pause(domain_of(context), "audit", [INSERTION])
         original(self, *arguments)
 
-    monkeypatch.setattr(CoordinatedCommit, "_complete", paused)
+    monkeypatch.setattr(CoordinatedCommit, "complete", paused)
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["the same session", "another process"])

@@ -22,7 +22,7 @@ from spark_jms.cli.main import cli
 from spark_jms.client import Context, Message, coordinated_commit
 from spark_jms.client.coordinated_commit import CoordinatedCommit
 from spark_jms.client.transacted_delivery import TransactedDelivery
-from spark_jms.core.transaction import COORDINATOR_KEY, coordinator_record
+from spark_jms.core.transaction import COORDINATOR_KEY, COORDINATORS_PREFIX, coordinator_record
 from spark_jms.errors import (
     ClosedError,
     CommitOutcomeUnknownError,
@@ -38,7 +38,7 @@ from spark_jms.log.local_storage import LocalStorage
 from spark_jms.store import OutcomeUnknownError, Put, StoreBusyError
 from spark_jms.store.memory import MemoryStore
 from spark_jms.testing import memory_domain, wait_until
-from spark_jms.testing.inside import coordinators_of, domain_of, records_of
+from spark_jms.testing.inside import coordinators_of, domain_of, records_of, transaction_of
 from tests.contract.messages import send_texts
 from tests.contract.quotas import made
 from tests.contract.transactions import pause_of, received, shown
@@ -133,13 +133,13 @@ def test_a_decided_transaction_is_completed_by_another_process(
         received(consumer)
         session.producer("spread").send(text="x")
         session.producer("prices").send(text="y")
-        original = CoordinatedCommit._complete
+        original = CoordinatedCommit.complete
 
         def paused(self: Any, *arguments: Any) -> None:
             with pause_of(context, "spread"):
                 original(self, *arguments)
 
-        monkeypatch.setattr(CoordinatedCommit, "_complete", paused)
+        monkeypatch.setattr(CoordinatedCommit, "complete", paused)
         with pytest.raises(TransactionUnfinishedError, match="spread"):
             session.commit()
         monkeypatch.undo()
@@ -173,10 +173,10 @@ def test_an_owner_that_slept_through_recovery_cannot_commit(
         original = Coordinator.decide
 
         def slept(self: Coordinator, *arguments: Any) -> None:
-            assert coordinators_of(context)._session is not None
             home = home_of(records_of(context))
             assert isinstance(home, MemoryStore)
-            home.crash(coordinators_of(context)._session)
+            (holder,) = {info.holder for info in home.infos(COORDINATORS_PREFIX).values() if info.holder is not None}
+            home.crash(holder)
             assert not Coordinators(domain_of(context), records_of(context)).recover()
             original(self, *arguments)
 
@@ -222,8 +222,8 @@ def test_a_transaction_that_takes_too_long_is_rolled_back(context: Context) -> N
     """T16: its time-out; nothing that follows slips into another transaction unseen."""
     send_texts(context, "a")
     with context.transacted_session(timeout="1 s") as session:
-        transaction, now = session._transaction, [100.0]
-        transaction._monotonic_s = lambda: now[0]
+        transaction, now = transaction_of(session), [100.0]
+        transaction.monotonic_s = lambda: now[0]
         consumer, producer = session.consumer("orders"), session.producer("spread")
         received(consumer)
         producer.send(text="x")

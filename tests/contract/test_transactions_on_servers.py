@@ -108,7 +108,7 @@ def kill_sessions(root: str) -> None:
     for uri in (domain.store_uri, *(domain.server_uri(server) for server in ("a", "b"))):
         store = MemoryStore(uri.removeprefix("memory://"))
         for session_id in store.sessions():
-            store._memory.crash(session_id)
+            store.crash(session_id)
 
 
 @dataclass
@@ -281,7 +281,7 @@ def test_transaction_decided_between_two_stores_of_a_backup_is_not_lost(
     in_memory: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """C19, T16, M10: a server's store that says "acknowledged" has a coordinator that says "committed"."""
-    read, done = backups._records, list[str]()
+    read, done = backups.stored_records, list[str]()
 
     def then_a_transaction(store: Any, server: str) -> Any:
         found = read(store, server)
@@ -295,7 +295,7 @@ def test_transaction_decided_between_two_stores_of_a_backup_is_not_lost(
                         session.commit()
         return found
 
-    monkeypatch.setattr(backups, "_records", then_a_transaction)
+    monkeypatch.setattr(backups, "stored_records", then_a_transaction)
     copy = restored_copy(in_memory, tmp_path)
     by_command(copy)
     assert [[str(m.text) for m in drained(copy, name)] for name in ("audit", "prices")] == [["seen"], ["price"]]

@@ -48,7 +48,7 @@ class Reader:
         self.subscriber = Subscriber(
             Domain(context.root), records_of(context), *where, name, settings, clock_ms=lambda: self.now_ms
         )
-        self.subscriber.members._monotonic_s = lambda: self.now_ms / 1000
+        self.subscriber.members.monotonic_s = lambda: self.now_ms / 1000
 
     def take(self, count: int | None = None, *, keep: bool = False) -> list[int]:
         """The sequences of all batches until there is none."""

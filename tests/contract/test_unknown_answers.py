@@ -322,7 +322,7 @@ def test_directory_on_nfs_knows_its_own_file(
         link(source, target, **options)
         raise error(target)
 
-    monkeypatch.setattr(local_storage, "_allows_unnamed", lambda folder: False)
+    monkeypatch.setattr(local_storage, "allows_unnamed", lambda folder: False)
     storage = LocalStorage(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", repeated)
@@ -333,14 +333,14 @@ def test_directory_on_nfs_knows_its_own_file(
 
 def test_file_whose_folder_cannot_be_synced_may_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C5: it is there, and a loss of power may undo it: neither a success nor a failure."""
-    storage, sync = LocalStorage(tmp_path), local_storage._sync
+    storage, sync = LocalStorage(tmp_path), local_storage.sync_path
 
     def failing(path: Path) -> None:
         if path.is_dir():
             raise OSError("input/output error")
         sync(path)
 
-    monkeypatch.setattr(local_storage, "_sync", failing)
+    monkeypatch.setattr(local_storage, "sync_path", failing)
     with pytest.raises(WriteOutcomeUnknownError, match="a power loss may undo it"):
         storage.create("a/1", b"ours", durable=True)
 

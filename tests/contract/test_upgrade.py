@@ -143,8 +143,8 @@ def test_interrupted_upgrade_is_finished_by_the_next(root: str, step: int, monke
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(upgrading, "_move", counting(upgrading._move))
-        patch.setattr(upgrading, "_write_progress", counting(upgrading._write_progress))
+        patch.setattr(upgrading, "moved", counting(upgrading.moved))
+        patch.setattr(upgrading, "write_progress", counting(upgrading.write_progress))
         patch.setattr(Domain, "mark", counting(Domain.mark))
         try:
             upgraded(root)

@@ -138,7 +138,7 @@ async def crash_everywhere(options: FilesOptions, done: bool) -> int:
             unreferenced = [
                 data
                 for handle, data in again.contents.items()
-                if data[:MAGIC_BYTES] == DATA and handle not in files._tree.handles()
+                if data[:MAGIC_BYTES] == DATA and handle not in files.tree.handles()
             ]
             assert not unreferenced, "garbage stayed"
         if complete and crashing.changes < fail_at:

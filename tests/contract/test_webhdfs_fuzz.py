@@ -281,7 +281,7 @@ async def rounds(seed: int, count: int, parts: int) -> list[int]:
     assert (statistics.open_readers, statistics.open_writers, door.statistics().open_streams) == (0, 0, 0)
     await door.stop()
     await files.close()
-    assert files._tree.root.summary().files == 0
+    assert files.tree.root.summary().files == 0
     assert objects.statistics().object_bytes < 4 * 1024 * 1024, "blocks were left behind"
     assert {"200", "201", "307", "400", "403", "404"} <= set(fuzz.seen)
     print(

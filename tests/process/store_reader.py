@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 
 from spark_jms.store import Handle, Put, Store, StoreError, open_store
+from spark_jms.store.engine import EngineBackend
+from spark_jms.store.testing import backend_of, server_of
 from tests.process.store_writer import say
 
 ANSWERS = 400
@@ -62,8 +64,8 @@ def run(store: Store, record: str, handle: Handle) -> None:
         Reader("handle", lambda: handle.read("k")),
         Reader("peek", lambda: store.peek(record).get("k")),
     ]
-    current = store._backend._route.current  # type: ignore[attr-defined]
-    say("ready", int(type(current).__name__ == "LocalAccess"))
+    backend = backend_of(store)
+    say("ready", int(isinstance(backend, EngineBackend) and server_of(backend) is not None))
     for reader in readers:
         reader.join()
     say("end")

@@ -54,6 +54,13 @@ def value_for(kind: Any, chance: random.Random) -> Any:
     return chance.choice(NAMES)
 
 
+def write_and_end(connection: DaemonConnection, data: bytes) -> None:
+    """Past the connection's own framing."""
+    transport = connection._transport
+    transport.write(data)
+    transport.write_eof()
+
+
 def frame(number: int, chance: random.Random) -> bytes:
     kind = chance.choice(TYPES)
     if kind is RegionMessage or kind.__name__ in ("Shutdown", "Drain", "Halt", "Remove", "RemoveRequest"):
@@ -123,8 +130,7 @@ class Fuzzer:
             for each in range(self.chance.randrange(1, ROUND)):
                 data += frame(number + each, self.chance)
                 self.frames += 1
-            connection._transport.write(data)
-            connection._transport.write_eof()
+            write_and_end(connection, data)
             await asyncio.wait_for(connection.run(lambda answer: None), ANSWER_S)
         finally:
             connection.abort()
@@ -229,8 +235,7 @@ def test_client_survives_a_daemon_that_answers_anything(make_daemons: Make, monk
         await connection.proved()
         await connection.first()
         connection.send(RegionHello("daemon", 0, "x"))
-        connection._transport.write(b"".join(frame(1 + each, chance) for each in range(chance.randrange(1, 50))))
-        connection._transport.write_eof()
+        write_and_end(connection, b"".join(frame(1 + each, chance) for each in range(chance.randrange(1, 50))))
         await connection.run(lambda question: None)
 
     async def run() -> None:

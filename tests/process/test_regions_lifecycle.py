@@ -360,13 +360,13 @@ def test_daemons_starting_together_accept_a_new_cfg(tmp_path: Path, monkeypatch:
         first = Daemon(StartOptions(str(path)))
         monkeypatch.setattr("spark_jms.store.regions.daemon.daemon.OTHERS_START_S", 0.0)
         with pytest.raises(ClusterMismatchError, match="daemon 1 runs with an earlier"):
-            first._check_others()
+            first.check_others()
         monkeypatch.setattr("spark_jms.store.regions.daemon.daemon.OTHERS_START_S", 60.0)
         checksum = directory.config().checksum
         monkeypatch.setattr(
             "spark_jms.store.regions.daemon.daemon.time.sleep", lambda seconds: directory.tell(lock, "new", checksum)
         )
-        first._check_others()
+        first.check_others()
     finally:
         os.close(lock)
 

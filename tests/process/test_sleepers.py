@@ -66,14 +66,14 @@ def test_compaction_is_given_up_when_its_file_was_deleted(tmp_path: Path, monkey
     for _ in range(40):
         send(log, staged(log), log.refresh().route_id)
     before = set(log.refresh().files)
-    merge = compaction._merge
+    merge = compaction.merged
 
     def slow_merge(log: DeltaLog, run: list[DataFile]) -> StagedFile:
         merged = merge(log, run)
         clean_up(log, now=now_ms() + 2 * log.refresh().destination.file_grace_ms)
         return merged
 
-    monkeypatch.setattr(compaction, "_merge", slow_merge)
+    monkeypatch.setattr(compaction, "merged", slow_merge)
     compact(log)
     assert set(log.refresh().files) == before
     assert all((tmp_path / QUEUE / path).exists() for path in before)

@@ -77,7 +77,7 @@ class ConsumerProcess:
         self.domain, self.destination = Domain(ROOT), self.orders.name
         settings = ConsumerSettings(Selector.parse(self.selector), replayable, members=self.members)
         subscriber = Subscriber(self.domain, self.store, self.destination, "-", consumer, settings, self.clock.ms)
-        subscriber.members._monotonic_s = self.clock.monotonic
+        subscriber.members.monotonic_s = self.clock.monotonic
         self.table_id = subscriber.table_id
         return subscriber
 

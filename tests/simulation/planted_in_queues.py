@@ -98,7 +98,7 @@ def compaction_changes_the_order(patch: Patch) -> None:
         return original(log, sorted(run, key=lambda file: file.rows))
 
     original = compaction._merge
-    patch.setattr(compaction, "_merge", merge)
+    patch.setattr(compaction, "merged", merge)
 
 
 def compaction_leaves_out_a_row(patch: Patch) -> None:

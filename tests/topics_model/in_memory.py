@@ -53,7 +53,7 @@ def in_memory(files: MemoryStorage, clock: Clock) -> Iterator[pytest.MonkeyPatch
 
         def on_the_clock(self: DistributedSubscriber, server: str) -> Subscriber:
             made = opened(self, server)
-            made.members._monotonic_s = clock.monotonic
+            made.members.monotonic_s = clock.monotonic
             return made
 
         patch.setattr(DistributedSubscriber, "_opened", on_the_clock)

@@ -118,3 +118,82 @@ def test_make_test_looks_for_tests_with_spark_in_every_folder_that_has_some() ->
     marked = [path for path in (PROJECT / "tests").rglob("test_*.py") if marker in path.read_text("utf-8")]
     folders = {"tests/spark", *(f"tests/{path.relative_to(PROJECT / 'tests').parts[0]}" for path in marked)}
     assert folders == set(named.split())
+
+
+# Contract, process and Spark tests use what applications have, or the ports spark_jms/testing/inside.py and store/testing.py.
+# These lines reach further: file -> how many, and why.
+INSIDE = {
+    "tests/contract/poison_query.py": (2, "a source whose driver has died must not end this process"),
+    "tests/contract/test_aio.py": (2, "a call that a coroutine has given up is seen nowhere else"),
+    "tests/contract/test_aio_end.py": (1, "the step between a message's thread and its coroutine"),
+    "tests/contract/test_background_failures.py": (1, "the pause before a failed step is tried again is skipped"),
+    "tests/contract/test_client_shared.py": (1, "the listener's thread has met the error, and nobody has been told"),
+    "tests/contract/test_distributed_topics.py": (1, "the source has noticed that a server is away"),
+    "tests/contract/test_drop.py": (2, "another process acts between two steps of a drop"),
+    "tests/contract/test_expiration_beside_deliveries.py": (1, "time passes in the middle of a step"),
+    "tests/contract/test_flow_control.py": (2, "a debt without a send; two producers share one object"),
+    "tests/contract/test_last_resource.py": (1, "a closed session is no longer kept by its context"),
+    "tests/contract/test_left_out.py": (1, "a mark as a process leaves it that is killed at this step"),
+    "tests/contract/test_log_watch.py": (1, "the watch of the file system reports nothing any more"),
+    "tests/contract/test_orderly_end.py": (2, "a hand-over is due at one receive and not at the next"),
+    "tests/contract/test_paging.py": (1, "a page of the file is damaged, and the file has no name"),
+    "tests/contract/test_pipeline.py": (1, "the background thread does nothing; the test does it at chosen moments"),
+    "tests/contract/test_poison_on_servers.py": (1, "one server of several fails at a step"),
+    "tests/contract/test_pool.py": (1, "Ctrl-C comes between two steps"),
+    "tests/contract/test_quotas.py": (1, "the process dies while a send waits"),
+    "tests/contract/test_request_reply.py": (2, "the context dies without deleting its temporary destinations"),
+    "tests/contract/test_server_leases.py": (1, "a term is noted in a domain that has gone"),
+    "tests/contract/test_servers.py": (1, "the session of one server of several is lost"),
+    "tests/contract/test_shared_send.py": (1, "the destination changes between two steps of a commit"),
+    "tests/contract/test_sorted.py": (1, "how often a backlog is sorted"),
+    "tests/contract/test_usage_history.py": (1, "the clean-up of one table an hour later"),
+    "tests/contract/test_webhdfs_files.py": (1, "the memory that a writer holds"),
+    "tests/process/crash_plugin/sitecustomize.py": (1, "only message files are counted as steps"),
+    "tests/process/poison_app.py": (1, "PySpark tells the pid of its Java process nowhere else"),
+    "tests/process/regions_writer.py": (1, "the network cuts one connection"),
+    "tests/process/store_writer.py": (2, "whether the store's engine runs in this process"),
+    "tests/process/test_regions_fuzz.py": (1, "bytes that no client would send"),
+    "tests/spark/test_replicated_checkpoint.py": (
+        1,
+        "PySpark gives Hadoop's settings of a running session nowhere else",
+    ),
+    "tests/spark/test_service_queries.py": (1, "a query whose Java process has ended"),
+    "tests/spark/test_webhdfs_checkpoint.py": (1, "PySpark gives Hadoop's settings of a running session nowhere else"),
+}
+PYTHONS_OWN = {"os._exit"}
+
+
+def private_lines(tree: ast.AST) -> set[int]:
+    """The lines that read or write a private attribute of something else than self or cls."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            of, name = ast.unparse(node.value), node.attr
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+            of, name = ast.unparse(node.args[0]), getattr(node.args[1], "value", "")
+        else:
+            continue
+        private = isinstance(name, str) and name.startswith("_") and not name.startswith("__")
+        if private and of not in ("self", "cls") and f"{of}.{name}" not in PYTHONS_OWN:
+            found.add(node.lineno)
+    return found
+
+
+def test_private_lines_are_found() -> None:
+    told = ast.parse("a._b\nself._b\na.b\na.__len__()\ngetattr(self.a, '_b')\nos._exit(0)\nself.a._b = 1\n")
+    assert private_lines(told) == {1, 5, 7}
+
+
+def test_tests_of_what_users_see_do_not_reach_inside() -> None:
+    """At most 40 lines do, each with its reason; a unit test of a module may look into it."""
+    folders = [PROJECT / "tests" / name for name in ("contract", "process", "spark")]
+    counts = {
+        str(path.relative_to(PROJECT)): len(private_lines(tree_of(path)))
+        for folder in folders
+        for path in sorted(folder.rglob("*.py"))
+    }
+    assert {name: count for name, count in counts.items() if count} == {
+        name: count for name, (count, _) in INSIDE.items()
+    }
+    assert all(reason for _, reason in INSIDE.values())
+    assert sum(count for count, _ in INSIDE.values()) <= 40

@@ -108,7 +108,7 @@ class Daemon:
 
     async def run(self) -> None:
         """Raises a StoreError when the daemon cannot start; it has then cleaned up after itself."""
-        self._check_others()
+        self.check_others()
         self._lock = self.directory.lock_daemon(self.spec.index, self.incarnation, self.config.checksum)
         try:
             await self._run()
@@ -181,7 +181,7 @@ class Daemon:
                 detail = f"daemons {other.index} and {self.spec.index} of this machine have the same shared memory key"
                 raise DaemonConfigError(str(self.directory.config_file), 0, detail)
 
-    def _check_others(self) -> None:
+    def check_others(self) -> None:
         """Refuses to run alone beside a daemon that still runs with an earlier rs_daemons.cfg."""
         deadline_s = time.monotonic() + OTHERS_START_S
         while (other := self._runs_with_other_config()) is not None:

@@ -152,7 +152,7 @@ def test_term_before_the_services_have_begun_ends_them_cleanly(
         signal.raise_signal(signal.SIGTERM)
         return services_command.THREADS
 
-    monkeypatch.setattr(services_command, "_engine", engine)
+    monkeypatch.setattr(services_command, "default_engine", engine)
     before = signal.signal(signal.SIGTERM, too_late)
     try:
         shown = jmsq("services", "--json").stdout
@@ -256,4 +256,4 @@ def test_engine_is_spark_where_it_can_run(
 
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object() if installed else None)
     monkeypatch.setattr("spark_jms.setup.java.find_java", found)
-    assert services_command._engine() == engine
+    assert services_command.default_engine() == engine
