@@ -22,6 +22,7 @@ from spark_jms.errors import (
 )
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import asynchronous_sends_of
+from spark_jms.testing.waiting import is_waiting
 from tests import forked
 from tests.contract.completions import (
     LIMIT_S,
@@ -127,7 +128,7 @@ def test_interrupt_ends_the_wait_for_room(context: Context) -> None:
     main = threading.get_ident()
 
     def interrupt() -> None:
-        wait_until(lambda: sender.waiting_calls)
+        wait_until(lambda: is_waiting(threading.main_thread()))
         signal.pthread_kill(main, signal.SIGINT)
 
     interrupting = in_thread(interrupt)

@@ -33,7 +33,7 @@ def test_a_restored_coordinator_gives_other_numbers(alone: Context) -> None:
             session.commit()
             coordinator = coordinators_of(alone).take()
             nonce, coordinator.state = coordinator.state.nonce, replace(coordinator.state, number=0)
-            coordinators_of(alone).give_back(coordinator)
+            coordinators_of(alone).keep(coordinator)
         assert coordinator.state.nonce != nonce or number == 1
     assert shown(alone, "orders") == ["0", "1"]
 

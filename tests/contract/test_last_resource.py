@@ -221,7 +221,7 @@ def test_a_restored_coordinator_asks_the_database_for_fresh_numbers(context: Con
             session.commit()
             coordinator = coordinators_of(context).take()
             coordinator.state = replace(coordinator.state, number=0)
-            coordinators_of(context).give_back(coordinator)
+            coordinators_of(context).keep(coordinator)
     assert (sorted(rows(database)), shown(context, "orders")) == (["0", "1", "2"], [])
     assert len(rows(database, "jmsq_decisions")) == 3
 
