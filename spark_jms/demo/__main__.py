@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 
@@ -74,6 +75,12 @@ def _play(work: Path, given: argparse.Namespace, screen: Screen) -> DemoResult:
     except KeyboardInterrupt:
         screen.console.print("\nInterrupted; cleaning up.")
         raise
+    except DemoError:
+        raise
+    except Exception as error:
+        with (work / "logs" / "demo.log").open("a") as log:  # while Spark is there, which words its errors
+            traceback.print_exc(file=log)
+        raise DemoError(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the clean-up
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

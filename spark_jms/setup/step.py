@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOOK_EVERY_S = 0.2
-SHOWN_LINES = 12
+SHOWN_LINES, SHOWN_WIDTH = 12, 160
 _TITLE_WIDTH, _BAR_WIDTH = 44, 20  # with the time, fewer than 80 columns
 _INTERRUPTED = 130
 
@@ -140,7 +140,7 @@ class _Line:
 
 def _failure(log: Path) -> str:
     said = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    shown = "".join(f"   {line}\n" for line in said[-SHOWN_LINES:])
+    shown = "".join(f"   {line[:SHOWN_WIDTH]}\n" for line in said[-SHOWN_LINES:])
     return f"{shown}   All that the step printed: {log}\n"
 
 

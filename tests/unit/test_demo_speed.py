@@ -120,7 +120,13 @@ class Noisy:
 
 
 @pytest.mark.parametrize(
-    ("ends", "code", "kept"), [(None, 0, False), (DemoError("no step"), 1, True), (KeyboardInterrupt(), 130, False)]
+    ("ends", "code", "kept"),
+    [
+        (None, 0, False),
+        (DemoError("no step"), 1, True),
+        (RuntimeError("[STREAM_FAILED] no step\n\tat org.apache.spark"), 1, True),
+        (KeyboardInterrupt(), 130, False),
+    ],
 )
 def test_demo_names_its_logs_when_it_fails(
     ends: BaseException | None,
@@ -146,6 +152,11 @@ def test_demo_names_its_logs_when_it_fails(
         ["jmsq-demo-/logs/demo.log"] if kept else []
     )
     if kept:
-        assert "BrokenPipeError: [Errno 32] Broken pipe\nlog4j: closing\n" in (logs / "demo.log").read_text()
+        assert "no step\n" in printed.err
+        assert "org.apache" not in printed.err
+        logged = (logs / "demo.log").read_text()
+        assert "BrokenPipeError: [Errno 32] Broken pipe\n" in logged
+        assert logged.endswith("log4j: closing\n")
+        assert ("at org.apache.spark" in logged) == isinstance(ends, RuntimeError)
     else:
         assert list(tmp_path.iterdir()) == []

@@ -39,11 +39,16 @@ def test_a_step_is_one_line_with_its_time(tmp_path: Path) -> None:
 
 def test_a_failed_step_shows_the_end_of_its_log_and_names_it(tmp_path: Path) -> None:
     log = tmp_path / "failed.log"
-    done = shown("A step", str(log), "--", "bash", "-c", "seq 1 40; echo no network >&2; exit 7")
+    done = shown("A step", str(log), "--", "bash", "-c", "seq 1 40; printf %0300d 0; echo; echo no network >&2; exit 7")
     assert done.returncode == 7
     title, *rest = done.stdout.splitlines()
     assert re.fullmatch(r"== A step +\d+ s  failed", title)
-    assert rest == [*(f"   {n}" for n in range(30, 41)), "   no network", f"   All that the step printed: {log}"]
+    assert rest == [
+        *(f"   {n}" for n in range(31, 41)),
+        f"   {'0' * 160}",
+        "   no network",
+        f"   All that the step printed: {log}",
+    ]
 
 
 def test_a_step_whose_command_is_missing_fails_by_name(tmp_path: Path) -> None:
