@@ -40,7 +40,7 @@ def show(screen: Screen, outcome: DemoResult, seconds: float) -> None:
     screen.console.print(
         f"Before the first stage Spark started for {outcome.application_s:.0f} s. The application of `a` took "
         f"{outcome.start_up_s:.0f} s to start again\nafter the kill, which is in that stage's seconds. A stage's start-up lasts "
-        "until its first micro-batch is done: Spark starts\nthe query and Python, and compiles both. What the queue can do: "
+        "until its first micro-batch is done: Spark plans\nand compiles the query and starts Python. What the queue can do: "
         "docs/BENCHMARKS.md.",
         markup=False,
         soft_wrap=True,
