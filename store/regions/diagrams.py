@@ -19,7 +19,8 @@ from spark_jms.store.regions.core.follower import FOLLOWER_STATES
 from spark_jms.store.regions.core.leaving import LEAVING_STATES
 from spark_jms.store.regions.core.new_region import NEW_REGION_STATES
 from spark_jms.store.regions.core.opening import ANSWERS
-from spark_jms.store.regions.core.primary import PRIMARY_STATES
+from spark_jms.store.regions.core.primary_state import PRIMARY_STATES
+from spark_jms.store.regions.core.region_use import USE_STATES
 from spark_jms.store.regions.core.second_place import SECOND_PLACE_STATES
 from spark_jms.store.regions.core.state_table import StateTable
 
@@ -140,6 +141,7 @@ PICTURES = (
     Picture("opening", opening_rows),
     _of("leaving", LEAVING_STATES),
     _of("second place", SECOND_PLACE_STATES),
+    _of("use", USE_STATES),
 )
 
 

@@ -52,8 +52,8 @@ PLANTED = (
         "a copy is dropped before the directory has dropped it",
         "primary.py",
         LOSS + "|TWO_COPIES",
-        "        if not follower.in_sync:\n            self._removed(follower)",
-        "        if True:\n            self._removed(follower)",
+        "        if not follower.in_sync:\n            self.replication.give_up(follower)",
+        "        if True:\n            self.replication.give_up(follower)",
     ),
     core(
         "a copy stays after it was struck off, and is resilvered as it is",
@@ -74,8 +74,8 @@ PLANTED = (
         "a fenced write is acknowledged",
         "primary.py",
         LOSS + "|FENCED",
-        'out.fail(write.client, write.request, "FencedError", f"region {name}: {reason}")',
-        "out.reply(write.client, write.request)",
+        'out.fail(held.client, held.request, "FencedError", f"region {name}: {reason}")',
+        "out.reply(held.client, held.request)",
     ),
     # -- who may answer
     core(
@@ -134,9 +134,9 @@ PLANTED = (
     ),
     core(
         "refuse mode refuses nothing",
-        "primary.py",
+        "replication.py",
         "REFUSES",
-        'return self._shared.settings.single_copy == "refuse" and not self.replication.safe',
+        "return self._refuses_single and not any(f.in_sync for f in self.followers)",
         "return False",
     ),
     # -- opening and closing
@@ -161,8 +161,13 @@ PLANTED = (
             Edit(CORE + "directory.py", "allows=lambda entry, client: entry.opener is None,", "allows=_always,"),
             Edit(
                 CORE + "opening.py",
-                "elif primary.client is not None or (waiting.size and primary.open_epoch):",
-                "elif waiting.size and primary.open_epoch:",
+                "elif primary.use.client is not None or (waiting.size and primary.use.epoch):",
+                "elif waiting.size and primary.use.epoch:",
+            ),
+            Edit(
+                CORE + "region_use.py",
+                '    StateTransition(_CLOSED, UseEvent.ASKED, _OPENING, "asks the directory"),',
+                '    *(StateTransition(state, UseEvent.ASKED, _OPENING, "") for state in (_CLOSED, _OPEN)),',
             ),
             Edit(CORE + "opening.py", "        elif primary.entry.opener is None:\n", "        else:\n"),
         ),
@@ -171,20 +176,20 @@ PLANTED = (
         "a fenced primary closes the region",
         "primary.py",
         "LAWFUL",
-        "        elif entry is None or self._is_lost(entry):\n",
-        """        elif entry is None or self._is_lost(entry):
-            if entry is not None and entry.opener is not None:
-                self._shared.directory.change(entry.name, entry, rules.closed(entry), lambda outcome: None)
+        "        for held in self.replication.pending:\n",
+        """        if entry is not None and entry.opener is not None and not entry.is_destroyed:
+            self._shared.directory.change(entry.name, entry, rules.closed(entry), lambda outcome: None)
+        for held in self.replication.pending:
 """,
     ),
     core(
         "a fenced primary drops the second copy",
         "primary.py",
         "LAWFUL",
-        "        elif entry is None or self._is_lost(entry):\n",
-        """        elif entry is None or self._is_lost(entry):
-            if entry is not None and entry.secondary is not None:
-                self._shared.directory.change(entry.name, entry, rules.dropped(entry), lambda outcome: None)
+        "        for held in self.replication.pending:\n",
+        """        if entry is not None and entry.secondary is not None:
+            self._shared.directory.change(entry.name, entry, rules.dropped(entry), lambda outcome: None)
+        for held in self.replication.pending:
 """,
     ),
     core(
@@ -442,15 +447,15 @@ PLANTED = (
         "an answer of the directory covers requests that came after the question",
         "primary.py",
         "FENCED|ONE_OPENER|READS",
-        "            self._covered = max(self._covered, covers)",
-        "            self._covered = self.replication.last_order",
+        "Answer(covers, seen.known, seen.entry)",
+        "Answer(self.replication.last_order, seen.known, seen.entry)",
         test="tests/unit/test_regions_primary.py::test_directory_answer_covers_no_request_that_came_after_the_question",
     ),
     core(
         "refuse mode is judged at the write only",
         "primary.py",
         "REFUSES",
-        "if not self.replication.oldest_is_held() or self.state is not _SERVING or self._refuses():",
+        "if not self.replication.oldest_is_held() or self.state is not _SERVING or self.replication.refuses:",
         "if not self.replication.oldest_is_held() or self.state is not _SERVING:",
         test="tests/unit/test_regions_primary.py::test_waiting_write_is_not_acknowledged_with_one_copy_in_refuse_mode",
     ),

@@ -108,8 +108,8 @@ BESIDE = (
         "a change of the entry covers requests that came after it was asked for",
         "core/primary.py",
         PRIMARY + "test_change_of_the_entry_covers_no_request_that_came_after_the_question",
-        "            self.entry, self._covered = new, covers\n",
-        "            self.entry, self._covered = new, self.replication.last_order\n",
+        "Answer(covers, outcome is Outcome.DONE, new, then)",
+        "Answer(self.replication.last_order, outcome is Outcome.DONE, new, then)",
     ),
     by_test(
         "a region opens before its second copy has answered everything",

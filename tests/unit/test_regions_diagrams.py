@@ -15,8 +15,9 @@ from spark_jms.store.regions.core.follower import FOLLOWER_STATES, FollowerEvent
 from spark_jms.store.regions.core.leaving import LEAVING_STATES, LeavingEvent, LeavingState
 from spark_jms.store.regions.core.new_region import NEW_REGION_STATES, NewRegionEvent, NewRegionState
 from spark_jms.store.regions.core.opening import ANSWERS, Situation
-from spark_jms.store.regions.core.primary import PRIMARY_STATES, PrimaryEvent, PrimaryState
-from spark_jms.store.regions.core.second_place import SECOND_PLACE_STATES, SecondPlace, SecondPlaceEvent
+from spark_jms.store.regions.core.primary_state import PRIMARY_STATES, PrimaryEvent, PrimaryState
+from spark_jms.store.regions.core.region_use import USE_STATES, UseEvent, UseState
+from spark_jms.store.regions.core.second_place import SECOND_PLACE_STATES, SecondPlaceEvent, SecondPlaceState
 from spark_jms.store.regions.core.state_table import StateTable, StateTransition
 
 PAGE = Path(__file__).parents[2] / "docs/REPLICATED-STORE-DESIGN.md"
@@ -26,7 +27,8 @@ MACHINES = [
     (NEW_REGION_STATES, NewRegionState, NewRegionEvent),
     (REQUEST_STATES, RequestState, RequestEvent),
     (LEAVING_STATES, LeavingState, LeavingEvent),
-    (SECOND_PLACE_STATES, SecondPlace, SecondPlaceEvent),
+    (SECOND_PLACE_STATES, SecondPlaceState, SecondPlaceEvent),
+    (USE_STATES, UseState, UseEvent),
 ]
 
 
@@ -48,7 +50,7 @@ def test_the_tables_name_every_event_and_state_of_the_code() -> None:
 @pytest.mark.parametrize(
     ("table", "states", "events"),
     MACHINES,
-    ids=["follower", "primary", "new region", "requests", "leaving", "second place"],
+    ids=["follower", "primary", "new region", "requests", "leaving", "second place", "use"],
 )
 def test_a_transition_that_is_not_in_the_table_cannot_happen(
     table: StateTable[Any, Any], states: Any, events: Any

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spark_jms.store.regions.core.directory import promoted
-from spark_jms.store.regions.core.primary import PrimaryState
-from spark_jms.store.regions.core.protocol import Ack, ReadRegion, WriteRegion
+from spark_jms.store.regions.core.primary_state import PrimaryState
+from spark_jms.store.regions.core.protocol import Ack, Open, ReadRegion, WriteRegion
 from tests.simulator.stepwise import StepClient, StepCluster, closed_region, opened
 
 LISTING_MS = 1_500.0  # the same, long enough for the lease of a copy to expire
@@ -66,6 +66,25 @@ def test_change_of_the_entry_covers_no_request_that_came_after_the_question(monk
     assert client.answer(after) == "FencedError"
 
 
+def test_doubt_during_a_change_lasts_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R8, R10: the new second copy takes over before the primary has the answer to its listing, and is confirmed all the time."""
+    cluster = StepCluster(2)
+    client, epoch = opened(cluster)
+    assert client.write(epoch, b"kept")
+    cluster.kill(1)
+    assert cluster.until(lambda: cluster.where() == (0, None), 8_000)
+    primary = cluster.core(0).primaries["s.000"]
+    monkeypatch.setattr(cluster.sim.timing, "directory_delay_ms", lambda: DIRECTORY_MS)
+    cluster.start(1)
+    assert cluster.until(lambda: cluster.where() == (0, 1), 20_000)
+    take_over(cluster)
+    primary.doubt()
+    assert primary.state is PrimaryState.CHANGING_IN_DOUBT
+    after = read(client, epoch)
+    assert cluster.until(lambda: after in client.answers, 5 * DIRECTORY_MS)
+    assert client.answer(after) == "FencedError"
+
+
 def test_region_opens_once_its_second_copy_has_answered_everything() -> None:
     """R7, R10: a region moves to the daemon of its client. Until the daemon that had it before has answered that it follows, it
     may have lost its copy, and must not be listed as the second one of an open region."""
@@ -102,6 +121,27 @@ def test_store_that_has_its_regions_gets_another_one(monkeypatch: pytest.MonkeyP
     unconfirmed(cluster, monkeypatch)
     assert isinstance(client.open("s.001"), list)
     assert client.read(epoch, 4) == b"kept"
+
+
+def test_region_lost_while_the_others_are_confirmed_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R8, R10: another daemon takes it over after it was opened here, and before the client has the answer."""
+    cluster = StepCluster(2)
+    closed_region(cluster, b"other", name="s.001")
+    client, _ = opened(cluster)
+    unconfirmed(cluster, monkeypatch)
+    request = client.send(lambda n: Open(n, "s.001", 0))
+    primary, other = (cluster.core(0).primaries[name] for name in ("s.001", "s.000"))
+    assert cluster.until(lambda: cluster.entry("s.001").opener is not None, 5_000)
+    other.refresh()
+    cluster.run(DIRECTORY_MS / 2)
+    monkeypatch.setattr(cluster.sim.timing, "directory_delay_ms", lambda: 1.0)  # of all questions but that one
+    assert cluster.until(lambda: primary.state is PrimaryState.SERVING, DIRECTORY_MS)
+    assert request not in client.answers
+    take_over(cluster, "s.001")
+    primary.doubt()
+    cluster.run(2 * DIRECTORY_MS)
+    assert client.lost == ["s.001"]
+    assert not isinstance(client.answer(request), list)
 
 
 def test_waiting_write_is_not_acknowledged_with_one_copy_in_refuse_mode() -> None:

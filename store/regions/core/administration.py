@@ -113,7 +113,7 @@ class RegionAdministration:
         """As the store that has these regions open reports. All daemons know it, so it outlives this one."""
         for name, used_bytes in used:
             primary = self._primaries.get(name)
-            if primary is None or primary.client != client or not 0 <= used_bytes <= primary.entry.size:
+            if primary is None or primary.use.client != client or not 0 <= used_bytes <= primary.entry.size:
                 continue
             self._used[name] = used_bytes
             for index in self._shared.peers.by_index:

@@ -306,7 +306,7 @@ class DaemonCore:
                 self._opening.request(client, message)
             case Close(request, name):
                 primary = self.primaries.get(name)
-                if primary is not None and primary.client == client:
+                if primary is not None and primary.use.client == client:
                     primary.close(partial(self._out.reply, client, request))
                 else:
                     self._out.reply(client, request)
@@ -341,7 +341,7 @@ class DaemonCore:
 
     def _opened_by(self, client: int, message: WriteRegion | ReadRegion) -> Primary | None:
         primary = self.primaries.get(message.name)
-        if primary is not None and primary.client == client and primary.open_epoch == message.epoch:
+        if primary is not None and primary.use.client == client and primary.use.epoch == message.epoch:
             return primary
         detail = f"region {message.name} is not open here at epoch {message.epoch}"
         self._out.fail(client, message.request, "FencedError", detail)

@@ -199,7 +199,7 @@ class Opening:
         opener = self._shared.out.clients.get(waiting.client)
         if opener is None:
             self._waiting.remove(waiting)
-        elif primary.client is not None or (waiting.size and primary.open_epoch):
+        elif primary.use.client is not None or (waiting.size and primary.use.epoch):
             self._refuse_open(waiting, entry)
         elif primary.entry.opener is None:
             primary.open(waiting.client, opener, partial(self._opened, waiting, primary))
@@ -208,7 +208,7 @@ class Opening:
         if waiting in self._waiting:
             waiting.opened = primary
             waiting.waits_for = "the Global Directory to confirm the other regions of this client"
-            others = [p for p in self._primaries.values() if p.client == waiting.client and p is not primary]
+            others = [p for p in self._primaries.values() if p.use.client == waiting.client and p is not primary]
             self._confirm(waiting, primary, deque(others))
         else:
             primary.close()  # the client has left, or its time is over
@@ -224,7 +224,7 @@ class Opening:
         def confirmed(sure: bool) -> None:
             if waiting not in self._waiting:
                 return
-            if primary.client != waiting.client:
+            if primary.use.client != waiting.client:
                 waiting.opened = None  # lost meanwhile: the next tick tries again
             elif sure:
                 self._confirm(waiting, primary, others)
@@ -280,6 +280,6 @@ class Opening:
 
     def _fail(self, waiting: Waiting, error: str, *arguments: Any) -> None:
         self._waiting.remove(waiting)
-        if waiting.opened is not None and waiting.opened.client == waiting.client:
+        if waiting.opened is not None and waiting.opened.use.client == waiting.client:
             waiting.opened.close()
         self._shared.out.fail(waiting.client, waiting.request, error, *arguments)

@@ -135,7 +135,7 @@ class Primaries(Mapping[str, Primary]):
 
     def client_left(self, client: int) -> None:
         for primary in self._primaries():
-            if primary.client == client:
+            if primary.use.client == client:
                 primary.close()
 
     def tick(self) -> None:
@@ -165,4 +165,4 @@ def _current(region: Primary | NewRegion) -> Primary | NewRegion | None:
         if region.primary is None:
             return None if region.given_up else region
         region = region.primary
-    return None if region.state is None else region
+    return None if region.ended else region

@@ -16,7 +16,7 @@ from spark_jms.store.regions.core.directory import DirectoryListing, RegionEntry
 from spark_jms.store.regions.core.entry_requests import Outcome, Seen
 from spark_jms.store.regions.core.opening import Opening
 from spark_jms.store.regions.core.primaries import Primaries
-from spark_jms.store.regions.core.primary import PrimaryState
+from spark_jms.store.regions.core.primary_state import PrimaryState
 from spark_jms.store.regions.core.protocol import Notice
 from spark_jms.store.regions.core.replica import Replicas
 from spark_jms.store.regions.core.shared import Shared

@@ -16,7 +16,7 @@ import msgspec
 from spark_jms.store.regions.core.copies import RegionCopy
 from spark_jms.store.regions.core.directory import Holder, RegionEntry
 from spark_jms.store.regions.core.follower import Follower, FollowerEvent, Purpose
-from spark_jms.store.regions.core.protocol import MAX_BODY_BYTES, Adopt, Begin, ReadRegion, WriteRegion
+from spark_jms.store.regions.core.protocol import MAX_BODY_BYTES, Adopt, Begin, Notice, ReadRegion, WriteRegion
 from spark_jms.store.regions.core.shared import Shared
 
 
@@ -37,6 +37,7 @@ class Replication:
         self.pending: deque[PendingRequest] = deque()
         self.last_order = 0
         self._shared = shared
+        self._refuses_single = shared.settings.single_copy == "refuse"
 
     # ---- followers
 
@@ -61,6 +62,11 @@ class Replication:
             self.followers.remove(follower)
             follower.step(FollowerEvent.REMOVED)
 
+    def give_up(self, follower: Follower) -> None:
+        """Its daemon may free the copy."""
+        self.remove(follower)
+        self._shared.out.to_peer(follower.holder.daemon, Notice(self.copy.name))
+
     def resend(self, daemon: int) -> None:
         """The connection is new: every unacknowledged item is sent again."""
         for follower in self.followers:
@@ -75,9 +81,9 @@ class Replication:
         return False
 
     @property
-    def safe(self) -> bool:
-        """Whether there is a complete second copy."""
-        return any(f.in_sync for f in self.followers)
+    def refuses(self) -> bool:
+        """Whether writes are refused for want of a complete second copy."""
+        return self._refuses_single and not any(f.in_sync for f in self.followers)
 
     # ---- bytes
 

@@ -19,7 +19,9 @@ class StoreCounts:
 
     def reported(self, client: int, row: StoreRow) -> None:
         """By the client that has the store open here."""
-        if any(primary.client == client for name, primary in self._primaries.items() if _store_of(name) == row.name):
+        if any(
+            primary.use.client == client for name, primary in self._primaries.items() if _store_of(name) == row.name
+        ):
             self._rows[row.name] = row
             for index in self._shared.peers.by_index:
                 self._shared.out.to_peer(index, Counted(row))
@@ -29,7 +31,7 @@ class StoreCounts:
 
     def linked(self, index: int) -> None:
         """A new connection to this daemon: those of the stores that are open here."""
-        here = {_store_of(name) for name, primary in self._primaries.items() if primary.client is not None}
+        here = {_store_of(name) for name, primary in self._primaries.items() if primary.use.client is not None}
         for store in sorted(here & self._rows.keys()):
             self._shared.out.to_peer(index, Counted(self._rows[store]))
 

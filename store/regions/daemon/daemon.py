@@ -279,7 +279,7 @@ class Daemon:
 
     def _continue_leaving(self, leaving_s: float) -> None:
         if leaving_s > CLIENTS_LEAVE_S:
-            for client in {primary.client for primary in self._core.primaries.values()}:
+            for client in {primary.use.client for primary in self._core.primaries.values()}:
                 if client in self._clients:
                     self._clients[client].abort()
         if leaving_s > LEAVE_TIMEOUT_S:
