@@ -1,7 +1,8 @@
-"""The system calls that decide what a loss of power leaves: of the file store's journal, and of the Global Directory.
+"""The system calls of the file store's journal and of the Global Directory that a test may want to see, or to make fail.
 
-Tests inject a disk that is full, slow, loses power, or stops after any call. What reads goes past it, and so do the files of
-sessions (file/session_locks.py) and of daemons' locks, which mean nothing once their processes are dead.
+Tests inject a disk that is full, slow, in memory, loses power, or stops after any call. The Global Directory looks at its
+entries through it as well; the file store reads past it. The files of sessions (file/session_locks.py) and of daemons' locks
+go past it: they mean nothing once their processes are dead.
 """
 
 from __future__ import annotations
@@ -9,25 +10,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 WITHOUT_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)  # to write: a process that may read can still look
-
-
-@contextlib.contextmanager
-def opened_folder(path: str | Path, root: int | None = None) -> Iterator[int]:
-    """Relative to the folder `root`, if one is given."""
-    folder = os.open(path, FOLDER_FLAGS, dir_fd=root)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
 
 
 class Disk:
@@ -85,7 +76,7 @@ class Disk:
         os.fsync(folder)
 
     def sync_folder_at(self, path: str) -> None:
-        with opened_folder(path) as folder:
+        with self.opened_folder(path) as folder:
             self.sync_folder(folder)
 
     def make_folders(self, path: str) -> None:
@@ -104,6 +95,57 @@ class Disk:
         with contextlib.suppress(PermissionError):
             self.sync_folder_at(os.path.dirname(path))
 
+    def remove_tree(self, path: str) -> None:
+        """As much of it as can be removed."""
+        shutil.rmtree(path, ignore_errors=True)
+
+    # ---- what is there
+
+    def open_folder(self, path: str, *, folder: int | None = None) -> int:
+        return os.open(path, FOLDER_FLAGS, dir_fd=folder)
+
+    @contextlib.contextmanager
+    def opened_folder(self, path: str, *, folder: int | None = None) -> Iterator[int]:
+        opened = self.open_folder(path, folder=folder)
+        try:
+            yield opened
+        finally:
+            self.close(opened)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def names(self, folder: int) -> list[str]:
+        return os.listdir(folder)
+
+    def folders(self, folder: int) -> list[str]:
+        """Those of the names that lead to folders."""
+        with os.scandir(folder) as found:
+            return [entry.name for entry in found if _is_folder(entry)]
+
+    def read(self, path: str, *, folder: int | None = None) -> bytes:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
+            return file.read()
+
+    def stat(self, path: str, *, folder: int | None = None) -> os.stat_result:
+        """Of a link itself, not of what it leads to."""
+        return os.stat(path, dir_fd=folder, follow_symlinks=False)
+
+    def has(self, path: str, *, folder: int | None = None) -> bool:
+        try:
+            os.stat(path, dir_fd=folder)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def is_at(self, folder: int, path: str) -> bool:
+        """Whether the path still leads to this open folder."""
+        try:
+            found, here = os.stat(path), os.fstat(folder)
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino) == (here.st_dev, here.st_ino)
+
     # ---- clocks
 
     def boottime_ns(self) -> int:
@@ -116,3 +158,10 @@ class Disk:
 
     def sleep_ms(self, duration_ms: float) -> None:
         time.sleep(duration_ms / 1000.0)
+
+
+def _is_folder(found: os.DirEntry[str]) -> bool:
+    try:
+        return found.is_dir()
+    except OSError:  # as of a link to itself
+        return False

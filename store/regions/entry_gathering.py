@@ -24,13 +24,10 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 
-from spark_jms.store.disk import opened_folder
 from spark_jms.store.errors import DirectoryUnavailableError
 from spark_jms.store.regions import folder_files
 from spark_jms.store.regions.core.directory import Holder, RegionEntry
-from spark_jms.store.regions.folder_files import is_at
 from spark_jms.store.regions.global_directory import (
     ENTRIES,
     GATHERED,
@@ -68,8 +65,9 @@ class EntryGathering:
             except (OSError, DirectoryUnavailableError) as error:
                 failed.append(f"region {name}: {error}")
         try:
-            for left in os.listdir(self._path / GATHERING):
-                shutil.rmtree(self._path / GATHERING / left, ignore_errors=True)
+            with self._disk.opened_folder(str(self._path / GATHERING)) as folder:
+                for left in self._disk.names(folder):
+                    self._disk.remove_tree(str(self._path / GATHERING / left))
         except OSError as error:
             failed.append(str(error))
         if failed:
@@ -78,14 +76,15 @@ class EntryGathering:
 
     def _gather_one(self, name: str, before_s: float) -> bool:
         try:
-            with opened_folder(self._files.folder_of(name)) as folder:
-                if not self._mark(folder, name, before_s) or not is_at(folder, self._files.folder_of(name)):
+            path = self._files.folder_of(name)
+            with self._disk.opened_folder(path) as folder:
+                if not self._mark(folder, name, before_s) or not self._disk.is_at(folder, path):
                     return False  # perhaps it marked a folder that a daemon had moved before it died
         except FileNotFoundError:
             return False  # gathered up before
         self._record(name)
         moved = self._path / GATHERING / f"{quoted(name)}.{secrets.token_hex(4)}"
-        self._disk.rename(str(self._files.folder_of(name)), str(moved))
+        self._disk.rename(path, str(moved))
         self._disk.sync_folder_at(str(self._path / ENTRIES))
         return True
 
@@ -99,13 +98,13 @@ class EntryGathering:
                 return True  # it could not move the folder before
             if self._files.running(last.daemon):
                 return False
-        elif os.stat(str(version), dir_fd=folder).st_mtime > before_s:
+        elif self._disk.stat(str(version), folder=folder).st_mtime > before_s:
             return False
         return folder_files.link_new(
             self._disk, folder, str(version + 1), encode_entry(GatheredBy(self._me)), TIGHT_FILE
         )
 
     def _record(self, name: str) -> None:
-        with opened_folder(self._path / GATHERED) as gathered:
-            os.close(self._disk.open(quoted(name), os.O_WRONLY | os.O_CREAT, TIGHT_FILE, folder=gathered))
+        with self._disk.opened_folder(str(self._path / GATHERED)) as gathered:
+            self._disk.close(self._disk.open(quoted(name), os.O_WRONLY | os.O_CREAT, TIGHT_FILE, folder=gathered))
             self._disk.sync_folder(gathered)

@@ -8,39 +8,15 @@ import os
 import re
 import secrets
 from collections.abc import Iterator
-from pathlib import Path
 
 from spark_jms.store.disk import Disk
 
 VERSION_NAME = re.compile("[1-9][0-9]{0,17}")
 
 
-def is_at(folder: int, path: Path) -> bool:
-    """Whether the path still leads to this folder."""
-    try:
-        found, here = os.stat(path), os.fstat(folder)
-    except FileNotFoundError:
-        return False
-    return (found.st_dev, found.st_ino) == (here.st_dev, here.st_ino)
-
-
-def has(folder: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=folder)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def numbers(folder: int) -> list[int]:
+def numbers(disk: Disk, folder: int) -> list[int]:
     """The files whose names are the numbers of versions, from 1, as `str` writes them."""
-    return [int(name) for name in os.listdir(folder) if VERSION_NAME.fullmatch(name)]
-
-
-def read(folder: int, name: str) -> bytes:
-    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
-    with open(fd, "rb") as file:
-        return file.read()
+    return [int(name) for name in disk.names(folder) if VERSION_NAME.fullmatch(name)]
 
 
 def remove(disk: Disk, folder: int, name: str) -> None:
@@ -77,5 +53,5 @@ def _written(disk: Disk, folder: int, name: str, data: bytes, mode: int) -> Iter
         disk.sync(fd)
         yield temporary
     finally:
-        os.close(fd)
+        disk.close(fd)
         remove(disk, folder, temporary)

@@ -50,7 +50,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from spark_jms.store.disk import FOLDER_FLAGS, Disk, opened_folder
+from spark_jms.store.disk import Disk
 from spark_jms.store.errors import (
     DaemonConfigError,
     DaemonUnavailableError,
@@ -68,7 +68,6 @@ from spark_jms.store.regions.core.directory import (
     RegionEntry,
     unexpected,
 )
-from spark_jms.store.regions.folder_files import has, is_at
 
 CONFIG = "rs_daemons.cfg"
 IDENTITY = "daemons/directory.id"
@@ -137,14 +136,14 @@ class GlobalDirectory:
     def prepare(self) -> None:
         """Makes the folders and the identity. DirectoryUnavailableError without rs_daemons.cfg."""
         with _named(), self.opened() as root:
-            if not has(root, CONFIG):
+            if not self.disk.has(CONFIG, folder=root):
                 raise DirectoryUnavailableError(f"{self.path} has no {CONFIG}, so it may be an empty mount point")
             for name, mode in FOLDERS:
                 with contextlib.suppress(FileExistsError):
                     self.disk.make_folder(name, mode, folder=root)
-            with opened_folder("daemons", root) as folder:
+            with self.disk.opened_folder("daemons", folder=root) as folder:
                 self.disk.sync_folder(root)
-                if not has(root, IDENTITY):
+                if not self.disk.has(IDENTITY, folder=root):
                     identity = secrets.token_hex(32).encode()
                     folder_files.link_new(self.disk, folder, Path(IDENTITY).name, identity, TIGHT_FILE)
                 self.disk.sync_folder(folder)  # the folders; and the identity, if its maker died before it could
@@ -155,13 +154,13 @@ class GlobalDirectory:
     def opened(self) -> Iterator[int]:
         """A descriptor of the folder: whatever is looked up through it belongs to the same directory, even if the path leads
         to another one meanwhile."""
-        with opened_folder(self.path) as root:
+        with self.disk.opened_folder(str(self.path)) as root:
             yield root
 
     def read_identity(self) -> str:
         """DirectoryUnavailableError without one: `prepare` makes it."""
         with _named(), self.opened() as root:
-            identity = _identity_in(root)
+            identity = self._identity_in(root)
         if not IDENTITY_TEXT.fullmatch(identity):
             raise DirectoryUnavailableError(f"{self.path / IDENTITY} is damaged: remove it while no daemon runs")
         return identity
@@ -170,11 +169,14 @@ class GlobalDirectory:
         """Whether the descriptor belongs to the directory with this identity. Without one, as for a command, the directory is
         the one that has rs_daemons.cfg."""
         if not identity:
-            return has(root, CONFIG)
+            return self.disk.has(CONFIG, folder=root)
         try:
-            return _identity_in(root) == identity
+            return self._identity_in(root) == identity
         except FileNotFoundError:
             return False
+
+    def _identity_in(self, root: int) -> str:
+        return self.disk.read(IDENTITY, folder=root).decode("ascii", "replace").strip()
 
     # ---- daemons
 
@@ -244,7 +246,7 @@ class GlobalDirectory:
         with _named(), self.opened() as root:
             if not self.is_seen(root, identity):
                 raise DirectoryUnavailableError(f"{path}: {Absent.UNSEEN.value}")
-            return has(root, str(path.relative_to(self.path)))
+            return self.disk.has(str(path.relative_to(self.path)), folder=root)
 
     # ---- services on stores
 
@@ -308,11 +310,11 @@ class DirectoryFiles(DirectoryPort):
         with self._directory.opened() as root:
             if not self._directory.is_seen(root, self._identity):
                 raise self._unseen()
-            with opened_folder(ENTRIES, root) as fd, os.scandir(fd) as folders:
-                entered = _regions_of(folder.name for folder in folders if _is_folder(folder))
+            with self._disk.opened_folder(ENTRIES, folder=root) as fd:
+                entered = _regions_of(self._disk.folders(fd))
             try:  # after the others: what is gathered up meanwhile is in one of the two
-                with opened_folder(GATHERED, root) as fd:
-                    return RegionNames(entered, set(_regions_of(os.listdir(fd))))
+                with self._disk.opened_folder(GATHERED, folder=root) as fd:
+                    return RegionNames(entered, set(_regions_of(self._disk.names(fd))))
             except FileNotFoundError:
                 return RegionNames(entered, set())  # a directory of an earlier version
 
@@ -328,7 +330,7 @@ class DirectoryFiles(DirectoryPort):
                 if not self._swap_in(folder, name, old, new):
                     return False
             finally:
-                os.close(folder)
+                self._disk.close(folder)
             if old is None and new is not None:
                 with contextlib.suppress(FileNotFoundError):
                     self._disk.unlink(str(self._directory.path / GATHERED / quoted(name)))
@@ -345,8 +347,8 @@ class DirectoryFiles(DirectoryPort):
             self._disk.sync_folder_at(str(self._entries))
         if not folder_files.link_new(self._disk, folder, str(version + 1), encode_entry(new), TIGHT_FILE):
             return False
-        versions = folder_files.numbers(folder)
-        if max(versions, default=0) > version + 1 or not is_at(folder, self.folder_of(name)):
+        versions = folder_files.numbers(self._disk, folder)
+        if max(versions, default=0) > version + 1 or not self._disk.is_at(folder, self.folder_of(name)):
             # Another daemon built on it; or, while this process slept, used this number and removed it, or gathered the
             # folder up.
             raise DirectoryUnavailableError(f"region {name}: changed again in the same moment")
@@ -360,7 +362,7 @@ class DirectoryFiles(DirectoryPort):
         """The folder of the region's versions. Without one: a new one with `make`, else None."""
         for _ in range(MAX_LOOKS):
             try:
-                return os.open(self.folder_of(name), FOLDER_FLAGS)
+                return self._disk.open_folder(self.folder_of(name))
             except FileNotFoundError:
                 absent = self._nothing(name)
             if absent is Absent.UNSEEN:
@@ -368,14 +370,14 @@ class DirectoryFiles(DirectoryPort):
             if absent is not None and not make:
                 return None
             with contextlib.suppress(FileExistsError):
-                self._disk.make_folder(str(self.folder_of(name)), TIGHT_FOLDER)
+                self._disk.make_folder(self.folder_of(name), TIGHT_FOLDER)
         raise _restless(name)
 
     def discard(self, name: str) -> bool:
         with _named():
             try:
-                with opened_folder(self.folder_of(name)) as folder:
-                    version = max(folder_files.numbers(folder), default=0)
+                with self._disk.opened_folder(self.folder_of(name)) as folder:
+                    version = max(folder_files.numbers(self._disk, folder), default=0)
                     try:
                         self.newest_in(folder, name)
                         return False
@@ -391,16 +393,17 @@ class DirectoryFiles(DirectoryPort):
     def remove_stale_files(self, now_s: float, age_s: float = STALE_AGE_S) -> list[Path]:
         """The removed files. Any process may call it at any time. DirectoryUnavailableError, which names what could not be
         removed, once everything else is."""
-        with _named():
-            folders = [folder for folder in self._entries.iterdir() if folder.is_dir()]
+        with _named(), self._disk.opened_folder(str(self._entries)) as entries:
+            folders = [self._entries / name for name in self._disk.folders(entries)]
         stale: list[Path] = []
         failed: list[str] = []
         for path in (*folders, self._entries.parent, self._regions, self._directory.path):
             try:
-                with contextlib.suppress(FileNotFoundError), opened_folder(path) as folder:  # gathered up meanwhile
-                    old = [name for name in os.listdir(folder) if _is_old(folder, name, now_s - age_s)]
+                with contextlib.suppress(FileNotFoundError), self._disk.opened_folder(str(path)) as folder:
+                    # without it, it was gathered up meanwhile
+                    old = [name for name in self._disk.names(folder) if self._is_old(folder, name, now_s - age_s)]
                     if path.parent == self._entries:
-                        versions = sorted(folder_files.numbers(folder))
+                        versions = sorted(folder_files.numbers(self._disk, folder))
                         if versions[:-2]:  # the writers of the two that stay may have died before they could sync
                             self._disk.sync_folder(folder)
                         old += map(str, versions[:-2])
@@ -417,13 +420,19 @@ class DirectoryFiles(DirectoryPort):
             raise DirectoryUnavailableError("; ".join(failed[:MAX_NAMED]))
         return stale
 
+    def _is_old(self, folder: int, name: str, before_s: float) -> bool:
+        """Whether it is a temporary file of a writer that is dead by now."""
+        with contextlib.suppress(FileNotFoundError):  # its writer has just finished
+            return bool(TEMPORARY.fullmatch(name)) and self._disk.stat(name, folder=folder).st_mtime < before_s
+        return False
+
     def running(self, holder: Holder) -> bool:
         return self._directory.is_running(holder.daemon, holder.incarnation, self._identity)
 
     def _newest(self, name: str) -> tuple[int, RegionEntry | Absent]:
         for _ in range(MAX_LOOKS):
             version = 0
-            with contextlib.suppress(FileNotFoundError), opened_folder(self.folder_of(name)) as folder:
+            with contextlib.suppress(FileNotFoundError), self._disk.opened_folder(self.folder_of(name)) as folder:
                 version, found = self.newest_in(folder, name)
             if version:
                 return version, found if isinstance(found, RegionEntry) else Absent.REMOVED
@@ -434,15 +443,15 @@ class DirectoryFiles(DirectoryPort):
     def newest_in(self, folder: int, name: str) -> tuple[int, RegionEntry | GatheredBy | None]:
         """Version 0: there is none. None: the removal of the region."""
         for _ in range(MAX_LOOKS):
-            version = max(folder_files.numbers(folder), default=0)
+            version = max(folder_files.numbers(self._disk, folder), default=0)
             if not version:
                 return 0, None
+            file = f"{self.folder_of(name)}/{version}"
             try:
-                found = _decode(str(self.folder_of(name) / str(version)), folder_files.read(folder, str(version)))
+                found = decode_entry(file, self._disk.read(str(version), folder=folder))
             except FileNotFoundError:
                 continue  # two newer versions exist by now, or the folder was gathered up
             if isinstance(found, RegionEntry) and found.name != name:
-                file = str(self.folder_of(name) / str(version))
                 raise RegionEntryDamagedError(file, f"it is the entry of region {found.name}")
             return version, found
         raise _restless(name)
@@ -453,15 +462,16 @@ class DirectoryFiles(DirectoryPort):
             if not self._directory.is_seen(root, self._identity):
                 return Absent.UNSEEN
             try:
-                with opened_folder(f"{ENTRIES}/{quoted(name)}", root) as fd:
-                    if folder_files.numbers(fd):
+                with self._disk.opened_folder(f"{ENTRIES}/{quoted(name)}", folder=root) as fd:
+                    if folder_files.numbers(self._disk, fd):
                         return None
             except FileNotFoundError:
                 pass
-            return Absent.REMOVED if has(root, f"{GATHERED}/{quoted(name)}") else Absent.NOTHING
+            removed = self._disk.has(f"{GATHERED}/{quoted(name)}", folder=root)
+            return Absent.REMOVED if removed else Absent.NOTHING
 
-    def folder_of(self, name: str) -> Path:
-        return self._entries / quoted(name)
+    def folder_of(self, name: str) -> str:
+        return f"{self._entries}/{quoted(name)}"
 
     def _lock_files(self, name: str) -> None:
         """The files by which people know regions. Looks again when the entry changed meanwhile; who changed it last does
@@ -473,12 +483,16 @@ class DirectoryFiles(DirectoryPort):
             if version == last:
                 return
             if isinstance(entry, RegionEntry) and entry.epoch == 1:
-                (self._regions / f"{quoted(name)}.RGN").touch(mode=0o640)
+                self._touch(f"{quoted(name)}.RGN")
             if isinstance(entry, RegionEntry) and entry.opener is not None:
-                if not client.exists():
+                if not self._disk.has(str(client)):
                     write_whole(client, entry.opener.encode(), 0o640, self._disk)
             else:
-                client.unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(str(client))
+
+    def _touch(self, name: str) -> None:
+        self._disk.close(self._disk.open(str(self._regions / name), os.O_WRONLY | os.O_CREAT, 0o640))
 
     @contextlib.contextmanager
     def administered(self, name: str) -> Iterator[None]:
@@ -521,13 +535,6 @@ def _is_quoted(name: str) -> bool:
         return False
 
 
-def _is_folder(found: os.DirEntry[str]) -> bool:
-    try:
-        return found.is_dir()
-    except OSError:  # as of a link to itself
-        return False
-
-
 @contextlib.contextmanager
 def _named() -> Iterator[None]:
     try:
@@ -536,30 +543,13 @@ def _named() -> Iterator[None]:
         raise DirectoryUnavailableError(str(error)) from error
 
 
-def _identity_in(root: int) -> str:
-    fd = os.open(IDENTITY, os.O_RDONLY | os.O_CLOEXEC, dir_fd=root)
-    try:
-        return os.read(fd, 1_000).decode("ascii", "replace").strip()
-    finally:
-        os.close(fd)
-
-
-def _is_old(folder: int, name: str, before_s: float) -> bool:
-    """Whether it is a temporary file of a writer that is dead by now."""
-    with contextlib.suppress(FileNotFoundError):  # its writer has just finished
-        return (
-            bool(TEMPORARY.fullmatch(name)) and os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime < before_s
-        )
-    return False
-
-
 def encode_entry(entry: RegionEntry | GatheredBy | None) -> bytes:
     fields = msgspec.to_builtins(entry)
     body = json.dumps({MARK: fields} if isinstance(entry, GatheredBy) else fields, sort_keys=True)
     return f"{body}\n{hashlib.sha256(body.encode()).hexdigest()}\n".encode()
 
 
-def _decode(file: str, data: bytes) -> RegionEntry | GatheredBy | None:
+def decode_entry(file: str, data: bytes) -> RegionEntry | GatheredBy | None:
     """RegionEntryDamagedError, RegionEntryVersionError."""
     lines = data.decode("utf-8", "replace").split("\n")
     if len(lines) < 2 or hashlib.sha256(lines[0].encode()).hexdigest() != lines[1]:
@@ -580,5 +570,6 @@ def _decode(file: str, data: bytes) -> RegionEntry | GatheredBy | None:
 
 def write_whole(path: Path, data: bytes, mode: int, disk: Disk | None = None) -> None:
     """The old content or the new one, whatever happens."""
-    with opened_folder(path.parent) as folder:
-        folder_files.replace(disk or Disk(), folder, path.name, data, mode)
+    disk = disk or Disk()
+    with disk.opened_folder(str(path.parent)) as folder:
+        folder_files.replace(disk, folder, path.name, data, mode)

@@ -525,6 +525,28 @@ PLANTED = (
         "        if not waits_for:",
         "        if True:",
     ),
+    # -- the Global Directory
+    elsewhere(
+        "a change does not look at the epoch of the entry",
+        "regions/global_directory.py",
+        "LAWFUL|ONE_EPOCH|ONE_OPENER|" + LOSS,
+        "        if (current.tag if isinstance(current, RegionEntry) else None) != (old.tag if old else None):\n",
+        "        if isinstance(current, RegionEntry) != (old is not None):\n",
+    ),
+    elsewhere(
+        "a link without an answer counts as refused",
+        "regions/folder_files.py",
+        "LAWFUL|ONE_EPOCH|ONE_OPENER|LISTED|NO_OTHERS|LOST|" + LOSS,
+        "        except FileExistsError:\n            return False\n    disk.sync_folder(folder)\n    return True",
+        "        except OSError:\n            return False\n    disk.sync_folder(folder)\n    return True",
+    ),
+    elsewhere(
+        "a folder of versions that is not seen has no versions",
+        "regions/global_directory.py",
+        "LISTED|KEPT|CONTINUES|FENCED|LAWFUL|" + LOSS,
+        "            if not self._directory.is_seen(root, self._identity):\n                return Absent.UNSEEN\n",
+        "            if not self._directory.is_seen(root, self._identity):\n                return Absent.REMOVED\n",
+    ),
     # -- what the simulator replaces
     by_test(
         "the daemon's clock stands while the machine is suspended",
@@ -544,8 +566,8 @@ PLANTED = (
         "a change counts although another one was built on it",
         "global_directory.py",
         "tests/unit/test_regions_directory_files.py",
-        "if max(versions, default=0) > version + 1 or not is_at(folder, self.folder_of(name)):",
-        "if not is_at(folder, self.folder_of(name)):",
+        "if max(versions, default=0) > version + 1 or not self._disk.is_at(folder, self.folder_of(name)):",
+        "if not self._disk.is_at(folder, self.folder_of(name)):",
     ),
     by_test(
         "a region is created in a folder that is being gathered up",

@@ -42,7 +42,7 @@ def elsewhere(name: str, file: str, by: str, old: str, new: str, test: str = "")
 
 
 def by_test(name: str, file: str, test: str, old: str, new: str) -> Planted:
-    """In a file that the simulator replaces: the system's clock, files, memory."""
+    """In a file that the simulator replaces, as the clock of the system, or where no seed shows the bug."""
     return Planted(name, "", (Edit(REGIONS + file, old, new),), test)
 
 

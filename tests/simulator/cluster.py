@@ -27,7 +27,7 @@ from spark_jms.store.regions.core.directory import ChangeEntry, DirectoryRequest
 from spark_jms.store.regions.core.protocol import RegionMessage, Remove
 from tests.simulator.connections import ClientConnection, ClientEnd, Wire
 from tests.simulator.daemons import Moment, SimDaemon
-from tests.simulator.directory import DirectoryContents, DirectoryFaults, SimDirectory
+from tests.simulator.directory import Damage, DirectoryContents, DirectoryFaults, SimDirectory, newer, torn
 from tests.simulator.memory import SimMemory
 from tests.simulator.network import Network
 from tests.simulator.observer import REPORTS, Observer
@@ -54,8 +54,10 @@ class SimCluster:
         self.schedule = Schedule(start_ms)
         self.settings = settings
         self._observers: dict[str, list[Observer]] = {report: [] for report in REPORTS}  # those that listen to it
-        self.directory = DirectoryContents(self._changed, self._refused)
-        self.directory_faults = DirectoryFaults(chance, self.schedule.later)
+        self.directory = DirectoryContents(self._changed, self._refused, lambda: int(self.now_ms / 1000))
+        self.directory_faults = DirectoryFaults(
+            chance, self.schedule.later, Damage(self.directory, torn), Damage(self.directory, newer)
+        )
         self.daemons = [SimDaemon(index, limit_bytes, self.schedule, self._perform) for index in range(daemons)]
         self.network = Network(self.daemons, self.schedule, self.timing, chance, self._sent)
         self.connections: dict[int, ClientConnection] = {}

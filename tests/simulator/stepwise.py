@@ -189,10 +189,10 @@ class StepCluster:
 
     def blind(self, index: int) -> None:
         """The directory does not answer this daemon."""
-        self.directory(index).available = False
+        self.directory(index).disk.available = False
 
     def see(self, index: int) -> None:
-        self.directory(index).available = True
+        self.directory(index).disk.available = True
 
     def delay_change(
         self, index: int, which: Callable[[RegionEntry | None], bool], then_unavailable: bool = False

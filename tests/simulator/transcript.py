@@ -104,8 +104,8 @@ class Transcript:
         """`directory 0 away|back`, `directory 0 mute|answering` (changes happen, and the daemon gets an error),
         `directory 0 empty|back` (its path leads to an empty mount point)"""
         directory = self._cluster.directory(int(index))
-        directory.available, directory.answering = state != "away", state != "mute"
-        directory.empty = state == "empty"
+        directory.disk.available, directory.answering = state != "away", state != "mute"
+        directory.disk.empty = state == "empty"
 
     def _hold(self, kind: str, index: str) -> None:
         """`hold Ack 1`: messages of this type from daemon 1 stay on their way until `release`. `all`: every type."""

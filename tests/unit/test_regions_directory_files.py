@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from spark_jms.store.disk import Disk
 from spark_jms.store.errors import (
     DirectoryUnavailableError,
     RegionEntryDamagedError,
@@ -108,8 +109,8 @@ def test_reader_that_slept_finds_the_newest_entry(files: DirectoryFiles, monkeyp
     grow(files, 2)
     listed = folder_files.numbers
 
-    def numbers(folder: int) -> Sequence[int]:
-        found = listed(folder)
+    def numbers(disk: Disk, folder: int) -> Sequence[int]:
+        found = listed(disk, folder)
         monkeypatch.setattr(folder_files, "numbers", listed)
         grow(files, 7, 2)
         files.remove_stale_files(FAR_AHEAD_S)

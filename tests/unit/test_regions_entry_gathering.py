@@ -273,7 +273,7 @@ def test_daemon_that_sleeps_while_it_gathers_moves_no_new_region(
 ) -> None:
     """R8: another daemon gathers the entry up, maybe without clearing it, a region is created, and the other daemon dies."""
     if not clears:
-        monkeypatch.setattr(entry_gathering, "shutil", SimpleNamespace(rmtree=lambda path, ignore_errors: None))
+        monkeypatch.setattr(disk, "shutil", SimpleNamespace(rmtree=lambda path, ignore_errors: None))
     for moment in at_every_step(tmp_path, lambda d: d.gather(A), gathered_by_a_daemon_that_died):
         created = moment.then == [True]  # otherwise A's mark was first
         assert moment.directory.files.read(NAME) == (replace(NEW, epoch=5) if created else Absent.REMOVED)

@@ -160,9 +160,7 @@ def test_primary_fenced_while_it_confirms_itself_changes_nothing_more(monkeypatc
     def read_before_the_take_over(name: str) -> RegionEntry | Absent:
         found = read(name)
         if cluster.entry().epoch == epoch:
-            directory.contents.apply(
-                cluster.core(1).me, name, cluster.entry(), promoted(cluster.entry(), cluster.core(1).me)
-            )
+            assert cluster.directory(1).swap(name, cluster.entry(), promoted(cluster.entry(), cluster.core(1).me))
         return found
 
     monkeypatch.setattr(directory, "read", read_before_the_take_over)

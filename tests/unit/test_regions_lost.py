@@ -42,12 +42,12 @@ def test_region_is_not_lost_before_the_directory_says_so() -> None:
         cluster.freeze(daemon)
     cluster.run(10_000)
     assert lost(cluster) == []
-    cluster.directory(2).available = False
+    cluster.directory(2).disk.available = False
     for daemon in (0, 1):
         cluster.kill(daemon)
     cluster.run(10_000)
     assert lost(cluster) == []
-    cluster.directory(2).available = True
+    cluster.directory(2).disk.available = True
     cluster.run(10_000)
     assert len(lost(cluster)) == 1
 

@@ -22,8 +22,8 @@ def unconfirmed(cluster: StepCluster, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def take_over(cluster: StepCluster, name: str = "s.000") -> None:
     """Daemon 1 takes the region over, and daemon 0 does not hear of it."""
-    me, entry = cluster.core(1).me, cluster.entry(name)
-    cluster.sim.directory.apply(me, name, entry, promoted(entry, me))
+    entry = cluster.entry(name)
+    assert cluster.directory(1).swap(name, entry, promoted(entry, cluster.core(1).me))
 
 
 def read(client: StepClient, epoch: int) -> int:

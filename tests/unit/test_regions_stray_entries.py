@@ -142,7 +142,7 @@ def test_folder_in_place_of_an_old_version_fails_no_change(directory: GlobalDire
 def test_name_that_no_writer_gives_is_not_a_version(directory: GlobalDirectory, name: str) -> None:
     """R8, R10: a copy of an entry beside it is ignored; the region is read, changed and cleaned."""
     files = DirectoryFiles(directory)
-    folder = files.folder_of("s.000")
+    folder = Path(files.folder_of("s.000"))
     (folder / name).write_bytes((folder / "1").read_bytes())
     assert files.read("s.000") == FIRST
     assert set(files.entries().entries) == {"s.000", "t ü.000"}
@@ -156,7 +156,7 @@ def test_name_that_no_writer_gives_is_not_a_version(directory: GlobalDirectory, 
 def test_version_that_never_can_be_read_ends_every_look(directory: GlobalDirectory) -> None:
     """R8, R10: a link to nothing is listed and absent, for ever; only its region is refused."""
     files = DirectoryFiles(directory)
-    (files.folder_of("s.000") / "2").symlink_to("nothing")
+    (Path(files.folder_of("s.000")) / "2").symlink_to("nothing")
     listing = files.entries()
     assert set(listing.entries) == {"t ü.000"}
     assert "s.000" in str(listing.unreadable["s.000"])
@@ -177,7 +177,7 @@ def test_folder_that_comes_and_goes_ends_every_look(
     """R8, R10: as when a file system answers one question with the folder and the next one without."""
     files = DirectoryFiles(directory)
     monkeypatch.setattr(files, "_nothing", lambda name: None)
-    monkeypatch.setattr(files, "folder_of", lambda name: directory.path / "none" / name)
+    monkeypatch.setattr(files, "folder_of", lambda name: str(directory.path / "none" / name))
     monkeypatch.setattr(directory.disk, "make_folder", lambda *arguments, **options: None)
     for act in (lambda: files.read("s.000"), lambda: files.swap("s.000", None, FIRST)):
         with pytest.raises(DirectoryUnavailableError, match="100 times"):

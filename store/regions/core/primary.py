@@ -229,7 +229,7 @@ class Primary:
         self._shared.directory.look(self.entry.name, key, looked)
 
     def _answered(self, answer: Answer) -> None:
-        """The door."""
+        """The door: every answer of the directory comes in here."""
         event = answer.means(self._shared.me, self.entry.region_id)
         if self.ended or event is None:
             return
@@ -268,9 +268,8 @@ class Primary:
             replication.give_up(other)
         replication.adopt(entry)
         self.acknowledge()
-        if (
-            not complete
-        ):  # a change without an answer came late, and lists a copy that was removed before this one began
+        if not complete and self.state is _SERVING:
+            # A change without an answer came late, and lists a copy that was removed before this one began.
             self._change(rules.dropped(entry))
         self._continue_closing()
 
