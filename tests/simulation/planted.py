@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.simulation.planted_beside import BESIDE
 from tests.simulation.planted_bug import CORE, LOSS, Edit, Planted, by_test, core, elsewhere
+from tests.simulation.planted_in_directory import IN_DIRECTORY
 from tests.simulation.planted_late_answers import LATE_ANSWERS
 from tests.simulation.planted_power_losses import POWER_LOSSES
 
@@ -525,28 +526,7 @@ PLANTED = (
         "        if not waits_for:",
         "        if True:",
     ),
-    # -- the Global Directory
-    elsewhere(
-        "a change does not look at the epoch of the entry",
-        "regions/global_directory.py",
-        "LAWFUL|ONE_EPOCH|ONE_OPENER|" + LOSS,
-        "        if (current.tag if isinstance(current, RegionEntry) else None) != (old.tag if old else None):\n",
-        "        if isinstance(current, RegionEntry) != (old is not None):\n",
-    ),
-    elsewhere(
-        "a link without an answer counts as refused",
-        "regions/folder_files.py",
-        "LAWFUL|ONE_EPOCH|ONE_OPENER|LISTED|NO_OTHERS|LOST|" + LOSS,
-        "        except FileExistsError:\n            return False\n    disk.sync_folder(folder)\n    return True",
-        "        except OSError:\n            return False\n    disk.sync_folder(folder)\n    return True",
-    ),
-    elsewhere(
-        "a folder of versions that is not seen has no versions",
-        "regions/global_directory.py",
-        "LISTED|KEPT|CONTINUES|FENCED|LAWFUL|" + LOSS,
-        "            if not self._directory.is_seen(root, self._identity):\n                return Absent.UNSEEN\n",
-        "            if not self._directory.is_seen(root, self._identity):\n                return Absent.REMOVED\n",
-    ),
+    *IN_DIRECTORY,
     # -- what the simulator replaces
     by_test(
         "the daemon's clock stands while the machine is suspended",
@@ -554,27 +534,6 @@ PLANTED = (
         "tests/unit/test_regions_clock.py",
         '"CLOCK_BOOTTIME"',
         '"CLOCK_MONOTONIC"',
-    ),
-    by_test(
-        "a torn entry is read as it is",
-        "global_directory.py",
-        "tests/unit/test_regions_directory_files.py",
-        "if len(lines) < 2 or hashlib.sha256(lines[0].encode()).hexdigest() != lines[1]:",
-        "if len(lines) < 2:",
-    ),
-    by_test(
-        "a change counts although another one was built on it",
-        "global_directory.py",
-        "tests/unit/test_regions_directory_files.py",
-        "if max(versions, default=0) > version + 1 or not self._disk.is_at(folder, self.folder_of(name)):",
-        "if not self._disk.is_at(folder, self.folder_of(name)):",
-    ),
-    by_test(
-        "a region is created in a folder that is being gathered up",
-        "global_directory.py",
-        "tests/unit/test_regions_entry_gathering.py",
-        "if isinstance(current, GatheredBy) and self.running(current.daemon):",
-        "if False:",
     ),
 )
 
@@ -601,6 +560,9 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "the timer for connections that lead nowhere is dead": (2,),
     "a lost region is told before it is certain": (11,),
     "an epoch is used again": (2,),
+    "a change does not look at the epoch of the entry": (2,),
+    "a link without an answer counts as refused": (11,),
+    "a folder of versions that is not seen has no versions": (1,),
     "an absent directory is taken for an empty one": (13,),
     "a restarted daemon is taken for its earlier life": (13,),
     "a copy that is not listed stays": (1,),
