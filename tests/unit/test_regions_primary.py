@@ -85,6 +85,24 @@ def test_doubt_during_a_change_lasts_beyond_it(monkeypatch: pytest.MonkeyPatch) 
     assert client.answer(after) == "FencedError"
 
 
+def test_change_without_an_answer_is_logged_once_a_read_shows_it() -> None:
+    """R10: the drop of the second copy, and the listing of the next one."""
+    cluster = StepCluster(2)
+    opened(cluster)
+    cluster.directory(0).answering = False
+    cluster.kill(1)
+    assert cluster.until(lambda: cluster.where() == (0, None), 8_000)
+    cluster.directory(0).answering = True
+    cluster.run(500)
+    assert "0: region s.000: ONE copy left, daemon 1 was dropped" in cluster.log
+    cluster.directory(0).answering = False
+    cluster.start(1)
+    assert cluster.until(lambda: cluster.where() == (0, 1), 20_000)
+    cluster.directory(0).answering = True
+    cluster.run(500)
+    assert "0: region s.000: second copy on daemon 1" in cluster.log
+
+
 def test_region_opens_once_its_second_copy_has_answered_everything() -> None:
     """R7, R10: a region moves to the daemon of its client. Until the daemon that had it before has answered that it follows, it
     may have lost its copy, and must not be listed as the second one of an open region."""
