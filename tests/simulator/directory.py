@@ -150,7 +150,9 @@ def torn(data: bytes) -> bytes:
 
 
 def newer(data: bytes) -> bytes:
-    """As a daemon of a later version writes it."""
+    """As a daemon of a later version writes it; what is torn as well stays torn."""
+    if not data.endswith(b"\n"):
+        return data
     fields = json.loads(data.split(b"\n")[0])
     body = json.dumps({**fields, "version": 2})
     return f"{body}\n{hashlib.sha256(body.encode()).hexdigest()}\n".encode()
