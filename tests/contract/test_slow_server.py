@@ -16,6 +16,7 @@ from spark_jms.core import delivery_sample
 from spark_jms.core.delivery_sample import HOLD_EFFORT, RETURN_EFFORT
 from spark_jms.store import Store, StoreFullError, open_store
 from spark_jms.store.ledger.store import LedgerStore
+from spark_jms.store.testing import backend_of
 from tests.contract.sender_and_query import SenderAndQuery
 from tests.contract.servers import applied
 
@@ -65,8 +66,7 @@ def trouble(monkeypatch: pytest.MonkeyPatch) -> Trouble:
     def opened(uri: str, **options: Any) -> Store:
         store = open_store(uri, **options)
         if "/stores/a" in uri:
-            assert isinstance(store, LedgerStore)
-            store._backend = TroubledBackend(store._backend, made)  # type: ignore[assignment]
+            return LedgerStore(TroubledBackend(backend_of(store), made))  # type: ignore[arg-type]
         return store
 
     monkeypatch.setattr(stores, "open_store", opened)
@@ -119,12 +119,13 @@ def test_server_that_answers_and_cannot_deliver_gets_no_messages(
     run.until(lambda: run.received >= sent, "everything sent is delivered")
 
 
-def test_server_that_is_slow_and_delivers_stays_up(run: SenderAndQuery, trouble: Trouble) -> None:
+def test_server_that_is_slow_and_delivers_stays_up(
+    run: SenderAndQuery, trouble: Trouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """D4: a delay that consumers can wait for changes nothing, and nothing is measured."""
     trouble.read_s, trouble.write_s = 0.05, 0.3
-    taken: list[str] = []
-    real = run.stores.keeper._take_sample  # type: ignore[attr-defined]
-    run.stores.keeper._take_sample = lambda server: taken.append(server) or real(server)  # type: ignore[attr-defined]
+    taken: list[Store] = []
+    monkeypatch.setattr(stores, "sampled_effort", lambda store: taken.append(store) or sampled_effort(store))
     before = run.received[ON_A]
     run.until(lambda: run.received[ON_A] >= before + 5, "a delivers")
     assert not run.down()
