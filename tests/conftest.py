@@ -6,7 +6,9 @@ import gc
 import json
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -55,14 +57,19 @@ def layer_of(path: Path) -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A directory that the processes of one run share, for environments with the wheel (tests/installation.py)."""
+    """A directory that the processes of one run share, for environments with the wheel (tests/installation.py). And SIGINT as a
+    terminal sends it: a run that a script has started in the background ignores it, and hands that down to its processes."""
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         os.environ[DIRECTORY_VARIABLE] = tempfile.mkdtemp(prefix="jmsq-installations-")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """An environment with Spark takes 1 GB, and pytest would keep three."""
+    """An environment with Spark takes 1 GB, and pytest would keep three. What was frozen is collected at the end of the process
+    again: else libraries in C++, such as DuckDB, report their modules as leaked."""
+    gc.unfreeze()
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ.pop(DIRECTORY_VARIABLE), ignore_errors=True)
 

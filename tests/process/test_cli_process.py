@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
@@ -84,10 +83,8 @@ def test_interrupted_receive_has_acknowledged_the_printed_messages(domain: str) 
     with connect(domain, housekeeping=False) as context:
         context.producer("orders").send_many({"text": str(i)} for i in range(3))
         command = [*JMSQ, "receive", "orders", "--max", "0", "--timeout", "60s", "--json", "--root", domain]
-        # As from a terminal: who runs these tests in the background of a script hands an ignored SIGINT down.
-        ready = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=ready) as process:
+        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
             assert process.stdout is not None
             got = [json.loads(process.stdout.readline())["text"] for _ in range(3)]
             wait_until(lambda: not list(context.browser("orders")), what="the printed messages are acknowledged")

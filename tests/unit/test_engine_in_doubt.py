@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -90,14 +89,6 @@ def test_an_append_is_kept_once_when_its_client_reconnects() -> None:
     pair.close()
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Also when the parent process ignores SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def _interrupt_when(ready: threading.Event) -> None:
     """Interrupt the main thread a moment after `ready`."""
 
@@ -109,7 +100,6 @@ def _interrupt_when(ready: threading.Event) -> None:
     threading.Thread(target=strike).start()
 
 
-@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_write_leaves_no_answer_to_the_next_one() -> None:
     """S9: Ctrl-C in a notebook whose engine is in another process."""
     pair = Pair()
@@ -134,7 +124,6 @@ def test_an_interrupted_write_leaves_no_answer_to_the_next_one() -> None:
     pair.close()
 
 
-@pytest.mark.usefixtures("interruptible")
 def test_reads_after_an_interrupted_read_are_current() -> None:
     """S9: they do not get the answer to the read before."""
     pair = Pair()
