@@ -1,6 +1,11 @@
 """Asynchronous sends: one thread sends 1,000 orders, a listener learns the outcome of each.
 
 python examples/client_asynchronous.py
+
+It prints
+
+    1001 characters were refused: MessageSizeError
+    999 sent, 1 refused, in few commits
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ class Outcomes:
 
     def on_exception(self, message: Message, error: Exception, /) -> None:
         self.refused += 1
-        print(f"  {len(message.text or '')} characters were refused: {error}")
+        print(f"{len(message.text or '')} characters were refused: {type(error).__name__}")
 
 
 def main() -> None:

@@ -1,6 +1,12 @@
 """asyncio: many coroutines send, a service answers, one receive is cancelled and loses nothing.
 
 python examples/client_asyncio.py
+
+It prints
+
+    100 coroutines sent in few commits
+    100 handled, although a receive was cancelled
+    100, says the service
 """
 
 from __future__ import annotations

@@ -2,6 +2,17 @@
 
 python examples/client_hello.py            in a domain of its own, gone at the end
 JMSQ_ROOT=/data/domain python examples/client_hello.py   in yours; it needs a queue named orders
+
+It prints
+
+    In the queue:
+      0/1  hello  {'color': 'red', 'amount': 12.5}
+      0/2  {'item': 'lamp', 'pieces': 2, 'picture': b'\\x89PNG'}  {'color': 'blue'}
+      0/3  order 0  {}
+      0/4  order 1  {}
+      0/5  order 2  {}
+    Received 'hello', delivery 1, group customer-7
+    Left for others: 4
 """
 
 from __future__ import annotations

@@ -1,6 +1,29 @@
 """The life-cycle log: what became of each message.
 
 python examples/client_life_cycle.py     in a domain of its own, gone at the end
+
+It prints
+
+    message 1: sent, claimed, acknowledged
+    message 2: sent, claimed, released, claimed, acknowledged
+    message 3: sent, expired
+    message 4: sent, claimed, acknowledged
+    Life cycle of orders
+    happened       event         subscription  member  messages  ranges  consumer  claim  detail
+    ─…
+    …Z             sent          –                  0         1  1       –         –      –
+    …Z             sent          –                  0         1  2       –         –      –
+    …Z             sent          –                  0         1  3       –         –      –
+    …Z             sent          –                  0         1  4       –         –      –
+    …Z             claimed       -                  0         1  1       client-…  1-…    –
+    …Z             acknowledged  -                  0         1  1       client-…  1-…    –
+    …Z             claimed       -                  0         1  2       client-…  1-…    –
+    …Z             released      -                  0         1  2       client-…  1-…    may have been delivered
+    …Z             claimed       -                  0         1  2       client-…  1-…    –
+    …Z             acknowledged  -                  0         1  2       client-…  1-…    –
+    …Z             expired       -                  0         1  3       –         –      –
+    …Z             claimed       -                  0         1  4       client-…  1-…    –
+    …Z             acknowledged  -                  0         1  4       client-…  1-…    –
 """
 
 from __future__ import annotations

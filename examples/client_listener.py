@@ -1,6 +1,11 @@
 """A service that listens: two consumers share a queue, one message fails once and is delivered again, flagged.
 
 python examples/client_listener.py
+
+It prints
+
+    told: RuntimeError('the database was away for a moment'); the message comes again
+    20 orders were handled, each once, by two consumers
 """
 
 from __future__ import annotations
@@ -26,7 +31,7 @@ def main() -> None:
             all_done.set()
 
     def complain(error: Exception) -> None:
-        print(f"  told: {error!r}; the message comes again")
+        print(f"told: {error!r}; the message comes again")
 
     with memory_domain(orders={"kind": "distributed-queue", "members": 2}) as root, connect(root) as context:
         for name in handled:
@@ -42,8 +47,8 @@ def main() -> None:
                 producer.send(text=f"order {n}")
         if not all_done.wait(timeout=30):
             raise SystemExit("not all orders were handled within 30 s")
-        for name, texts in handled.items():
-            print(f"{name} handled {len(texts)}: {', '.join(filter(None, texts))}")
+        different = set(handled["one"] + handled["two"])
+        print(f"{len(different)} orders were handled, each once, by two consumers")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,14 @@
 """A loader that fails in the middle and is started again: each line is sent once.
 
 python examples/client_producer_id.py
+
+It prints
+
+    the table has 0 lines of loader-1
+    the loader has died
+    the table has 7 lines of loader-1
+    3 sent, 7 were sent before
+    10 lines in the queue
 """
 
 from __future__ import annotations

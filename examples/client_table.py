@@ -2,6 +2,13 @@
 
 python examples/client_table.py            in a domain of its own, gone at the end
 JMSQ_ROOT=/data/domain python examples/client_table.py   in yours; it needs a queue named orders
+
+It prints
+
+    Sent 100,000 messages in … s, in 1 commit
+      99995  order 99994  {'amount': 149991.0}
+      99996  order 99995  {'amount': 149992.5}
+      99997  order 99996  {'amount': 149994.0}
 """
 
 from __future__ import annotations

@@ -1,6 +1,13 @@
 """A transacted session: each order that is received becomes an invoice and a delivery, all or nothing.
 
 python examples/client_transaction.py            in a domain of its own, gone at the end
+
+It prints
+
+    No a unicorn: back to the queue, and its invoice is not sent
+    orders: empty
+    invoices: invoice for tea, invoice for a unicorn, invoice for milk
+    deliveries: delivery of tea, delivery of a unicorn, delivery of milk
 """
 
 from __future__ import annotations

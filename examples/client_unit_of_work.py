@@ -1,6 +1,12 @@
 """A unit of work: several senders contribute to one order, and one consumer gets it whole.
 
 python examples/client_unit_of_work.py     in a domain of its own, gone at the end
+
+It prints
+
+    complete: helmet 8 ['helmet', 'strap']
+    the bicycle waits: None
+    complete: bicycle 7 ['frame', 'wheels', 'bell']
 """
 
 from __future__ import annotations

@@ -1,6 +1,12 @@
 """A queue on two servers with stores of their own: one goes away, the other continues, and nothing is lost.
 
 python examples/servers.py            in a domain of its own, gone at the end
+
+It prints
+
+    sent to the members [0, 1]
+    without west: 2 of 4 orders
+    west is back: the other 2
 """
 
 from __future__ import annotations
@@ -27,11 +33,11 @@ def main() -> None:
             print(f"sent to the members {sorted(sent)}")
             (stores / "west").rename(stores / "gone")  # the disk with this store is away
             with context.consumer("orders", acknowledge="auto") as consumer:
-                texts = [message.text for message in consumer.messages(idle_timeout="1 s")]
-                print(f"without west: {texts}")
+                texts = {message.text for message in consumer.messages(idle_timeout="1 s")}
+                print(f"without west: {len(texts)} of 4 orders")
                 (stores / "gone").rename(stores / "west")
-                texts = [message.text for message in consumer.messages(idle_timeout="8 s")]
-                print(f"west is back: {texts}")
+                others = {message.text for message in consumer.messages(idle_timeout="8 s")}
+                print(f"west is back: the other {len(others - texts)}")
 
 
 if __name__ == "__main__":

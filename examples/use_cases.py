@@ -1,6 +1,15 @@
 """The use cases of a distributed queue: paired, balanced and forwarded.
 
 python examples/use_cases.py            in a domain of its own, gone at the end
+
+It prints
+
+    paired: the consumer on d1 received ['d1 0', 'd1 1', 'd1 2']
+    paired: the consumer on d2 received ['d2 0', 'd2 1', 'd2 2']
+    balanced: d1 received 3 of 6
+    balanced: d2 received 3 of 6
+    forwarding: at first the consumer on d2 receives None
+    forwarding: then it receives ['invoice 0', 'invoice 1', 'invoice 2']
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Shared by the client's tests: a domain on each store and an open context; and the examples, as a function."""
+"""Shared by the client's tests: a domain on each store and an open context."""
 
 from __future__ import annotations
 
-import runpy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 import spark_jms
 from spark_jms.client import Context
 from spark_jms.testing import memory_domain
-from tests.installation import PROJECT
 
 FOUR = {"kind": "distributed-queue", "members": 4}
 
@@ -33,17 +31,6 @@ def client_root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]
 def context(client_root: str) -> Iterator[Context]:
     with spark_jms.connect(client_root) as opened:
         yield opened
-
-
-@pytest.fixture
-def run_example(capsys: pytest.CaptureFixture[str]) -> Callable[[str], str]:
-    """Runs a file of examples/ and returns what it prints."""
-
-    def run(name: str) -> str:
-        runpy.run_path(str(PROJECT / "examples" / name), run_name="__main__")
-        return capsys.readouterr().out
-
-    return run
 
 
 @pytest.fixture

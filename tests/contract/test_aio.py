@@ -522,12 +522,3 @@ def test_cancelled_opening_leaves_nothing_open(root: str) -> None:
         await until(lambda: context.statistics().consumers == 0)
 
     running(root, body)
-
-
-def test_example(run_example: Callable[[str], str]) -> None:
-    """M7"""
-    assert run_example("client_asyncio.py").splitlines() == [
-        "100 coroutines sent in few commits",
-        "100 handled, although a receive was cancelled",
-        "100, says the service",
-    ]

@@ -6,7 +6,7 @@ import inspect
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -261,10 +261,3 @@ def test_completed_thread_ends_with_the_context() -> None:
             context.producer("orders").send(text="a", completion=Outcomes())
             assert sending_threads()
         assert not sending_threads()
-
-
-def test_example(run_example: Callable[[str], str]) -> None:
-    """T11"""
-    refused, told = run_example("client_asynchronous.py").splitlines()
-    assert "1001 characters were refused" in refused
-    assert told == "999 sent, 1 refused, in few commits"

@@ -18,6 +18,7 @@ from spark_jms.client import Completion, Context, Message
 from spark_jms.errors import IllegalStateException, InvalidDestinationError
 from spark_jms.settings.options import OPTIONS
 from spark_jms.spark.options import parse_options
+from tests.pages import Block, blocks, lines, promised
 
 PROJECT = Path(__file__).parents[2]
 PAGE = (PROJECT / "docs" / "CLIENT.md").read_text(encoding="utf-8")
@@ -31,6 +32,17 @@ NAMES = {
     "errorDestination",
     *("text", "body", "JMSXGroupID", "properties"),
 }  # of the module file, and columns
+
+PROGRAMS = [one for one in blocks("docs/CLIENT.md") if one.language == "python"]
+PRINTED = [  # by each program of the page
+    [],
+    [],
+    [f"{number} ID:…" for number in range(1000)],
+    ["3"],
+    [],
+    ["HELLO"],
+    [],
+]
 
 
 @pytest.fixture(scope="module")
@@ -95,15 +107,19 @@ def test_each_line_of_the_tables_is_true(
             run_python(code.replace('connect("messages"', f"connect({root!r}"), context)
 
 
-def test_programs_of_the_page_run(
-    root: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("program", "printed"), list(zip(PROGRAMS, PRINTED, strict=True)))
+def test_each_program_of_the_page_runs_alone(
+    program: Block,
+    printed: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """C11, C15"""
-    monkeypatch.chdir(Path(root).parent)
-    names: dict[str, Any] = {}
-    for program in PAGE.split("```python\n")[1:]:
-        exec(program.split("```")[0], names)
-    assert "HELLO" in capsys.readouterr().out
+    """C11, C15, M1, M7, T11: pasted into a new Python, in a directory with the domain of the README."""
+    monkeypatch.chdir(tmp_path)
+    spark_jms.apply("messages", str(PROJECT / "conf" / "jms-module.yaml"))
+    exec(program.text, {"__name__": "__main__"})
+    assert lines(capsys.readouterr().out) == promised("\n".join(printed))
 
 
 def test_page_names_what_is_public() -> None:

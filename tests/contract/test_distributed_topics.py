@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +88,6 @@ def messages_in_files(context: Context) -> int:
 
 
 # -- partitioned (D7) --------------------------------------------------------------------------------------------------
-def test_example_of_copies_runs(run_example: Callable[[str], str]) -> None:
-    """D7, D10: examples/topic_copies.py: one copy per application is a subscription that its instances share, one copy per
-    instance a subscription for each; on one server and on two."""
-    expected = "billing has 12, screen-1 has 12, screen-2 has 12 of 12 messages"
-    assert run_example("topic_copies.py").splitlines() == [f"on one server: {expected}", f"on two servers: {expected}"]
-
-
 def test_topics_are_partitioned_unless_they_say_otherwise(tmp_path: Path) -> None:
     """D7: also tables that do not have the setting. A durable subscription may be made by the topic's name, and has positions
     on every server."""

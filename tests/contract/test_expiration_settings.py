@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,15 +54,6 @@ def test_housekeeping_searches(tmp_path: Path) -> None:
         assert [done.expired_messages for done in rounds.run(["orders"])] == [0]
         rounds.close()
         assert collect(domain_of(context), records_of(context), "orders").expired == 1
-
-
-def test_example(run_example: Callable[[str], str]) -> None:
-    """T6"""
-    assert run_example("client_expiration.py").splitlines() == [
-        "logged: <ExpiredJMSMessage JMSMessageID=… > <UserProperties item='tulips' /> </ExpiredJMSMessage>",
-        "late has: a bid for roses, expired in bids",
-        "expired: bids 1, quotes 1",
-    ]
 
 
 def test_counts_are_shown(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -443,11 +442,3 @@ def test_newest_events_read_the_newest_files(context: Context, monkeypatch: pyte
     (newest,) = newest_events(domain_of(context), records_of(context), "orders", 1, lambda row: True)
     assert newest.last == 8
     assert len(read) == 1
-
-
-def test_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """T6: examples/client_life_cycle.py."""
-    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "client_life_cycle.py"), run_name="__main__")
-    shown = capsys.readouterr().out
-    assert "message 2: sent, claimed, released, claimed, acknowledged" in shown
-    assert "message 3: sent, expired" in shown

@@ -548,14 +548,3 @@ def test_closing_waits_for_sends_with_numbers(context: Context) -> None:
     producer.close()
     done.set()
     assert len(outcomes.sent) == producer.last_sequence == 50
-
-
-def test_example(run_example: Callable[[str], str]) -> None:
-    """M1"""
-    assert run_example("client_producer_id.py").splitlines() == [
-        "the table has 0 lines of loader-1",
-        "the loader has died",
-        "the table has 7 lines of loader-1",
-        "3 sent, 7 were sent before",
-        "10 lines in the queue",
-    ]

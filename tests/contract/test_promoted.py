@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -318,10 +318,3 @@ def test_acknowledgement_table_has_no_promoted_columns(context: Context) -> None
     with context.consumer("new") as consumer:
         assert texts_now(consumer, 9) == [str(n) for n in range(9)]
     assert sum(row.messages for row in views.acknowledgements(domain_of(context), records_of(context), "new")) == 9
-
-
-def test_example_runs(run_example: Callable[[str], str]) -> None:
-    """C7: examples/client_promoted.py."""
-    told = run_example("client_promoted.py")
-    assert "amount > 970: 31 messages, 'sent before' and 'a whole number' among them" in told
-    assert "amount > 970: skips 900 message(s) by statistics" in told

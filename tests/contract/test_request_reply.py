@@ -328,11 +328,6 @@ def test_requests_continue_after_their_queue_was_deleted(
     assert name not in folders(context.root)
 
 
-def test_example_runs(run_example: Callable[[str], str]) -> None:
-    """C15, M10: examples/client_request.py."""
-    assert "21 + 21 = 42" in run_example("client_request.py")
-
-
 def test_reply_may_be_as_large_as_the_requestors_connection_takes(root: str, context: Context) -> None:
     """C15, T9: `maxMessageSize` of the connection factory, at least the default of a queue."""
     for factory, most in ((ConnectionFactory(max_message_bytes=20 * 2**20), 20 * 2**20), (None, 10 * 2**20)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -481,14 +481,6 @@ class Completion:
     def on_completion(self, message: Message) -> None: ...
 
     def on_exception(self, message: Message, error: Exception) -> None: ...
-
-
-def test_the_example_prints_what_it_did(run_example: Callable[[str], str]) -> None:
-    """T16: examples/client_transaction.py."""
-    printed = run_example("client_transaction.py")
-    assert "No a unicorn: back to the queue" in printed
-    assert "orders: empty" in printed
-    assert "deliveries: delivery of tea, delivery of a unicorn, delivery of milk" in printed
 
 
 def test_a_rolled_back_transaction_leaves_no_reservation(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -426,15 +426,6 @@ def test_units_of_work_have_a_format_version_of_their_own() -> None:
     plain, units = Destination("q", "queue", 1), Destination("q", **WHOLE, members=1)
     assert plain.to_configuration()["jmsq.formatVersion"] == "1"
     assert int(units.to_configuration()["jmsq.formatVersion"]) > 3
-
-
-def test_example_prints_each_unit_when_it_is_complete(run_example: Callable[[str], str]) -> None:
-    """T12: examples/client_unit_of_work.py."""
-    assert run_example("client_unit_of_work.py").splitlines() == [
-        "complete: helmet 8 ['helmet', 'strap']",
-        "the bicycle waits: None",
-        "complete: bicycle 7 ['frame', 'wheels', 'bell']",
-    ]
 
 
 def test_message_may_be_moved_into_a_unit(context: Context) -> None:
