@@ -11,6 +11,50 @@ from pathlib import Path
 
 from tests.installation import PROJECT, Installation, must, seconds_to_install
 
+# What the README's first block of commands prints; and its program with Spark, of which Spark chooses the five rows.
+FIRST_MESSAGES = """
+destination detail
+─…
+orders   created distributed-queue, 4 member(s)
+prices   created topic, 1 member(s)
+invoices created queue, 1 member(s)
+sent ID:… to orders, member 0, sequence 1
+sent 1,000 message(s) to orders
+Destinations
+name     kind              members sent  backlog oldest claimed stored files size headers   version
+─…
+invoices queue             1       0     0       –      0       0      0     0 B  0 B       0
+orders   distributed-queue 4       1,001 1,001   …Z     0       1,001  5     …    500.5 KiB 2
+prices   topic             1       0     0       –      0       0      0     0 B  0 B       0
+Members
+destination member subscription last backlog claimed holder files size
+─…
+invoices    0      -            0    0       0       –      0     0 B
+orders      0      -            251  251     0       –      2     …
+orders      1      -            250  250     0       –      1     …
+orders      2      -            250  250     0       –      1     …
+orders      3      -            250  250     0       –      1     …
+prices      0      –            0    –       –       –      0     0 B
+the clock of this host is …
+member sequence sent priority group      type properties            delivery body
+─…
+0      1        …Z   4        customer-7 –    color=red amount=12.5 –        hello
+-- member 0  sequence 1  ID:…  group customer-7  color=red  amount=12.5
+hello
+"""
+FIVE_ROWS = """
++------+--------+…+
+|member|sequence|…text|
++------+--------+…+
+|…|…|…|
+|…|…|…|
+|…|…|…|
+|…|…|…|
+|…|…|…|
++------+--------+…+
+only showing top 5 rows
+"""
+
 
 @dataclass
 class Walk:
