@@ -1,69 +1,59 @@
-"""A message that the sink cannot take: the query is restarted until the message is alone, and continues without it.
+"""Error destination and redrive: a message that the sink cannot take is set aside, and comes back when the sink is mended.
 
 python examples/spark_poison.py
 spark-submit --properties-file conf/spark-defaults.conf examples/spark_poison.py
+
+It prints
+
+    taken: [0, 1, 2, 3, 4, 6, 7]
+    set aside: '5.0' from payments
+    Sent 1 message(s) of failed again.
+    taken: [0, 1, 2, 3, 4, 5, 6, 7]
 """
 
-from __future__ import annotations
-
-import json
-import os
-import sys
 import tempfile
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
+from subprocess import getoutput
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-import spark_jms
+from spark_jms import apply, connect
+from spark_jms.setup import spark_session
 
-QUEUES = {
-    "payments": {"kind": "distributed-queue", "members": 2, "errorDestination": "failed"},
-    "failed": {"kind": "queue"},
-}
+PAYMENTS = {"kind": "distributed-queue", "members": 2, "errorDestination": "failed"}
+taken: dict[int, list[int]] = {}
+
+
+def receive(spark: SparkSession, root: str, amount: Callable[[str], int]) -> None:
+    def take(frame: DataFrame, batch_id: int) -> None:
+        taken.setdefault(batch_id, [amount(row.text) for row in frame.select("text").collect()])  # idempotent
+
+    options = {"root": root, "destination": "payments", "onPoison": "isolate", "idempotentSink": "true"}
+    payments = spark.readStream.format("jmsq").options(**options).load()
+    writer = payments.writeStream.option("checkpointLocation", f"{root}-checkpoint").trigger(availableNow=True)
+    while True:  # a supervisor starts a job that has failed again
+        with suppress(StreamingQueryException):
+            writer.foreachBatch(take).start().awaitTermination()
+            break
+    print(f"taken: {sorted(number for numbers in taken.values() for number in numbers)}")
 
 
 def main() -> None:
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark's workers run the python3 of the PATH
+    spark = spark_session("error destination and redrive", delta=False)
+    spark.sparkContext.setLogLevel("OFF")  # the query fails, on purpose
     with tempfile.TemporaryDirectory(prefix="jmsq-example-") as work:
-        spark = SparkSession.builder.appName("spark-jms poison example").getOrCreate()
-        spark.sparkContext.setLogLevel("OFF")
-        try:
-            run(spark, f"{work}/messages", Path(work))
-        finally:
-            spark.stop()
-
-
-def run(spark: SparkSession, root: str, work: Path) -> None:
-    spark_jms.apply(root, {"destinations": QUEUES})
-    with spark_jms.connect(root) as context:
-        context.producer("payments").send_many({"text": "?" if n == 5 else str(n)} for n in range(8))
-
-    taken = work / "taken"
-    taken.mkdir()
-
-    def take(frame: DataFrame, batch_id: int) -> None:
-        """Idempotent: a batch that came before is recognised by its number."""
-        amounts = [int(row.text) for row in frame.select("text").collect()]  # raises ValueError for "?"
-        file = taken / f"{batch_id}.json"
-        if not file.exists():
-            file.write_text(json.dumps(amounts))
-
-    payments = spark.readStream.format("jmsq").option("root", root).option("destination", "payments")
-    stream = payments.option("onPoison", "isolate").option("idempotentSink", "true").load()
-    writer = stream.writeStream.foreachBatch(take).option("checkpointLocation", str(work / "checkpoint"))
-    failures = 0
-    while True:  # as a supervisor restarts the job
-        try:
-            writer.trigger(availableNow=True).start().awaitTermination()
-            break
-        except StreamingQueryException:
-            failures += 1
-    amounts = sorted(amount for file in taken.iterdir() for amount in json.loads(file.read_text()))
-    print(f"taken after {failures} failures: {amounts}")
-    with spark_jms.connect(root) as context:
-        for message in context.browser("failed"):
-            print(f"set aside: {message.text!r}, {message.properties['JMS_JMSQ_ErrorReason']}")
+        root = f"{work}/messages"
+        apply(root, {"destinations": {"payments": PAYMENTS, "failed": {"kind": "queue"}}})
+        with connect(root) as context, context.producer("payments") as producer:
+            producer.send_many({"text": text} for text in ["0", "1", "2", "3", "4", "5.0", "6", "7"])
+            receive(spark, root, int)  # int("5.0") raises ValueError
+            for message in context.browser("failed"):
+                print(f"set aside: {message.text!r} from {message.properties['JMS_JMSQ_ErrorFrom']}")
+        print(getoutput(f"jmsq redrive failed --root {root}"))
+        receive(spark, root, lambda text: int(float(text)))
+    spark.stop()
 
 
 if __name__ == "__main__":

@@ -2,9 +2,17 @@
 
 python examples/spark_send_receive.py                  in a domain of its own, gone at the end
 JMSQ_ROOT=/data/messages spark-submit examples/spark_send_receive.py   in yours; it needs a queue named orders
-"""
 
-from __future__ import annotations
+It prints
+
+    received: 311
+    +-----+-------+
+    |color|waiting|
+    +-----+-------+
+    | blue|    666|
+    |  red|     23|
+    +-----+-------+
+"""
 
 import os
 import sys
@@ -12,22 +20,19 @@ import tempfile
 
 from pyspark.sql import SparkSession
 
-import spark_jms
+from spark_jms import apply
 
 
 def main() -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark's workers run the python3 of the PATH
+    spark = SparkSession.builder.appName("spark-jms example").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
     with tempfile.TemporaryDirectory(prefix="jmsq-example-") as work:
-        root = os.environ.get("JMSQ_ROOT")
-        if not root:
+        if not (root := os.environ.get("JMSQ_ROOT")):
             root = f"{work}/messages"
-            spark_jms.apply(root, {"destinations": {"orders": {"kind": "distributed-queue", "members": 2}}})
-        spark = SparkSession.builder.appName("spark-jms example").getOrCreate()
-        spark.sparkContext.setLogLevel("ERROR")
-        try:
-            run(spark, root, work)
-        finally:
-            spark.stop()
+            apply(root, {"destinations": {"orders": {"kind": "distributed-queue", "members": 2}}})
+        run(spark, root, work)
+    spark.stop()
 
 
 def run(spark: SparkSession, root: str, work: str) -> None:
@@ -40,21 +45,10 @@ def run(spark: SparkSession, root: str, work: str) -> None:
     orders.write.format("jmsq").option("root", root).option("destination", "orders").mode("append").save()
 
     # Receive: everything that was there when the query started, once, in order within each member.
-    reds = (
-        spark.readStream.format("jmsq")
-        .option("root", root)
-        .option("destination", "orders")
-        .option("selector", "color = 'red' AND amount > 100")
-        .load()
-    )
-    query = (
-        reds.selectExpr("member", "sequence", "text")
-        .writeStream.format("parquet")
-        .option("checkpointLocation", f"{work}/checkpoint")
-        .trigger(availableNow=True)
-        .start(f"{work}/received")
-    )
-    query.awaitTermination()
+    reds = spark.readStream.format("jmsq").option("root", root).option("destination", "orders")
+    reds = reds.option("selector", "color = 'red' AND amount > 100").load().select("member", "sequence", "text")
+    writer = reds.writeStream.format("parquet").option("checkpointLocation", f"{work}/checkpoint")
+    writer.trigger(availableNow=True).start(f"{work}/received").awaitTermination()
     print(f"received: {spark.read.parquet(f'{work}/received').count()}")
 
     # Browse the remaining messages, which consumes nothing.

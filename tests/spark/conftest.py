@@ -1,9 +1,12 @@
-"""A domain with a few destinations, and shorthands to stream, send and browse."""
+"""A domain with a few destinations, and shorthands to stream, send and browse; and the examples, as a function."""
 
 from __future__ import annotations
 
+import os
+import runpy
+import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +16,7 @@ import pytest
 from spark_jms.core.destination import Destination
 from spark_jms.log.declarations import apply_destinations
 from spark_jms.log.domain import Domain, create_domain
+from tests.pages import PROJECT, lines
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,3 +88,21 @@ def bench(spark: SparkSession, tmp_path: Path) -> Iterator[Bench]:
     yield Bench(spark, root, tmp_path, domain)
     for query in spark.streams.active:
         query.stop()
+
+
+@pytest.fixture
+def run_example(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[[str], list[str]]]:
+    """Runs a program of examples/ in the session of the tests, which the program's `stop` leaves; returns the lines that it
+    prints."""
+
+    def run(name: str) -> list[str]:
+        runpy.run_path(str(PROJECT / "examples" / name), run_name="__main__")
+        return lines(capfd.readouterr().out)
+
+    monkeypatch.delenv("JMSQ_ROOT", raising=False)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)  # as `activate` does, for jmsq
+    monkeypatch.setattr(type(spark), "stop", lambda self: None)
+    yield run
+    spark.sparkContext.setLogLevel("ERROR")

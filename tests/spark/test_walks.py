@@ -8,8 +8,8 @@ import pytest
 
 from spark_jms.setup import find_java
 from tests.installation import Installation, installation
-from tests.pages import block
-from tests.walks import Walk
+from tests.pages import block, lines, promised
+from tests.walks import FIRST_MESSAGES, FIVE_ROWS, Walk
 
 README = "README.md"
 
@@ -21,8 +21,8 @@ def test_kafka_engineer_gets_a_first_spark_result(tmp_path: Path) -> None:
     made = installation("spark")
     java = {"JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": str(made.python)}
     walk = Walk.start("Kafka engineer", Installation(made.venv, java), tmp_path)
-    assert "sent 1,000 message(s)" in walk.shell(block(README, "bash", "export JMSQ_ROOT").text)
+    assert lines(walk.shell(block(README, "bash", "export JMSQ_ROOT").text)) == promised(FIRST_MESSAGES)
     walk.reached("first message")
     printed = walk.run("python", "-c", block(README, "python", "readStream").text)
-    assert "only showing top 5 rows" in printed
+    assert lines(printed) == promised(FIVE_ROWS)
     walk.reached("first Spark result")
