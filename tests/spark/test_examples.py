@@ -8,7 +8,8 @@ import pytest
 
 from tests.pages import PROJECT, says_it_prints
 
-ELSEWHERE = {"spark_cluster.py", "spark_poison.py"}  # test_standalone_cluster.py and test_poison.py run them
+# By test_standalone_cluster.py, test_poison.py and test_readme.py.
+ELSEWHERE = {"spark_cluster.py", "spark_poison.py", "spark_send_receive.py"}
 EXAMPLES = sorted({path.name for path in (PROJECT / "examples").glob("spark_*.py")} - ELSEWHERE)
 
 pytestmark = pytest.mark.timeout(450)
