@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -12,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from spark_jms.setup import find_java
 from spark_jms.store.errors import StoreError
 from spark_jms.store.regions.admin.client import DaemonAdmin
 from tests.daemons import Daemons
+from tests.pages import PROJECT, lines, says_it_prints
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -166,3 +170,13 @@ def test_stateful_query_survives_ten_daemon_kills(
     """R19: the same with ten kills."""
     restarts = run_with_kills(spark, doors, tmp_path / "in", tmp_path / "out", SOAK_KILLS)
     print(f"{provider}: {SOAK_KILLS} kills, {restarts} restarts of the query")
+
+
+def test_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R10, R19: by python, which starts the daemons too."""
+    monkeypatch.setenv("JAVA_HOME", str(find_java().home))
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    example = PROJECT / "examples" / "replicated_checkpoint.py"
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert lines(done.stdout) == says_it_prints(example)
