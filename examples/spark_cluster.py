@@ -45,7 +45,7 @@ def main() -> None:
             orders = orders.option("maxMessagesPerTrigger", 50).load().withColumn("executor", executor())
             writer = orders.writeStream.format("parquet").option("checkpointLocation", f"{work}/{name}")
             writer.start(f"{work}/out-{name}")
-        while backlog.load().count():
+        while len(spark.streams.active) == 2 and backlog.load().count():
             time.sleep(0.5)
         for query in spark.streams.active:
             query.stop()

@@ -38,7 +38,8 @@ def main() -> None:
 
         names = ("a", "b")
         queries = [start(spark, root, work, name) for name in names]
-        while spark.read.format("jmsq").option("root", root).option("destination", "orders").load().count():
+        backlog = spark.read.format("jmsq").option("root", root).option("destination", "orders")
+        while all(query.isActive for query in queries) and backlog.load().count():
             time.sleep(0.5)
         for query in queries:
             query.stop()
