@@ -13,6 +13,7 @@ from spark_jms import connect
 from spark_jms.client.message import Message
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader, read_partition
+from spark_jms.spark.worker import StopSignal
 
 Offset = dict[str, Any]
 Row = dict[str, Any]
@@ -89,7 +90,6 @@ class Query:
     def run(self) -> bool:
         given = {"onPoison": "isolate", "idempotentSink": "true", **self.options}
         reader = JmsqStreamReader(parse_options({"root": self.root, "destination": self.destination, **given}))
-        caught = reader._signal
         try:
             if not self.offsets:
                 self.offsets.append(reader.initialOffset())
@@ -106,9 +106,10 @@ class Query:
                     self.offsets.append(end)
                 self._batch(reader)
         except Refused:
-            if caught is not None:  # else it would end this process
+            if _signal_of(reader) is not None:  # else it would end this process
                 signal.raise_signal(signal.SIGTERM)  # as Spark ends the process of a source whose query has failed
         except Died:
+            caught = _signal_of(reader)
             if caught is not None:
                 caught._driver = 0  # it is not the parent any more
         finally:
@@ -150,3 +151,8 @@ def received(root: str, destination: str) -> list[Message]:
 
 def numbers(first: int, last: int) -> list[str]:
     return [str(n) for n in range(first, last + 1)]
+
+
+def _signal_of(reader: JmsqStreamReader) -> StopSignal | None:
+    """From the time when the reader has opened its subscription."""
+    return reader._signal
