@@ -213,7 +213,7 @@ def test_rows_keep_their_order_whatever_pages(counts: list[int], limit: int) -> 
     kept.clear()
     found = buffer.statistics()
     assert (found.memory_bytes, found.paged_bytes, found.paged_messages, kept.count) == (0, 0, 0, 0)
-    assert buffer._files.segments == 0
+    assert buffer.files.segments == 0
 
 
 def test_what_exceeds_the_buffer_pages_and_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -295,7 +295,7 @@ def test_forked_child_frees_no_page_of_its_parent(tmp_path: Path) -> None:
     kept = PagedRows(buffer)
     kept.append(rows(7, 1, 2**20))
     buffer.abandon()
-    assert buffer._files.segments == 0
+    assert buffer.files.segments == 0
 
 
 # -- its settings -----------------------------------------------------------------------------------------------------
@@ -305,19 +305,19 @@ def test_factory_comes_before_the_environment(tmp_path: Path, monkeypatch: pytes
         monkeypatch.delenv(name, raising=False)
     plain = process_buffer()
     assert plain.limit_bytes == default_limit_bytes(memory_bytes())
-    assert (plain._files.directory, plain._files._codec) == (default_directory(), None)
+    assert (plain.files.directory, plain.files._codec) == (default_directory(), None)
     monkeypatch.setenv("JMSQ_MESSAGE_BUFFER_SIZE", "64 MB")
     monkeypatch.setenv("JMSQ_PAGING_DIRECTORY", str(tmp_path))
     monkeypatch.setenv("JMSQ_PAGING_COMPRESSION", "LZF")
     given_here = process_buffer()
-    assert (given_here.limit_bytes, given_here._files.directory) == (64_000_000, str(tmp_path))
-    assert given_here._files._codec == CODECS["LZF"]
+    assert (given_here.limit_bytes, given_here.files.directory) == (64_000_000, str(tmp_path))
+    assert given_here.files._codec == CODECS["LZF"]
     factory = ConnectionFactory(
         message_buffer_bytes=10**6, paging_directory="/elsewhere", paging_message_compression_enabled=True
     )
     of_factory = buffer_of(factory)
-    assert (of_factory.limit_bytes, of_factory._files.directory) == (10**6, "/elsewhere")
-    assert of_factory._files._codec == CODECS["GZIP_DEFAULT_COMPRESSION"]
+    assert (of_factory.limit_bytes, of_factory.files.directory) == (10**6, "/elsewhere")
+    assert of_factory.files._codec == CODECS["GZIP_DEFAULT_COMPRESSION"]
 
 
 def test_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
