@@ -131,8 +131,8 @@ def test_interrupt_ends_the_wait_for_room(context: Context) -> None:
         wait_until(lambda: producer.statistics().outstanding == 2 and is_waiting(threading.main_thread()))
         signal.pthread_kill(main, signal.SIGINT)
 
+    interrupting = in_thread(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        interrupting = in_thread(interrupt)
         send_texts(producer, outcomes, 0, 5)
     interrupting.join(LIMIT_S)
     hold.open()
