@@ -97,7 +97,7 @@ def compaction_changes_the_order(patch: Patch) -> None:
     def merge(log: DeltaLog, run: list[DataFile]) -> Any:
         return original(log, sorted(run, key=lambda file: file.rows))
 
-    original = compaction._merge
+    original = compaction.merged
     patch.setattr(compaction, "merged", merge)
 
 

@@ -11,7 +11,7 @@ def crash(store: RoutedStore, subscriber: DistributedSubscriber) -> None:
     branches = subscriber._branches.values()
     sessions = {one._subscriber.members.session_id for one in branches if one._subscriber is not None}
     if subscriber._use is not None:
-        own = subscriber._use._session
+        own = subscriber._use.session
         assert isinstance(own, RoutedSession)
         sessions |= {session.session_id for session in own._sessions.values()}
     for server in (DEFAULT, *store.others()):
