@@ -12,14 +12,13 @@ It prints
 import tempfile
 
 import pandas as pd
-from pyspark.sql import DataFrame
-from pyspark.sql.functions import pandas_udf
+from pyspark.sql import DataFrame, functions, types
 
 from spark_jms import apply
 from spark_jms.setup import spark_session
 
 
-@pandas_udf("double")
+@functions.pandas_udf(types.DoubleType())
 def fahrenheit(celsius: pd.Series) -> pd.Series:
     return celsius.astype("float64") * 9 / 5 + 32
 
