@@ -25,7 +25,7 @@ from spark_jms.admin.statistics import DestinationStatistics, MemberStatistics, 
 from spark_jms.claims import views
 from spark_jms.claims.life_cycle_table import opened_table
 from spark_jms.claims.life_cycle_view import EventRow, events
-from spark_jms.claims.opened_domain import open_domain
+from spark_jms.claims.opened_domain import open_given_domain
 from spark_jms.claims.stores import open_stores
 from spark_jms.claims.views import ClaimRow, SubscriptionRow
 from spark_jms.client.closing import ClosedAtTheEnd, OwningProcess
@@ -35,21 +35,17 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.pause import OPERATIONS
 from spark_jms.core.selector import Selector
 from spark_jms.core.subscription_place import kept_at
-from spark_jms.errors import ClosedError, DomainError, OptionError
+from spark_jms.errors import ClosedError, OptionError
 from spark_jms.log.domain import Domain
 from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.settings.duration import DurationLike
-from spark_jms.settings.environment import ROOT_VARIABLE
 from spark_jms.store import Store
 
 WAIT: DurationLike = "15 s"
 
 
 def connect(root: str | os.PathLike[str] | None = None) -> Administrator:
-    where = os.fspath(root) if root is not None else os.environ.get(ROOT_VARIABLE, "")
-    if not where:
-        raise DomainError(f"no root: give connect(root) the domain's directory or URL, or set {ROOT_VARIABLE}")
-    return Administrator(open_domain(where))
+    return Administrator(open_given_domain(root))
 
 
 class Administrator(ClosedAtTheEnd):

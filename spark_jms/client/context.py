@@ -17,7 +17,7 @@ from spark_jms.claims.background import BackgroundThread
 from spark_jms.claims.client_claim import claim_client_id
 from spark_jms.claims.coordinators import Coordinators
 from spark_jms.claims.last_resource import LastResource
-from spark_jms.claims.opened_domain import open_domain
+from spark_jms.claims.opened_domain import open_given_domain
 from spark_jms.claims.stores import open_stores, store_of
 from spark_jms.claims.subscription_request import Sharing
 from spark_jms.claims.subscriptions import drop_subscription, droppable_subscription
@@ -54,7 +54,6 @@ from spark_jms.core.placement import HOME
 from spark_jms.core.selector import Selector
 from spark_jms.errors import (
     ClosedError,
-    DomainError,
     IllegalStateException,
     InvalidDestinationError,
     OptionError,
@@ -63,7 +62,6 @@ from spark_jms.log.domain import Domain
 from spark_jms.log.message_buffer import MessageBuffer, buffer_of
 from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.duration import DurationLike
-from spark_jms.settings.environment import ROOT_VARIABLE
 from spark_jms.settings.extras import needs
 from spark_jms.store import Store
 
@@ -95,10 +93,7 @@ def connect(
     Raises DomainError when there is no domain, connection factory or server of that name.
     """
     identity = ClientIdentity(client_id, client_id_policy)
-    where = os.fspath(root) if root is not None else os.environ.get(ROOT_VARIABLE, "")
-    if not where:
-        raise DomainError(f"no root: give connect(root) the domain's directory or URL, or set {ROOT_VARIABLE}")
-    domain = open_domain(where)
+    domain = open_given_domain(root)
     pa.array([0])  # the first array makes pyarrow import pandas (a third of a second): pay for it here
     choices = choices_of(domain, connection_factory, server)
     return Context(domain, housekeeping, identity, choices, buffer_of(choices.factory))

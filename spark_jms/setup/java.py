@@ -135,7 +135,7 @@ def install_java(
     except JavaNotFoundError:
         if not can_install():
             raise
-    run = run or _run_apt
+    run = run or run_apt
     if run(["apt-get", "update", "-qq"]) != 0:
         print("spark-jms: apt-get update failed; trying with the package lists as they are", file=sys.stderr)
     for package in DEBIAN_PACKAGES:
@@ -202,7 +202,7 @@ def _ask_version(binary: Path) -> str | None:
     return found.group(1) if found and answer.returncode == 0 else None
 
 
-def _run_apt(command: list[str]) -> int:
+def run_apt(command: list[str]) -> int:
     print("spark-jms: " + " ".join(command), file=sys.stderr, flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     return subprocess.run(command, env=environment, stdout=2, timeout=INSTALL_TIMEOUT_S, check=False).returncode

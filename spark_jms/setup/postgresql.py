@@ -7,13 +7,12 @@ import glob
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from spark_jms.setup.errors import PostgresqlInstallError, PostgresqlNotFoundError
-from spark_jms.setup.java import can_install
+from spark_jms.setup.java import can_install, run_apt
 
 USUAL_PLACES = (
     "/usr/lib/postgresql/*/bin",
@@ -23,7 +22,6 @@ USUAL_PLACES = (
 )
 PROGRAMS = ("initdb", "postgres")
 DEBIAN_PACKAGE = "postgresql"
-INSTALL_TIMEOUT_S = 900
 
 
 def find_postgresql(places: Iterable[str] = USUAL_PLACES) -> Path:
@@ -52,7 +50,8 @@ def install_postgresql(run: Callable[[list[str]], int] | None = None, places: It
     except PostgresqlNotFoundError:
         if not can_install():
             raise
-    run = run or _run_apt
+    run = run or run_apt
+    # policy-rc.d stays unchanged: the package may start its own server, which the tests do not use.
     if run(["apt-get", "update", "-qq"]) != 0:
         print("spark-jms: apt-get update failed; trying with the package lists as they are", file=sys.stderr)
     if run(["apt-get", "install", "-y", "-qq", "--no-upgrade", "--no-install-recommends", DEBIAN_PACKAGE]) != 0:
@@ -68,10 +67,3 @@ def command_to_run(platform: str = sys.platform, which: Callable[[str], str | No
     if which("dnf"):
         return "sudo dnf install -y postgresql-server"
     return "install a PostgreSQL server, 14 or newer, with its programs on the PATH"
-
-
-def _run_apt(command: list[str]) -> int:
-    print("spark-jms: " + " ".join(command), file=sys.stderr, flush=True)
-    # policy-rc.d stays unchanged: the package may start its own server, which the tests do not use.
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    return subprocess.run(command, env=environment, stdout=2, timeout=INSTALL_TIMEOUT_S, check=False).returncode

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from spark_jms.settings.extras import needs
 from spark_jms.setup.errors import SessionConflictError
 from spark_jms.setup.jars import delta_jars
 from spark_jms.setup.java import find_java
+from spark_jms.setup.step import output_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,28 +65,11 @@ def spark_session(
     builder = SparkSession.builder.appName(app_name).master(master)
     for key, value in session_conf(master, delta, conf).items():
         builder = builder.config(key, value)
-    with nullcontext() if log is None else printing_to(log):
+    with nullcontext() if log is None else output_to(Path(log)):
         session = builder.getOrCreate()
     if delta and DELTA_EXTENSION not in (session.conf.get("spark.sql.extensions", "") or ""):
         raise SessionConflictError
     return session
-
-
-@contextmanager
-def printing_to(log: str | os.PathLike[str]) -> Iterator[None]:
-    """Processes that are started meanwhile inherit this file as their standard output and error."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = [(stream, os.dup(stream)) for stream in (1, 2)]
-    try:
-        with open(log, "ab") as file:
-            for stream, _ in kept:
-                os.dup2(file.fileno(), stream)
-            yield
-    finally:
-        for stream, before in kept:
-            os.dup2(before, stream)
-            os.close(before)
 
 
 def worker_python(environment: Mapping[str, str]) -> dict[str, str]:

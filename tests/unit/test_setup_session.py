@@ -94,9 +94,10 @@ def test_another_python_or_another_spark_is_left_alone(environment: dict[str, st
 def test_what_sparks_processes_print_goes_to_the_log(tmp_path: Path) -> None:
     """C11: processes started meanwhile print there for as long as they live, and this one prints again where it did."""
     code = (
-        "import os, subprocess, sys\n"
-        "from spark_jms.setup.session import printing_to\n"
-        "with printing_to(sys.argv[1]):\n"
+        "import subprocess, sys\n"
+        "from pathlib import Path\n"
+        "from spark_jms.setup.step import output_to\n"
+        "with output_to(Path(sys.argv[1])):\n"
         "    child = subprocess.Popen(['sh', '-c', 'read go; echo out; echo err >&2'], stdin=subprocess.PIPE)\n"
         "print('here', flush=True)\n"
         "child.communicate(b'go')\n"
