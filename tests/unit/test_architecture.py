@@ -1,4 +1,4 @@
-"""The arrows between the rooms (contracts in pyproject.toml), and what a light import may bring in."""
+"""The imports between the packages (contracts in pyproject.toml), and what a light import may bring in."""
 
 from __future__ import annotations
 
