@@ -1,4 +1,4 @@
-"""Asynchronous sends: one thread sends 1,000 orders, a listener learns the outcome of each.
+"""Asynchronous sends: one thread sends 1,000 orders, and a completion listener is called with the outcome of each.
 
 python examples/client_asynchronous.py
 

@@ -1,4 +1,4 @@
-"""asyncio: many coroutines send, a service answers, one receive is cancelled and loses nothing.
+"""asyncio: many coroutines send, a service replies, and a cancelled receive loses no message.
 
 python examples/client_asyncio.py
 

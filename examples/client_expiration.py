@@ -1,6 +1,6 @@
-"""What becomes of messages that expire: one is logged, one goes to the error destination.
+"""Expired messages: one is logged, one goes to the error destination.
 
-python examples/client_expiration.py     in a domain of its own, gone at the end
+python examples/client_expiration.py     in a temporary domain
 
 It prints
 

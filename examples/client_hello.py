@@ -1,7 +1,7 @@
 """The first message without Spark: send, browse, receive, acknowledge.
 
-python examples/client_hello.py            in a domain of its own, gone at the end
-JMSQ_ROOT=/data/domain python examples/client_hello.py   in yours; it needs a queue named orders
+python examples/client_hello.py            in a temporary domain
+JMSQ_ROOT=/data/domain python examples/client_hello.py   in your domain, which needs a queue named orders
 
 It prints
 

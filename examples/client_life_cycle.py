@@ -1,6 +1,6 @@
 """The life-cycle log: what became of each message.
 
-python examples/client_life_cycle.py     in a domain of its own, gone at the end
+python examples/client_life_cycle.py     in a temporary domain
 
 It prints
 

@@ -1,4 +1,4 @@
-"""A service that listens: two consumers share a queue, one message fails once and is delivered again, flagged.
+"""Message listeners: two consumers share a queue; one message fails once and is delivered again, flagged.
 
 python examples/client_listener.py
 

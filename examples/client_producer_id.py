@@ -1,4 +1,4 @@
-"""A loader that fails in the middle and is started again: each line is sent once.
+"""An idempotent producer: a loader dies in the middle and restarts, and each line is sent once.
 
 python examples/client_producer_id.py
 

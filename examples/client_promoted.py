@@ -1,6 +1,6 @@
-"""A promoted property: a column of the destination's table, by which a selector skips files.
+"""A promoted property: a column of the destination's table, whose statistics let a selector skip files.
 
-python examples/client_promoted.py     in a domain of its own, gone at the end
+python examples/client_promoted.py     in a temporary domain
 
 It prints
 
@@ -34,13 +34,13 @@ def main() -> None:
         with connect(root, housekeeping=False) as context:
             producer = context.producer("orders")
             producer.send(text="sent before", properties={"amount": 999.0})
-            apply(root, module("amount:double"))  # also while jobs run
+            apply(root, module("amount:double"))  # even while jobs run
             for hundred in range(10):
                 producer.send_many(
                     {"text": f"order {n}", "properties": {"amount": float(n)}}
                     for n in range(100 * hundred, 100 * hundred + 100)
                 )
-            producer.send(text="a whole number", properties={"amount": 1000})  # a long: found, but not in the column
+            producer.send(text="a whole number", properties={"amount": 1000})  # a long: found, but NULL in the column
             found = [message.text for message in context.browser("orders", selector=SELECTOR)]
             print(f"{SELECTOR}: {len(found)} messages, {found[0]!r} and {found[-1]!r} among them")
         cli(["explain", "--root", root, "orders", SELECTOR], standalone_mode=False)  # jmsq explain

@@ -1,7 +1,7 @@
-"""Request and reply: one thread asks, another one answers; in life they are programs on several machines.
+"""Request and reply: one thread sends requests, another one replies. In practice they are separate programs.
 
-python examples/client_request.py            in a domain of its own, gone at the end
-JMSQ_ROOT=/data/domain python examples/client_request.py   in yours; it needs a queue named orders
+python examples/client_request.py            in a temporary domain
+JMSQ_ROOT=/data/domain python examples/client_request.py   in your domain, which needs a queue named orders
 
 It prints
 
@@ -23,7 +23,7 @@ from spark_jms.testing import memory_domain
 def add(message: Message) -> None:
     """The listener of the answering side. With "auto" the request is acknowledged when this returns: after the reply."""
     numbers = message.map or {}
-    with suppress(TemporaryDestinationDeletedError):  # the requestor does not wait any more
+    with suppress(TemporaryDestinationDeletedError):  # the requestor no longer waits
         message.reply(map={"sum": sum(value for value in numbers.values() if isinstance(value, int))})
 
 

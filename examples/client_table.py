@@ -1,7 +1,7 @@
 """Many messages at once without Spark: send an Arrow table, each row a message.
 
-python examples/client_table.py            in a domain of its own, gone at the end
-JMSQ_ROOT=/data/domain python examples/client_table.py   in yours; it needs a queue named orders
+python examples/client_table.py            in a temporary domain
+JMSQ_ROOT=/data/domain python examples/client_table.py   in your domain, which needs a queue named orders
 
 It prints
 

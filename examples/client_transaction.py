@@ -1,6 +1,6 @@
-"""A transacted session: each order that is received becomes an invoice and a delivery, all or nothing.
+"""A transacted session: each received order becomes an invoice and a delivery, or none of the three happens.
 
-python examples/client_transaction.py            in a domain of its own, gone at the end
+python examples/client_transaction.py            in a temporary domain
 
 It prints
 

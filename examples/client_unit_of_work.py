@@ -1,6 +1,6 @@
-"""A unit of work: several senders contribute to one order, and one consumer gets it whole.
+"""A unit of work: several senders contribute to one order, and one consumer receives it as a whole.
 
-python examples/client_unit_of_work.py     in a domain of its own, gone at the end
+python examples/client_unit_of_work.py     in a temporary domain
 
 It prints
 

@@ -1,7 +1,7 @@
-"""A replicated store on this machine: objects from Python, then a Spark query with its checkpoint in the store, one daemon of
-which is killed on the way.
+"""A replicated store on this machine: objects from Python, then a Spark query with its checkpoint in the store, which continues
+when a daemon is killed.
 
-python examples/replicated_checkpoint.py        daemons of its own, gone at the end
+python examples/replicated_checkpoint.py        with temporary daemons
 
 It prints
 
@@ -34,7 +34,7 @@ PROVIDER = "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverProxyPro
 
 
 def main() -> None:
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark's workers run the python3 of the PATH
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise Spark's workers run the python3 of the PATH
     with tempfile.TemporaryDirectory(prefix="jmsq-example-") as work:
         cluster = Cluster(f"{work}/replicated-store")  # as `jmsq store up` does
         cluster.write_config(DAEMONS, memory="256M")

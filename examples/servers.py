@@ -1,6 +1,6 @@
-"""A queue on two servers with stores of their own: one goes away, the other continues, and nothing is lost.
+"""A queue on two servers, each with its own store: while one is away, the other continues, and nothing is lost.
 
-python examples/servers.py            in a domain of its own, gone at the end
+python examples/servers.py            in a temporary domain
 
 It prints
 
@@ -31,7 +31,7 @@ def main() -> None:
             producer = context.producer("orders")
             sent = {producer.send(text=f"order {n}").member for n in range(4)}
             print(f"sent to the members {sorted(sent)}")
-            (stores / "west").rename(stores / "gone")  # the disk with this store is away
+            (stores / "west").rename(stores / "gone")  # as if the disk with this store were unmounted
             with context.consumer("orders", acknowledge="auto") as consumer:
                 texts = {message.text for message in consumer.messages(idle_timeout="1 s")}
                 print(f"without west: {len(texts)} of 4 orders")

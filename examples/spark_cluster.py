@@ -1,4 +1,4 @@
-"""Several queries on a standalone cluster: one sends, two share the queue, and the tasks of all run on all executors.
+"""Several queries on a standalone cluster: one sends, two share the queue, and all executors run their tasks.
 
 spark-submit --master spark://host:7077 examples/spark_cluster.py   TMPDIR is a directory that all hosts have
 python examples/spark_cluster.py                                    on two executors that Spark starts on this host

@@ -46,7 +46,7 @@ def main() -> None:
         apply(root, {"destinations": {"orders": {"kind": "distributed-queue", "members": 2}}})
         insert(spark, work, 0, 1000)
         send(spark, root, work, "first run")
-        for note in (work / "checkpoint" / "commits").iterdir():  # as after kill -9: sent, and not noted by Spark
+        for note in (work / "checkpoint" / "commits").iterdir():  # as after kill -9: sent, but not recorded by Spark
             note.unlink()
         insert(spark, work, 1000, 1500)
         send(spark, root, work, "second run, which repeats a batch of 1000")

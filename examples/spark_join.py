@@ -16,7 +16,7 @@ import tempfile
 from spark_jms import apply
 from spark_jms.setup import spark_session
 
-COUNTRIES = [("0", "DE"), ("1", "FR"), ("3", "CH"), ("4", "CH")]  # of customer 2 nothing is known
+COUNTRIES = [("0", "DE"), ("1", "FR"), ("3", "CH"), ("4", "CH")]  # customer 2 is missing
 
 
 def main() -> None:

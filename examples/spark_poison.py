@@ -1,4 +1,4 @@
-"""Error destination and redrive: a message that the sink cannot take is set aside, and comes back when the sink is mended.
+"""Error destination and redrive: a message that the sink cannot process is set aside, and comes back when the sink is fixed.
 
 python examples/spark_poison.py
 spark-submit --properties-file conf/spark-defaults.conf examples/spark_poison.py
@@ -33,7 +33,7 @@ def receive(spark: SparkSession, root: str, amount: Callable[[str], int]) -> Non
     options = {"root": root, "destination": "payments", "onPoison": "isolate", "idempotentSink": "true"}
     payments = spark.readStream.format("jmsq").options(**options).load()
     writer = payments.writeStream.option("checkpointLocation", f"{root}-checkpoint").trigger(availableNow=True)
-    while True:  # a supervisor starts a job that has failed again
+    while True:  # what a supervisor does: restart a failed job
         with suppress(StreamingQueryException):
             writer.foreachBatch(take).start().awaitTermination()
             break

@@ -1,7 +1,7 @@
-"""The first messages through Spark: send a batch, stream it out once, browse the rest by SQL.
+"""The first messages through Spark: send a batch, receive a part of it in a stream, browse the rest in SQL.
 
-python examples/spark_send_receive.py                  in a domain of its own, gone at the end
-JMSQ_ROOT=/data/messages spark-submit examples/spark_send_receive.py   in yours; it needs a queue named orders
+python examples/spark_send_receive.py                  in a temporary domain
+JMSQ_ROOT=/data/messages spark-submit examples/spark_send_receive.py   in your domain, which needs a queue named orders
 
 It prints
 
@@ -24,7 +24,7 @@ from spark_jms import apply
 
 
 def main() -> None:
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else Spark's workers run the python3 of the PATH
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise Spark's workers run the python3 of the PATH
     spark = SparkSession.builder.appName("spark-jms example").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     with tempfile.TemporaryDirectory(prefix="jmsq-example-") as work:
@@ -36,8 +36,8 @@ def main() -> None:
 
 
 def run(spark: SparkSession, root: str, work: str) -> None:
-    # Send: a body column is enough; a struct becomes typed message properties. Messages of one JMSXGroupID would keep their
-    # order, for a receiver without a selector: what a selector refuses holds back the later messages of its group.
+    # Send: a body column is enough; a struct becomes typed message properties. No JMSXGroupID here: in a queue, a message that the
+    # selector below refuses would hold back the later messages of its group.
     orders = spark.range(1000).selectExpr(
         "concat('order ', id) AS text",
         "named_struct('color', if(id % 3 = 0, 'red', 'blue'), 'amount', id * 1.5D) AS properties",

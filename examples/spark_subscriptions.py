@@ -1,4 +1,4 @@
-"""A topic with two subscriptions: each gets every message that its selector takes, also what came while its query was away.
+"""A topic with two subscriptions: each gets every message that its selector takes, even those sent while its query was away.
 
 python examples/spark_subscriptions.py
 spark-submit examples/spark_subscriptions.py
@@ -42,7 +42,7 @@ def main() -> None:
     spark.sparkContext.setLogLevel("ERROR")
     with tempfile.TemporaryDirectory(prefix="jmsq-example-") as work:
         root = f"{work}/messages"
-        # A topic keeps what its subscriptions have not finished; `retention` keeps it for those that come later.
+        # A topic keeps messages that a subscription has not finished; `retention` keeps them for later subscriptions.
         apply(root, {"destinations": {"prices": {"kind": "topic", "retention": "1 h"}}})
         send(spark, root, 400)
         receive(spark, root, work, "first run")

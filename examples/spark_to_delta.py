@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from spark_jms import apply
 from spark_jms.setup import spark_session
 
-# Spark can repeat the newest batch as long as its messages are in the table: `retention` keeps the finished ones.
+# Spark can repeat the newest batch while its messages are in the table: `retention` keeps finished ones.
 QUEUE = {"orders": {"kind": "distributed-queue", "members": 2, "retention": "1 h"}}
 
 
@@ -42,7 +42,7 @@ def main() -> None:
         apply(root, {"destinations": QUEUE})
         send(spark, root, 0, 1000)
         receive(spark, root, Path(work), "first run")
-        # As after kill -9 at the worst moment: Delta has the batch, and Spark has not noted that it is done.
+        # As after kill -9 at the worst moment: Delta has the batch, but Spark has not recorded its end.
         for note in Path(work, "checkpoint", "commits").iterdir():
             note.unlink()
         send(spark, root, 1000, 1500)

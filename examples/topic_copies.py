@@ -1,9 +1,9 @@
 """A partitioned distributed topic: one copy of each message per application, or one per instance of an application.
 
-python examples/topic_copies.py           on one server, then on two, in domains that are removed at the end
+python examples/topic_copies.py           on one server, then on two, in temporary domains
 
 Applications run as several instances. The client id of a connection decides which of them share a subscription. Its policy is
-unrestricted: several instances may have the id, and an instance that starts again need not wait for its old connection.
+unrestricted: several instances may have the id, and an instance that restarts need not wait for its old connection to end.
 
 It prints
 

@@ -1,6 +1,6 @@
 """The use cases of a distributed queue: paired, balanced and forwarded.
 
-python examples/use_cases.py            in a domain of its own, gone at the end
+python examples/use_cases.py            in a temporary domain
 
 It prints
 
