@@ -37,12 +37,12 @@ PREFETCH_MODES = {
 DISABLED, ENABLED, TOPIC_ONLY = "disabled", "enabled", "topicOnly"
 ONE_WAY_SEND_MODES = {
     DISABLED: "a send returns when its message is in the table",
-    ENABLED: "non-persistent sends may return before",
+    ENABLED: "non-persistent sends may return earlier",
     TOPIC_ONLY: "the same, to topics alone",
 }
 LOAD_BALANCING = (
-    "Whether each message goes to a member of its own, by the destination's `routing`. With `false`, a sender chooses at its first "
-    "message, and keeps that member until it is down, paused or removed."
+    "Whether a sender chooses a member for each message, by the destination's `routing`. With `false`, it chooses at "
+    "its first message, and keeps that member until it is down, paused or removed."
 )
 SERVER_AFFINITY = (
     "Whether senders, and receivers that are pinned, prefer the member on their home server: that of the environment variable "
@@ -65,37 +65,37 @@ class ConnectionFactory(Table):
         "pinReceivers",
         Flag(),
         False,
-        "Whether a client's receivers and browsers of a queue are pinned to one member, as JMS has it, where `pin` is not given. "
-        "`false`: they take the messages of all members.",
+        "Whether a client's receivers and browsers of a queue are pinned to one member, as in WebLogic, if `pin` is not "
+        "given. `false`: they receive from all members.",
     )
     default_compression_threshold: int | None = setting(
         "defaultCompressionThreshold",
         Size("0"),
         None,
-        "Senders compress a body of at least this size with GZIP, and it stays compressed until it is read ([what that "
-        "means](MESSAGES.md#compressed-bodies)). `Context.producer(compression_threshold=…)` comes before it.",
+        "Senders compress a body of at least this size with GZIP, and it stays compressed until it is read ([compressed "
+        "bodies](MESSAGES.md#compressed-bodies)). `Context.producer(compression_threshold=…)` overrides it.",
         without="never",
     )
     messages_maximum: int = setting(
         "messagesMaximum",
         Maximum(1, MAX_MESSAGES_MAXIMUM),
         10,
-        "The pipeline: how many messages a consumer claims at a time, where `prefetch` is not given. No other consumer gets them "
-        "until it acknowledges or releases them. An application that acknowledges N messages at a time gains by 2 * N + 1: "
-        "`statistics()` of a consumer computes it. -1: as many as `maxMessageSize` allows.",
+        "The pipeline: how many messages a consumer claims at a time, if `prefetch` is not given. No other consumer "
+        "gets them until it acknowledges or releases them. For an application that acknowledges N messages at a time, 2 "
+        "* N + 1 is a good value: `statistics()` of a consumer computes it. -1: as many as `maxMessageSize` allows.",
     )
     max_message_bytes: int = setting(
         "maxMessageSize",
         Size("1"),
         10_000_000,
-        "The messages that a consumer claims at a time have at most this size together; it returns the others at once. A larger "
-        "message, or unit of work, comes alone.",
+        "The largest total size of the messages that a consumer claims at a time; it returns the others at once. It "
+        "claims a larger message, or unit of work, alone.",
     )
     synchronous_prefetch_mode: str = setting(
         "synchronousPrefetchMode",
         Choice(PREFETCH_MODES),
         PREFETCH_ENABLED,
-        "Whether consumers without a listener claim `messagesMaximum` messages at a time too, where `prefetch` is not given.",
+        "Whether consumers without a listener also claim `messagesMaximum` messages at a time, if `prefetch` is not given.",
     )
     flow_control_enabled: bool = setting(
         "flowControlEnabled",
@@ -108,21 +108,21 @@ class ConnectionFactory(Table):
         "flowMaximum",
         Whole(1, MAX_FLOW, "messages a second"),
         500,
-        "Messages a second of a producer, or of a query's sink, when it begins to slow down.",
+        "The limit, in messages a second, at which a producer or a query's sink starts to slow down.",
     )
     flow_minimum: int = setting(
         "flowMinimum",
         Whole(1, MAX_FLOW, "messages a second"),
         50,
-        "A producer, or sink, does not become slower than this.",
+        "The limit below which a producer or sink does not slow down.",
     )
     flow_interval_ms: int = setting(
         "flowInterval",
         Duration(high="365 days"),
         60_000,
-        "In so long a sender goes from the maximum to the minimum, geometrically, or back, linearly.",
+        "The time in which a sender goes from the maximum to the minimum, geometrically, or back, linearly.",
     )
-    flow_steps: int = setting("flowSteps", Whole(1, 1000), 10, "In so many steps.")
+    flow_steps: int = setting("flowSteps", Whole(1, 1000), 10, "The number of steps in that time.")
     one_way_send_mode: str = setting(
         "oneWaySendMode",
         Choice(ONE_WAY_SEND_MODES),
@@ -133,8 +133,8 @@ class ConnectionFactory(Table):
         "oneWaySendWindowSize",
         Whole(1, MAX_WINDOW),
         1,
-        "With one-way sends: every send of this number waits, and those before it are in the table then. With 1 each waits; 300 is "
-        "a good start.",
+        "With one-way sends: every n-th send waits until it and those before it are in the table. With 1 each send "
+        "waits; 300 is a good start.",
     )
     transaction_timeout_ms: int = setting(
         "transactionTimeout",

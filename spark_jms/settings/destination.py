@@ -64,7 +64,7 @@ SYSTEM_GENERATED = ".System-generated"
 SINGLE_MESSAGE_DELIVERY = "SingleMessageDelivery"
 UNIT_OF_WORK_POLICIES = {
     "PassThrough": "a part of a unit of work is a message like any other",
-    SINGLE_MESSAGE_DELIVERY: "a unit of work is delivered as one, in order, once all of it is there",
+    SINGLE_MESSAGE_DELIVERY: "a complete unit of work is delivered as one, in order",
 }
 PATH_SERVICE = "path-service"
 UNIT_ROUTINGS = {
@@ -73,8 +73,8 @@ UNIT_ROUTINGS = {
 }
 DURABILITIES = {
     "process": "a sent message survives the death of any process",
-    "power": "it also survives the loss of power: files and log are forced to the disk, and a single send takes 2 to 3 "
-    "times as long",
+    "power": "it also survives the loss of power: files and log are forced to the disk, and a single send takes 1.4 to 2.4 times "
+    "as long",
 }
 
 
@@ -97,16 +97,16 @@ class DomainSettings(Table):
         "store",
         Text("file, an absolute path or a URI"),
         None,
-        "Where positions and claims are kept: `file` is beside the tables, for one host. It is chosen when the domain is "
-        "created; applying another file does not change it.",
+        "Where positions and claims are kept: `file` is beside the tables, for one host. The first `apply` of a domain "
+        "chooses it; later ones do not change it.",
         without="file",
     )
     expiration_scan_interval_ms: int = setting(
         "expirationScanInterval",
         Duration(high="365 days"),
         30_000,
-        "The pause between two searches for expired messages in each destination of the domain. 0: none; messages then expire as "
-        "consumers come to them. A file that leaves it out changes nothing.",
+        "The pause between two searches for expired messages in each destination of the domain. 0: no searches; "
+        "messages then expire when consumers reach them. A module file without this key changes nothing.",
     )
 
 
@@ -119,15 +119,15 @@ class ServerSettings(Table):
         "store",
         Text("file, an absolute path or a URI"),
         REQUIRED,
-        "Where the server keeps positions and claims of its members: `file` is below the root, for one host. It is chosen "
-        "when the server is declared first, and cannot be changed by apply.",
+        "Where the server keeps positions and claims of its members: `file` is below the root, for one host. The first "
+        "declaration of the server chooses it; `apply` cannot change it.",
     )
     lease_ms: int = setting(
         "lease",
         Duration(low="2 s", high="1 h"),
         10_000,
-        "So long the server's store may be silent for all processes that use it before the server counts as away: then senders "
-        "avoid it. One whose address refuses connections, or whose folder does not exist, counts as away within 2 s.",
+        "How long the store may be silent for all processes that use it before the server is down and senders avoid it. "
+        "A server whose address refuses connections, or whose folder does not exist, is down within 2 s.",
     )
     bytes_threshold_high: int = setting("bytesThresholdHigh", Whole(NO_THRESHOLD), NO_THRESHOLD, BYTES_HIGH)
     bytes_threshold_low: int = setting("bytesThresholdLow", Whole(NO_THRESHOLD), NO_THRESHOLD, BYTES_LOW)
@@ -137,7 +137,7 @@ class ServerSettings(Table):
         "messagesMaximum",
         Whole(NO_MAXIMUM),
         NO_MAXIMUM,
-        "How many messages may be on the server that are not finished: a [quota](LIMITS.md#the-quota-of-a-server) that all members "
+        "How many unfinished messages the server may have: a [quota](LIMITS.md#the-quota-of-a-server) that all members "
         "on it share, except those of destinations with a quota of their own. -1: no maximum.",
     )
     bytes_maximum: int = setting(
@@ -172,8 +172,8 @@ class DestinationSettings(Table):
         "members",
         Whole(1, MAX_MEMBERS),
         1,
-        "How many parts a distributed destination has. It may rise while jobs run, and fall again once the members are "
-        "empty (`jmsq purge DEST --member M`), though not below the number it was created with.",
+        "How many parts a distributed destination has. You may raise it while jobs run, and lower it when the members "
+        "are empty (`jmsq purge DEST --member M`), but not below the number it was created with.",
     )
     routing: str = setting(
         "routing",
@@ -186,7 +186,7 @@ class DestinationSettings(Table):
         "maxMessageSize",
         Size("1"),
         10 * 2**20,
-        "The largest message that is accepted: body, properties and headers of text together.",
+        "The largest message that is accepted: body, properties and text headers together.",
     )
     retention_ms: int = setting(
         "retention",
@@ -210,14 +210,14 @@ class DestinationSettings(Table):
         "acknowledgementRetention",
         Duration(high="36500 days"),
         7 * 86_400_000,
-        "How long rows of the acknowledgement table stay, at least.",
+        "How long rows of the acknowledgement table stay at least.",
     )
     template: str | None = setting(
         "template",
         Text("the name of a template of the same file"),
         None,
-        "The template under `templates:` whose values the destination has for the keys that it does not give itself. A key that "
-        "is given as `null` has its default, whatever the template says.",
+        "The template under `templates:` that gives the values of the keys that the destination does not have itself. A "
+        "key with the value `null` has its default, whatever the template says.",
         without="none",
     )
     durability: str = setting("durability", Choice(DURABILITIES), "process", "What a sent message survives.")
@@ -238,37 +238,38 @@ class DestinationSettings(Table):
         "errorDestination",
         Text("the name of a queue of the same domain"),
         None,
-        "Where messages go that have reached the redelivery limit, whole and with the reason; `jmsq redrive` brings them "
-        "back. Without one they are discarded.",
+        "The queue for messages that have exceeded the redelivery limit. They stay whole and get the reason as "
+        "properties; `jmsq redrive` sends them back. Without an error destination they are discarded.",
         without="none",
     )
     messaging_performance_preference: int = setting(
         "messagingPerformancePreference",
         NumberChoice(PERFORMANCE_PREFERENCES),
         25,
-        "Whether messages that are available wait for others, so that consumers get them in fewer, larger batches. An advanced "
-        "option: try others first. `minMessagesPerTrigger` of a query comes before it.",
+        "Whether available messages wait for others, so that consumers get fewer, larger batches. An advanced option: "
+        "try others first. `minMessagesPerTrigger` of a query overrides it.",
     )
     store_message_compression_enabled: bool = setting(
         "storeMessageCompressionEnabled",
         Flag(),
         False,
-        "Whether the bodies of messages are compressed in the destination's files as `messageCompressionOptions` says. With `false` "
-        "they have Snappy, as headers and properties always do. Files that are there keep their form until compaction rewrites them.",
+        "Whether message bodies in the destination's files are compressed by `messageCompressionOptions`. With `false` "
+        "they are compressed by Snappy, as headers and properties always are. Existing files stay unchanged until "
+        "compaction rewrites them.",
     )
     message_compression_options: str = setting(
         "messageCompressionOptions",
         Choice(COMPRESSIONS),
         DEFAULT_COMPRESSION,
-        "How. Which is best depends on the data: `make bench` compares them.",
+        "How bodies are compressed. The best choice depends on the data: `make bench` compares them.",
     )
     destination_keys: tuple[str, ...] = setting(
         "destinationKeys",
         ListOf(KeyText(), f"a list of {KeyText().range}"),
         (),
-        "What the messages of each member are sorted by, instead of their order of arrival: `JMSPriority descending` for "
-        "priorities, `JMSMessageID descending` for LIFO. Avoid sorting where it is not needed: apart from FIFO and LIFO, "
-        "planning a batch costs time and memory for the whole backlog.",
+        "The keys by which each member delivers its messages, instead of their order of arrival: `JMSPriority "
+        "descending` for priorities, `JMSMessageID descending` for LIFO. Avoid sorting where you do not need it: except "
+        "for FIFO and LIFO, planning a batch takes time and memory for the whole backlog.",
         without="FIFO",
     )
     servers: tuple[str, ...] = setting(
@@ -291,21 +292,22 @@ class DestinationSettings(Table):
         "storeEnabled",
         Flag(),
         True,
-        "Of a replicated distributed topic: with `false` its subscriptions are not durable, and one on a server that is down "
-        "misses the persistent messages of that time as well.",
+        "Of a replicated distributed topic: with `false` its subscriptions are not durable, and those on a server that "
+        "is down also miss the persistent messages of that time.",
     )
     unit_of_work_handling_policy: str = setting(
         "unitOfWorkHandlingPolicy",
         Choice(UNIT_OF_WORK_POLICIES),
         "PassThrough",
-        "What the properties JMS_BEA_UnitOfWork… do, see [units of work](MESSAGES.md#units-of-work). Change it while the "
-        "destination is empty. Planning a batch then reads the properties of all new messages.",
+        "The effect of the properties JMS_BEA_UnitOfWork…, see [units of work](MESSAGES.md#units-of-work). Change it "
+        "only while the destination is empty. With SingleMessageDelivery, planning a batch reads the properties of all "
+        "new messages.",
     )
     incomplete_work_expiration_ms: int | None = setting(
         "incompleteWorkExpirationTime",
         Duration(high="36500 days"),
         None,
-        "When the messages of an incomplete unit of work expire, counted from the sending of the first of them.",
+        "When the messages of an incomplete unit of work expire, counted from the send of its first message.",
         without="never",
     )
     default_unit_of_order: str | None = setting(
@@ -330,16 +332,16 @@ class DestinationSettings(Table):
         "forwardDelay",
         Duration(high="365 days"),
         None,
-        "How long a member of a distributed queue that has messages and no consumers waits before `jmsq forward` brings them to "
-        "members that have consumers. Units of order and units of work are refused then.",
+        "How long a member of a distributed queue with messages and no consumers waits before `jmsq forward` moves the "
+        "messages to members with consumers. A queue with this key refuses units of order and units of work.",
         without="not forwarded (the texts' -1)",
     )
     reset_delivery_count_on_forward: bool = setting(
         "resetDeliveryCountOnForward",
         Flag(),
         True,
-        "Whether a forwarded message counts its deliveries from the beginning. `false` is refused: counts are in the store of "
-        "the member that a message leaves.",
+        "Whether the delivery count of a forwarded message restarts. `false` is refused, because the count is in the "
+        "store of the member that the message leaves.",
     )
     unit_of_order_routing: str = setting(
         "unitOfOrderRouting",
@@ -352,9 +354,9 @@ class DestinationSettings(Table):
         "messagesLimitOverride",
         Whole(UNLIMITED),
         UNLIMITED,
-        "Of a topic: how many messages each subscription keeps, on each member; -1: without limit. A new message that finds its "
-        "subscription full takes the place of the message that would be delivered next, see "
-        "[the limit of subscriptions](LIMITS.md#the-limit-of-a-subscription).",
+        "Of a topic: how many messages each subscription keeps on each member; -1: no limit. A message that arrives at "
+        "a full subscription displaces the message that would be delivered next, see [the limit of a "
+        "subscription](LIMITS.md#the-limit-of-a-subscription).",
     )
     bytes_threshold_high: int = setting("bytesThresholdHigh", Whole(NO_THRESHOLD), NO_THRESHOLD, BYTES_HIGH)
     bytes_threshold_low: int = setting("bytesThresholdLow", Whole(NO_THRESHOLD), NO_THRESHOLD, BYTES_LOW)
@@ -365,7 +367,7 @@ class DestinationSettings(Table):
         "messageLoggingEnabled",
         Flag(),
         False,
-        "Whether the [life-cycle log](MONITORING.md#the-life-cycle-log) tells what becomes of messages. Its rows stay for "
+        "Whether the destination has a [life-cycle log](MONITORING.md#the-life-cycle-log). Its rows stay for "
         "`acknowledgementRetention`.",
     )
     expiration_policy: str = setting(
@@ -378,8 +380,8 @@ class DestinationSettings(Table):
         "expirationLoggingPolicy",
         LoggedFieldsText(),
         "",
-        "What `expirationPolicy: Log` tells of an expired message beside its JMSMessageID: names of header fields and properties, "
-        "`%header%` for all header fields, `%properties%` for all properties.",
+        "What `expirationPolicy: Log` logs of an expired message besides its JMSMessageID: names of header fields and "
+        "properties, `%header%` for all header fields, `%properties%` for all properties.",
         without="the JMSMessageID alone",
     )
 
@@ -387,8 +389,8 @@ class DestinationSettings(Table):
         "quota",
         Text("the name of a quota"),
         None,
-        "The [quota](LIMITS.md#quotas) that limits what the destination holds. Its senders wait for room up to their send "
-        "time-out. It can be changed while jobs run; senders that wait then fail with a ResourceAllocationException.",
+        "The [quota](LIMITS.md#quotas) of the destination. Senders wait for room up to their send time-out. You may "
+        "change it while jobs run; waiting senders then fail with a ResourceAllocationException.",
         without="none",
     )
 

@@ -26,34 +26,33 @@ PAGE = """\
 
 <!-- Generated from the tables in spark_jms/settings by `make docs`. Change those. -->
 
-`jmsq describe DEST` shows the settings of a destination with their values, `jmsq describe --settings` all settings
-there are.
+`jmsq describe DEST` shows the settings of a destination with their values, `jmsq describe --settings` all settings.
 
 ## Options of format("jmsq")
 
-Names are not case-sensitive. An unknown option, a wrong value or a missing one is an `OptionError` that lists what is
-accepted, before anything is read or written. They are declared in [options.py](../spark_jms/settings/options.py).
+Names are not case-sensitive. An unknown option, a wrong value or a missing one raises an `OptionError` that lists what is
+accepted, before anything is read or written. [options.py](../spark_jms/settings/options.py) declares the options.
 
-For: the uses of `spark` and of a DataFrame in which an option applies; *all* are `read`, `readStream`, `write` and
-`writeStream`. Elsewhere it is an `OptionError` too, because a selector that a write ignores, or a `startingPosition` that a
-batch read ignores, is a mistake. A temporary view passes all its options to `SELECT`, which is a `read`, and to `INSERT`, which
-is a `write`: an option for one of them makes a view for that one only, so make two.
+The column *For* names the uses to which an option applies; *all* are `read`, `readStream`, `write` and `writeStream`. In another
+use it raises an `OptionError` too, because ignoring a selector of a write, or the `startingPosition` of a batch read, would hide a
+mistake. A temporary view passes all its options to `SELECT`, which is a `read`, and to `INSERT`, which is a `write`. If you need an
+option for one of them, create two views.
 
 {options}
 
 With Trigger.AvailableNow, `minMessagesPerTrigger` is ignored: the query takes all messages that were in the table when
 it started. Trigger.Once is refused (TriggerError), because its last batch would stay unacknowledged. Use
-Trigger.AvailableNow. Beside a source that does not support it, as Spark's `rate`, Spark runs a single batch too, with the same
-error: read that source in a query of its own. The query waits up to 10 s for members that other consumers hold, and not for messages
-that a live consumer has claimed. A warning says how many messages it leaves, and why: held by a consumer, behind an earlier message
-of their unit of order, delayed, or paused.
+Trigger.AvailableNow. Together with a source that does not support it, such as `rate`, Spark runs a single batch too, with the same
+error: read that source in a separate query. With Trigger.AvailableNow a query waits up to 10 s for members that other consumers hold,
+but not for messages that a live consumer has claimed. A warning says how many messages it leaves, and why: held by a consumer, behind
+an earlier message of their unit of order, delayed, or paused.
 
 ### Two reads in one query
 
-Each message of a queue goes to one consumer, and each `readStream` is a consumer of its own, also two in one query. So a join or a
-union of a queue with itself does not see each message on both sides: some go to one side, the others to the other, and all are
-consumed. The source warns when another stream of the same Spark driver reads the queue. Two reads of one subscription are the same
-case. What was meant needs a topic, and a subscription for each read:
+Each message of a queue goes to one consumer, and each `readStream` is a separate consumer, even within one query. So in a join or a
+union of a queue with itself, each message goes to one side only. The source warns when another stream of the same Spark driver reads
+the queue. The same holds for two reads of one subscription. To see each message on both sides, use a topic, with a subscription for
+each read:
 
 ```python
 def read(subscription):
@@ -64,12 +63,12 @@ def read(subscription):
 both = read("left").alias("l").join(read("right").alias("r"), F.expr("l.JMSCorrelationID = r.JMSMessageID"))
 ```
 
-A batch that one query needs twice is read once, in `foreachBatch`, and used there as often as wanted.
+If a query needs a batch twice, use it twice in `foreachBatch`.
 
 ## Durations and sizes
 
-One rule everywhere. In text (the module file, options of Spark, URIs, the command line) a duration is a number with `ms`,
-`s`, `min`, `h` or `days`: `30 s`, `15min`, `1 day`. A number alone is refused, except 0, and except for a setting whose name
+In text (the module file, options of Spark, URIs, the command line) a duration is a number with `ms`, `s`, `min`, `h` or
+`days`: `30 s`, `15min`, `1 day`. A number alone is refused, except 0, and except for a setting whose name
 ends in its unit (`retry_limit_s=60`, `RS_HEARTBEAT_MS=200`). In Python a duration is such a text, a `timedelta`, or a number
 of seconds: `receive(timeout=0.5)`, `send(…, delay="10 s", time_to_live=timedelta(hours=1))`.
 
@@ -82,11 +81,11 @@ Sizes: a number of bytes, or a number with `KB`, `MB`, `GB` (powers of 1000) or 
 | `latest` | messages sent after it was created |
 | `earliest` | every message that is still in the table |
 | `{{"sequence": 17}}` | messages from sequence 17, in every member |
-| `{{"sequence": {{"0": 17, "2": 5}}}}` | the same per member; members that are not named start at the latest |
+| `{{"sequence": {{"0": 17, "2": 5}}}}` | the same per member; members not named start at `latest` |
 | `{{"time": "2026-01-31T08:00:00Z"}}` | messages sent at that time or later. Times are kept per file, so some earlier \
-messages of the first file may come too. A number is milliseconds since 1970 |
+messages of the first file may come too. A number means milliseconds since 1970 |
 
-A position before the oldest message in the table means the oldest.
+A position before the oldest message in the table means the oldest message.
 
 ## view
 
@@ -103,13 +102,13 @@ in their docstrings; [CLIENT](CLIENT.md) shows them. They mean the same as the o
 
 ## Keys of the module file
 
-[conf/jms-module.yaml](../conf/jms-module.yaml) is an example. A key that is unknown or wrong is a `ModuleFileError` with
-file, line, value and what is allowed. They are declared in [destination.py](../spark_jms/settings/destination.py).
+[conf/jms-module.yaml](../conf/jms-module.yaml) is an example. An unknown key or a wrong value raises a `ModuleFileError` with
+file, line, value and what is allowed. [destination.py](../spark_jms/settings/destination.py) declares the keys.
 
 {module}
 
-`templates:` names sets of these keys, for destinations with the same settings. A destination that says `template: NAME` has the
-template's values; its own come first, and `null` is a key's default. Applying a changed template changes the destinations of the
+`templates:` names sets of these keys, for destinations with the same settings. A destination with `template: NAME` has the template's
+values; its own values override them, and `null` gives a key its default. Applying a changed template changes the destinations of the
 same file. `jmsq describe` shows which values come from a template.
 
 ```yaml
@@ -124,25 +123,25 @@ destinations:
 
 ## Keys of a server
 
-`servers:` of the module file names [servers](DISTRIBUTED.md); `home`, the domain's own store, takes only those of its
-[quota](LIMITS.md#the-quota-of-a-server). They are declared in [destination.py](../spark_jms/settings/destination.py).
+`servers:` of the module file names [servers](DISTRIBUTED.md); `home`, the domain's own store, takes only the keys of
+its [quota](LIMITS.md#the-quota-of-a-server). [destination.py](../spark_jms/settings/destination.py) declares the keys.
 
 {server}
 
 ## Keys of a connection factory
 
-`connectionFactories:` of the module file names sets of them. A connection takes one by its name:
+`connectionFactories:` of the module file names sets of these keys. A connection uses a factory by name:
 `connect(root, connection_factory="once")`, `jmsq send --connection-factory once` or the sink's option `connectionFactory`. In
-Python it may be made where it is used: `ConnectionFactory(load_balancing_enabled=False)`. Applying a changed one concerns
-connections that are opened after that. [DISTRIBUTED](DISTRIBUTED.md#load-balancing) shows what they do. They are declared in
-[connection_factory.py](../spark_jms/settings/connection_factory.py).
+Python you may create one where you use it: `ConnectionFactory(load_balancing_enabled=False)`. A changed factory affects connections
+that are opened after its `apply`. [DISTRIBUTED](DISTRIBUTED.md#load-balancing) shows their effect.
+[connection_factory.py](../spark_jms/settings/connection_factory.py) declares the keys.
 
 {factory}
 
 ## Keys of a quota
 
-`quotas:` of the module file names quotas; a destination has at most one, by its key `quota`. [LIMITS](LIMITS.md#quotas) shows what
-they do. Applying a changed maximum has effect at once. They are declared in [quota.py](../spark_jms/settings/quota.py).
+`quotas:` of the module file names quotas; a destination has at most one, by its key `quota`. [LIMITS](LIMITS.md#quotas) shows their
+effect. A changed maximum takes effect with its `apply`. [quota.py](../spark_jms/settings/quota.py) declares the keys.
 
 {quota}
 
@@ -152,7 +151,7 @@ they do. Applying a changed maximum has effect at once. They are declared in [qu
 
 ## Environment variables of a daemon
 
-A daemon of the replicated store reads them when it starts; a wrong value is a `SettingInvalidError`. Give all daemons of
+A daemon of the replicated store reads them when it starts; a wrong value raises a `SettingInvalidError`. Give all daemons of
 a cluster the same values.
 
 {daemon}
@@ -171,7 +170,7 @@ env store.replicated.orders.SpaceOverloadRedPercent=100 python drain_orders.py
 
 ## Options of store URIs
 
-A wrong value is a `StoreUriError`. They are declared in [store.py](../spark_jms/settings/store.py).
+A wrong value raises a `StoreUriError`. [store.py](../spark_jms/settings/store.py) declares the options.
 
 `replicated:///global/directory?store=NAME`; any other option is refused:
 
@@ -183,13 +182,14 @@ A wrong value is a `StoreUriError`. They are declared in [store.py](../spark_jms
 
 ## The names of the texts
 
-What stands for the names of WebLogic's chapters on distributed destinations and on tuning, with the defaults that they state.
+"The texts" are WebLogic's guides. This table maps the settings of their chapters on distributed destinations and on tuning to ours,
+with the defaults that they state.
 
 {texts}
 """
 
 MODULE_HEADER = """\
-# A module file: the destinations of a domain. Apply it, and again after each change:
+# A module file declares the destinations of a domain. Apply it, and again after each change:
 #
 #   jmsq apply --root /data/messages conf/jms-module.yaml
 #
@@ -203,9 +203,9 @@ MODULE_HEADER = """\
 # Durations: a number with ms, s, min, h or days ('500 ms', '30 s', '15 minutes', '1 day').
 # Sizes: a number of bytes, or with KB, MB, GB, KiB, MiB, GiB.
 #
-# Beside `destinations`, optional:
+# Optional keys besides `destinations`:
 #
-# templates: {{NAME: {{KEY: VALUE, …}}, …}}. Values of these keys, for the destinations that say template: NAME.
+# templates: {{NAME: {{KEY: VALUE, …}}, …}}. Values of these keys, for destinations with template: NAME.
 {domain}
 
 """

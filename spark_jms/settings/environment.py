@@ -24,35 +24,35 @@ class Environment(Table):
         ROOT_VARIABLE,
         Text("a directory or an object store's URL"),
         None,
-        "The domain, for commands, the client and Spark, where none is given. Set it before the Spark session starts.",
+        "The default domain of commands, the client and Spark. Set it before the Spark session starts.",
     )
     server: str | None = setting(
         SERVER_VARIABLE,
         Text("the name of a server"),
         None,
-        "The home server of this host: senders and pinned receivers prefer the members on it (server affinity). A destination "
-        "that is not on it is used as if the variable were not set.",
+        "The home server of this host: senders and pinned receivers prefer the members on it (server affinity). For a "
+        "destination that is not on it the variable has no effect.",
     )
     message_buffer_bytes: int | None = setting(
         "JMSQ_MESSAGE_BUFFER_SIZE",
         BUFFER_SIZE,
         None,
-        "The same as `messageBufferSize`, where no connection factory sets it: for clients, for `jmsq`, and for each Python worker "
-        "of Spark ([paging](LIMITS.md#paging)).",
+        "Like `messageBufferSize`, if no connection factory sets it: for clients, for `jmsq`, and for each Python "
+        "worker of Spark ([paging](LIMITS.md#paging)).",
         without=DEFAULT_BUFFER,
     )
     paging_directory: str | None = setting(
         "JMSQ_PAGING_DIRECTORY",
         PATH,
         None,
-        "The same as `pagingDirectory`, where no connection factory sets it.",
+        "Like `pagingDirectory`, if no connection factory sets it.",
         without="TMPDIR if it is set, else the host's directory of temporary files on a disk",
     )
     paging_compression: str | None = setting(
         "JMSQ_PAGING_COMPRESSION",
         Choice(COMPRESSIONS),
         None,
-        "How pages are compressed where no connection factory enables it.",
+        "How pages are compressed if no connection factory enables compression.",
         without="not at all",
     )
     debug: str | None = setting(DEBUG_VARIABLE, Text(), None, "Not empty: `jmsq` prints a traceback with an error.")
@@ -60,8 +60,8 @@ class Environment(Table):
         TRACING_VARIABLE,
         Text("false, or anything else"),
         None,
-        "With `false` the client makes no [spans](MONITORING.md#traces), and gives its messages no trace context, also where the "
-        "application has set a tracer provider.",
+        "With `false` the client creates no [spans](MONITORING.md#traces) and adds no trace context to messages, even "
+        "if the application has set a tracer provider.",
     )
     cache: str | None = setting(
         CACHE_VARIABLE,
@@ -81,6 +81,5 @@ class Environment(Table):
         "JMSQ_PATIENCE",
         Whole(1),
         1,
-        "How many times as long as their limits the waits of `spark_jms.testing` last before they fail. On a busy machine a test may "
-        "need more.",
+        "The factor by which the time limits of `spark_jms.testing` are multiplied. On a busy machine a test may need more.",
     )

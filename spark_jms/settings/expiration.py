@@ -13,7 +13,7 @@ from spark_jms.settings.types import FullForm, NotAllowed, near_to
 DISCARD, LOG, REDIRECT = "Discard", "Log", "Redirect"
 EXPIRATION_POLICIES = {
     DISCARD: "they are finished",
-    LOG: "they are finished, and the logger `spark_jms.expiration` tells of each",
+    LOG: "they are finished, and the logger `spark_jms.expiration` names each",
     REDIRECT: "they move to the `errorDestination`, where they do not expire again",
 }
 ALL_HEADERS, ALL_PROPERTIES = "%header%", "%properties%"

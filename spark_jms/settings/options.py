@@ -16,24 +16,25 @@ from spark_jms.settings.use import ALL, READS, WRITES, Use
 VIEWS = {
     "messages": "messages that are not finished: in the queue, or for the topic's `subscription`",
     "all": "every message that is still in the table, finished or not",
-    "acknowledgements": "which consumer acknowledged which sequences when (`ranges`: `1-3, 7`), including rows on their way "
-    "to their table",
+    "acknowledgements": "which consumer acknowledged which sequences when (`ranges`: `1-3, 7`), including rows that are not in "
+    "their table yet",
     "claims": "the messages that consumers hold",
     "subscriptions": "position, backlog and holder of each subscription and member",
-    "events": "what became of messages and when, of a destination with `messageLoggingEnabled`, including rows on their way to "
-    "their table",
-    "usage": "the [usage history](LIMITS.md#the-usage-history) of the destination: what passed in each minute, and what it held",
+    "events": "the [life-cycle log](MONITORING.md#the-life-cycle-log) of a destination with `messageLoggingEnabled`, including "
+    "rows that are not in its table yet",
+    "usage": "the [usage history](LIMITS.md#the-usage-history) of the destination: messages sent and finished in each minute, "
+    "and its usage",
 }
 
 ON_POISON = {
     "fail": "each restart delivers the same messages",
-    "isolate": "each restart delivers a smaller part, until the message that makes it fail is alone and is set aside",
+    "isolate": "each restart delivers a smaller part, until the failing message is alone and moves to the error destination",
 }
 
 
 SHARING = {
     "sharable": "its consumers share the messages",
-    "exclusive": "one consumer at a time; others get a SubscriptionInUseError while it lives, and it gets one while there are "
+    "exclusive": "one consumer at a time; while it lives, others get a SubscriptionInUseError, and it gets one while there are "
     "others",
 }
 
@@ -77,22 +78,22 @@ class Options(Table):
         "subscriptionSharing",
         Choice(SHARING, fold=True),
         "sharable",
-        "Who may use the topic's subscription. A restarted query waits up to 15 s for its older self to end. Refused for a "
-        "queue.",
+        "Who may use the topic's subscription. A restarted query waits up to 15 s for its old instance to end. Refused "
+        "for a queue.",
         used_in=(Use.READ_STREAM,),
     )
     client_id: str | None = setting(
         "clientId",
         Text("a name"),
         None,
-        "The names of a topic's subscriptions belong to the client id, if there is one, and its policy.",
+        "The client id, which with its policy qualifies the name of the subscription.",
         used_in=READS,
     )
     client_id_policy: str = setting(
         "clientIdPolicy",
         Choice(CLIENT_ID_POLICIES, fold=True),
         "restricted",
-        "How many connections may have the `clientId`. A restarted query waits up to 15 s for its older self to end.",
+        "How many connections may have the `clientId`. A restarted query waits up to 15 s for its old instance to end.",
         used_in=READS,
     )
     starting_position: str | None = setting(
@@ -108,10 +109,10 @@ class Options(Table):
         "selector",
         Text("a JMS selector, at most 128 KiB"),
         None,
-        "SQL-92 conditions on headers and properties. In a queue, messages that do not match stay for others; one that "
-        "belongs to a unit of order (`JMSXGroupID`) holds back the later ones of its unit, also those that match, until another "
-        "consumer has finished it, or it expires: `jmsq explain` counts them. For a "
-        "topic's subscription they are finished, so a subscription keeps its first selector; another one is an "
+        "SQL-92 conditions on headers and properties. In a queue, messages that do not match stay for other consumers. "
+        "If such a message belongs to a unit of order (`JMSXGroupID`), it holds back the later ones of its unit, even "
+        "those that match, until another consumer has finished it or it expires: `jmsq explain` counts them. A topic's "
+        "subscription finishes messages that do not match, so it keeps its first selector; another one is an "
         "OptionError (drop the subscription and create it again, or use another).",
         used_in=READS,
     )
@@ -119,8 +120,9 @@ class Options(Table):
         "columns",
         ListOf(Text(), "a list of different message columns"),
         (),
-        "Which [message columns](MESSAGES.md), in which order, as `sequence,text`. Spark cannot prune the columns of a "
-        "Python source by itself, and every column costs. Through a temporary view, `INSERT` has the same columns.",
+        "Which [message columns](MESSAGES.md), in which order, such as `sequence,text`. Spark cannot prune the columns "
+        "of a Python source by itself, and every column costs time. Through a temporary view, `INSERT` has the same "
+        "columns.",
         without="all",
         used_in=(*READS, Use.WRITE),
     )
@@ -128,16 +130,16 @@ class Options(Table):
         "view",
         Choice(VIEWS, fold=True),
         "messages",
-        "What to show, see [view](#view). An option that the view "
-        "does not use is refused: `subscription` with `all`, `selector` and `columns` with those behind `all`.",
+        "What to show, see [view](#view). An option that the view does not use is refused: `subscription` with `all`, "
+        "`selector` and `columns` with the views listed after `all`.",
         used_in=(Use.READ,),
     )
     fail_on_data_loss: bool = setting(
         "failOnDataLoss",
         Flag(),
         True,
-        "When messages were removed from the table before they were consumed: `true` = DataLossError, `false` = skip "
-        "them with a warning. A batch read always skips.",
+        "If messages were removed from the table before they were consumed: `true` raises DataLossError, `false` skips "
+        "them with a warning. A batch read always skips them.",
         used_in=(Use.READ_STREAM,),
     )
     max_messages: int | None = setting(
@@ -161,7 +163,7 @@ class Options(Table):
         "minMessagesPerTrigger",
         Whole(1),
         None,
-        "Wait until so many messages can be taken …",
+        "Wait until this many messages can be taken …",
         without="as `messagingPerformancePreference` of the destination says: 1",
         used_in=(Use.READ_STREAM,),
     )
@@ -176,16 +178,16 @@ class Options(Table):
         "smallBatchMessages",
         Whole(0),
         0,
-        "A micro-batch of at most so many messages is one partition, and so one task, which has the members one after the other: "
-        "it takes less processor time. 0 = each member is a partition, so that tasks which take long for a message run beside "
-        "each other.",
+        "A micro-batch of at most this many messages is one partition, and so one task, which reads the members one "
+        "after the other: that takes less processor time. 0: each member is a partition, so that tasks run in parallel, "
+        "which helps when a message takes long.",
         used_in=(Use.READ_STREAM,),
     )
     in_doubt_timeout_ms: int | None = setting(
         "inDoubtTimeout",
         Duration(),
         None,
-        "How long other consumers leave the unfinished batch of this query alone when it dies.",
+        "How long other consumers wait for this query, when it dies, before they take the messages of its unfinished batch.",
         without="that of the destination",
         used_in=(Use.READ_STREAM,),
     )
@@ -193,16 +195,16 @@ class Options(Table):
         "onPoison",
         Choice(ON_POISON, fold=True),
         "fail",
-        "What becomes of a batch that the sink cannot take, see [poison messages](MESSAGES.md#poison-messages). `isolate` needs "
-        "`idempotentSink`.",
+        "What happens to a batch that the sink cannot process, see [poison messages](MESSAGES.md#poison-messages). "
+        "`isolate` needs `idempotentSink`.",
         used_in=(Use.READ_STREAM,),
     )
     idempotent_sink: bool = setting(
         "idempotentSink",
         Flag(),
         False,
-        "Declares that the query's sink takes a batch once, however often it gets it, also when a repetition has fewer "
-        "messages than before: Delta sinks and the sink `jmsq` do, `foreachBatch` does when it recognises the batch by its "
+        "Declares that the query's sink writes a batch once, however often it receives it, even if a repetition has "
+        "fewer messages. Delta sinks and the sink `jmsq` do; `foreachBatch` does if it recognises the batch by its "
         "number (Delta: `txnAppId` and `txnVersion`) or writes rows by key (`MERGE` on JMSMessageID).",
         used_in=(Use.READ_STREAM,),
     )
@@ -217,8 +219,8 @@ class Options(Table):
         "txnVersion",
         Whole(0),
         None,
-        "A number that rises with each send of the same `txnAppId`; a send with a lower or equal one sends nothing. They "
-        "belong together: one without the other is a DuplicateTransactionError.",
+        "A number that rises with each send of the same `txnAppId`; a send with a lower or equal number sends nothing. "
+        "One of the two options without the other is a DuplicateTransactionError.",
         used_in=(Use.WRITE,),
     )
     checkpoint_location: str | None = setting(
@@ -234,8 +236,8 @@ class Options(Table):
         "connectionFactory",
         Text("a name"),
         None,
-        "The [connection factory](#keys-of-a-connection-factory) whose load balancing the sink uses, where the next three are not "
-        "given.",
+        "The [connection factory](#keys-of-a-connection-factory) whose load balancing the sink uses. The next three "
+        "options override it.",
         without="the defaults of one",
         used_in=WRITES,
     )
@@ -275,9 +277,9 @@ class Options(Table):
         "sendTimeout",
         Duration(),
         60_000,
-        "How long a batch waits at its commit while the destination's quota has no room or insertion is paused. Spark interrupts "
-        "no commit, so `query.stop()` returns when the wait ends. A batch never waits longer than its files are safe from "
-        "clean-up: nearly half of `fileGrace`.",
+        "How long a batch waits at its commit while the destination's quota has no room or insertion is paused. Spark "
+        "does not interrupt a commit, so `query.stop()` returns when the wait ends. A batch waits only while its files "
+        "are safe from clean-up: nearly half of `fileGrace`.",
         used_in=WRITES,
     )
 

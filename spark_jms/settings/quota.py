@@ -20,8 +20,8 @@ NO_MAXIMUM = -1
 SERVER_QUOTA = "server+"  # before a server's name: the name of its quota, which no other quota can have
 BYTES_MAXIMUM = SizeOrNone(high="1048576 GiB")
 POLICIES = {
-    "FIFO": "no send is let through while another one waits for room before it",
-    "Preemptive": "a send for which there is room is let through, whatever waits: large ones may starve",
+    "FIFO": "no send overtakes one that has waited longer",
+    "Preemptive": "any send that fits goes ahead, so large ones may starve",
 }
 
 
@@ -33,21 +33,21 @@ class QuotaSettings(Table):
         "messagesMaximum",
         Whole(NO_MAXIMUM),
         NO_MAXIMUM,
-        "How many messages its destinations may hold: all that are not finished, also those in flight, delayed or not visible "
-        "yet. A topic's message counts once. -1: no maximum; 0: none at all.",
+        "How many unfinished messages its destinations may have, including those in flight, delayed or not visible yet. "
+        "A topic's message counts once. -1: no maximum; 0: none at all.",
     )
     bytes_maximum: int = setting(
         "bytesMaximum",
         BYTES_MAXIMUM,
         NO_MAXIMUM,
-        "How many bytes the data files may have that hold these messages; a file counts until all its messages are finished. "
+        "How many bytes the data files of these messages may have; a file counts until all its messages are finished. "
         "-1: no maximum.",
     )
     shared: bool = setting(
         "shared",
         Flag(),
         True,
-        "Whether the destinations with this quota compete for it. `false`: each of them has the maximum for itself.",
+        "Whether the destinations with this quota share its maximum. `false`: each has the maximum for itself.",
     )
     policy: str = setting("policy", Choice(POLICIES), "FIFO", "Who gets room while senders wait for it.")
 
