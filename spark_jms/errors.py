@@ -59,9 +59,10 @@ class MemberRemovalError(JmsqError):
 
 
 class TriggerError(JmsqError):
-    """Spark runs the query as a single batch, which would never be acknowledged. Use Trigger.AvailableNow instead of Trigger.Once.
-    If the trigger is AvailableNow, another source of the query does not support it, as Spark's rate source, and Spark falls back
-    to a single batch: read that source in a query of its own, or use a processingTime trigger."""
+    """Spark runs the query as a single batch, which would never be acknowledged. Use Trigger.AvailableNow instead of
+    Trigger.Once. If the trigger is AvailableNow, another source of the query does not support it, such as Spark's rate
+    source, and Spark falls back to a single batch: read that source in a query of its own, or use a processingTime
+    trigger."""
 
 
 class DuplicateTransactionError(JmsqError):
@@ -117,8 +118,8 @@ class DestinationInUseError(JmsqError):
 
 
 class DestinationReplacedError(JmsqError):
-    """The destination was dropped and created again, and its messages are others: a consumer or checkpoint of the old one
-    cannot continue. Create a new consumer, or start the query with a fresh checkpointLocation."""
+    """The destination was dropped and created again, and has other messages now: a consumer or checkpoint of the old
+    one cannot continue. Create a new consumer, or start the query with a fresh checkpointLocation."""
 
 
 class ForeignCheckpointError(OffsetError):
@@ -222,8 +223,8 @@ class NoSuchElementException(MemberLostException, LookupError):
 
 
 class TransferError(JmsqError):
-    """A transfer could not begin or end: the error names its target. Its messages are neither lost nor doubled; see `jmsq
-    stat`."""
+    """A transfer could not begin or end: the error names its target. Its messages are neither lost nor duplicated; see
+    `jmsq stat`."""
 
 
 class TransactionRolledBackException(JmsqError):
@@ -236,13 +237,13 @@ class TransactionUnfinishedError(JmsqError):
 
 
 class LastResourceError(JmsqError):
-    """The database that decides a transaction failed or is not known: the error names it. A transaction that it has not decided is
-    rolled back; one whose decision it cannot tell stays open, and is completed when it answers."""
+    """The database that decides a transaction failed or is not known: the error names it. A transaction that it has not
+    decided is rolled back; one whose outcome is unknown stays open until the database answers."""
 
 
 class PoisonMessageError(JmsqError):
-    """A message that makes every batch fail cannot be set aside: the error names it and its error destination. Nothing was
-    lost; repair that destination and start the query again."""
+    """A poison message, with which every batch fails, cannot move to the error destination: the error names both.
+    Nothing was lost; repair that destination and start the query again."""
 
 
 class SparkStoppedError(JmsqError):
@@ -273,7 +274,7 @@ class IllegalStateException(JmsqError):
 
 
 class ForkedProcessError(IllegalStateException):
-    """The parent of this forked process made this context, or what belongs to it: connect again in this process."""
+    """The parent of this forked process created this context or object: connect again in this process."""
 
 
 class InvalidClientIDException(JmsqError):

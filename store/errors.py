@@ -43,8 +43,8 @@ class StoreNotFoundError(StoreError):
 
 
 class StoreAbsentError(StoreNotFoundError):
-    """The store was here when this process opened it. Bring the directory or its mount back, and everything continues; a new
-    store in its place would know nothing."""
+    """The store was here when this process opened it. Bring the directory or its mount back, and everything continues;
+    a new store in its place would be empty."""
 
 
 class StoreClosedError(StoreError):

@@ -240,6 +240,6 @@ def _check_ended(ended: TransfersEnded) -> None:
     """Raises TransferError when a transfer does not end."""
     if ended.problems:
         raise TransferError(
-            f"{len(ended.problems)} transfer(s) did not end; their messages are neither lost nor doubled, and are tried "
+            f"{len(ended.problems)} transfer(s) did not end; their messages are neither lost nor duplicated, and are tried "
             f"again: {ended.problems[0].text}"
         )

@@ -42,8 +42,8 @@ def claims(
     """List claims. The claim of a dead consumer is in doubt until the consumer returns or inDoubtTimeout has passed. The
     time starts when another consumer notices the death; until then, "in doubt since" is "not noticed yet".
 
-    "attempts" is how often a query's sink was given the batch, and how many of these attempts ended with the driver.
-    "withheld" messages come with the next batch: the query narrows this one to a poison message.
+    "attempts" counts how often a query's sink got the batch, and how many of these attempts ended because the driver
+    died. "withheld" messages come with the next batch: the query narrows this one to find a poison message.
 
     --release revokes a claim, live or in doubt: its consumer can no longer acknowledge it, and other consumers may
     repeat the work it has done on the messages.

@@ -12,9 +12,9 @@ from spark_jms.cli.settings import CommandSettings, command, destinations_argume
 
 @command("describe", short_help="Show the settings of destinations, with where each value came from.")
 @destinations_argument
-@click.option("--settings", "every_setting", is_flag=True, help="List every setting there is instead.")
+@click.option("--settings", "every_setting", is_flag=True, help="List all settings of spark-jms instead.")
 def describe(settings: CommandSettings, destinations: tuple[str, ...], every_setting: bool) -> None:
-    """Show the settings of destinations: the value in effect, where it came from, and the default where it is another one.
+    """Show the settings of destinations: the value in effect, where it came from, and the default if it differs.
 
     Without DEST it shows all destinations. --settings lists every setting of spark-jms, with unit, range and meaning: keys of
     the module file, options of format("jmsq"), environment variables, options of store URIs.

@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 
 @command("drop", short_help="Delete a destination with its messages, subscriptions and positions.")
 @destination_argument
-@click.option("--force", is_flag=True, help="Also with unfinished messages, or while consumers use it.")
+@click.option("--force", is_flag=True, help="Drop it even with unfinished messages, or while consumers use it.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @dry_run_option
 @wait_option
 def drop(settings: CommandSettings, destination: str, force: bool, yes: bool, dry_run: bool, wait_s: float) -> None:
     """Delete a destination with its messages, subscriptions, positions and acknowledgements.
 
-    It is refused while messages are unfinished or consumers are alive, unless forced. Senders and consumers of a dropped
-    destination get DestinationDroppedError. A destination that is created under this name later is another one: checkpoints
-    of the dropped one cannot continue with it. A drop that was interrupted is finished by the next one.
+    The command is refused while messages are unfinished or consumers are alive, unless you force it. Senders and
+    consumers of a dropped destination get DestinationDroppedError. A destination that is created under this name later
+    is another one: checkpoints of the dropped one cannot continue with it. A drop that was interrupted is finished by
+    the next one.
     """
     with settings.administrator() as admin:
         plan = admin.drop(destination, force=force, dry_run=True)

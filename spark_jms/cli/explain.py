@@ -13,16 +13,16 @@ from spark_jms.cli.settings import CommandSettings, command, complete_destinatio
 @command("explain", short_help="Show what a selector reads and what it skips.")
 @click.argument("destination", shell_complete=complete_destination)
 @click.argument("selector")
-@click.option("--subscription", help="Of a topic: the subscription whose messages are looked at.")
+@click.option("--subscription", help="Of a topic: the subscription whose messages to examine.")
 def explain(settings: CommandSettings, destination: str, selector: str, subscription: str | None) -> None:
     """Show what a consumer of DESTINATION with this SELECTOR reads of the unfinished messages, and what it skips.
 
-    A file is skipped unopened when its statistics prove that the selector takes none of its messages: by conditions that
-    are joined with AND on JMSPriority, JMSTimestamp, JMSXGroupID and promoted properties. Of every other file the columns
-    of the selector are read, which is what this command does too; it claims nothing.
+    Consumers skip a file when its statistics prove that the selector takes none of its messages: by conditions on
+    JMSPriority, JMSTimestamp, JMSXGroupID and promoted properties that are joined with AND. Of every other file they
+    read the columns of the selector. This command does the same, and claims nothing.
 
-    In a queue, a message that the selector refuses holds back the later ones of its unit of order: the last line has how many of the
-    matching messages wait so, and what to do.
+    In a queue, a message that the selector refuses holds back the later ones of its unit of order: the last line says
+    how many matching messages wait for that reason, and what to do.
     """
     from spark_jms.admin.explain import explain as explained
     from spark_jms.core.selector import Selector

@@ -17,12 +17,12 @@ from spark_jms.cli.settings import CommandSettings, command, destinations_argume
 @every_option("1s", 0.05)
 @click.option("--times", type=click.IntRange(1), help="Stop after this many rounds.")
 def forward(settings: CommandSettings, destinations: tuple[str, ...], every_s: float, times: int | None) -> None:
-    """Forward messages between the members of distributed queues that have `forwardDelay`, until interrupted: of all of them, or
-    of those named.
+    """Forward messages between the members of distributed queues that have `forwardDelay`, until interrupted: all of
+    them, or those named.
 
-    The messages of a member that has had no consumers for so long go to members that have some. Each message is in one member at
-    any time, also when this command is killed: start it again. It measures how long members are idle by itself, so a restart
-    begins to measure again.
+    If a member has had no consumers for that time, its messages go to members that have some. Each message is in one
+    member at any time, even if this command is killed: start it again. The command itself measures how long members are
+    idle, so a restart begins to measure again.
     """
     from spark_jms.admin.forward import STORE_LIMIT_S, Forwarders
 

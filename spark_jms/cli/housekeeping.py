@@ -30,8 +30,8 @@ def housekeep(settings: CommandSettings, destinations: tuple[str, ...], once: bo
     """Search for expired messages, purge finished ones, compact small files, write Delta checkpoints and clean up, until
     interrupted.
 
-    Running jobs do this beside their work; the command is for domains without any. One process at a time does it for a
-    destination; this one waits while another process does. With --once, the exit code is 1 when a step failed.
+    Running jobs also do this; the command is for domains without jobs. One process at a time does it for a destination;
+    this command waits while another process does. With --once, the exit code is 1 when a step failed.
     """
     from spark_jms.admin.housekeeping import Rounds
 

@@ -58,7 +58,7 @@ def _connect(
 
 def _factory_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
-        "--connection-factory", "factory", metavar="NAME", help="Choose members as this connection factory says."
+        "--connection-factory", "factory", metavar="NAME", help="Choose members by this connection factory."
     )(function)
 
 
@@ -91,7 +91,7 @@ def _typed(kind: str, text: str) -> PropertyValue:
 
 @command("send", short_help="Send messages.")
 @destination_argument
-@click.option("--text", "texts", multiple=True, help="A text message. May be repeated: a message each.")
+@click.option("--text", "texts", multiple=True, help="A text message. Repeatable: one message each.")
 @click.option(
     "--file", "file", type=click.File("rb"), metavar="FILE", help="A file as one text message ('-': standard input)."
 )
@@ -104,7 +104,7 @@ def _typed(kind: str, text: str) -> PropertyValue:
     multiple=True,
     type=_property,
     metavar="NAME[:TYPE]=VALUE",
-    help=f"A property; TYPE is {', '.join(_TYPES)}. May be repeated.",
+    help=f"A property; TYPE is {', '.join(_TYPES)}. Repeatable.",
 )
 @click.option("--group", "group_id", help="Unit of order (JMSXGroupID).")
 @click.option("--priority", type=click.IntRange(0, 9), help="0 to 9; 4 if not given.")
@@ -251,11 +251,11 @@ def _report_sent(settings: CommandSettings, destination: str, count: int, more: 
 
 
 # -- receive ----------------------------------------------------------------------------------------------------------
-@command("receive", short_help="Receive messages, which consumes them.")
+@command("receive", short_help="Receive and consume messages.")
 @destination_argument
 @click.option(
     "--subscription",
-    help="A topic's subscription; a new durable one is created. Without it: one of this command alone, not durable.",
+    help="A topic's subscription; a new one is created as durable. Without it: one of this command alone, not durable.",
 )
 @click.option("--non-durable", is_flag=True, help="The subscription ends with its last consumer.")
 @click.option(
@@ -281,7 +281,7 @@ def _report_sent(settings: CommandSettings, destination: str, count: int, more: 
     help="How long to wait for each message; 0: do not wait.",
 )
 @click.option("--skip-lost", is_flag=True, help="Skip messages that were deleted from the table, with a warning.")
-@click.option("--pin", is_flag=True, help="Of a queue: take the messages of one member, which is chosen at the start.")
+@click.option("--pin", is_flag=True, help="Of a queue: receive from one member, chosen at the start.")
 @_factory_option
 @click.option("--ack/--no-ack", default=True, help="--no-ack releases the messages at the end, flagged as redelivered.")
 def receive(
@@ -301,7 +301,7 @@ def receive(
     factory: str | None,
     ack: bool,
 ) -> int:
-    """Receive messages, which consumes them. The command prints a message before it acknowledges it. A unit of work counts as
+    """Receive and consume messages. The command prints a message before it acknowledges it. A unit of work counts as
     one message.
 
     Exit code 3: no message arrived in time.
@@ -405,7 +405,7 @@ def _body(message: Message) -> str:
     type=click.IntRange(0),
     help=f"Stop after this many; 0: never. Default: {_TABLE_LIMIT}, with --json no limit.",
 )
-@click.option("--pin", is_flag=True, help="Of a queue: show one member, which is chosen at the start.")
+@click.option("--pin", is_flag=True, help="Of a queue: show one member, chosen at the start.")
 @_factory_option
 @click.option("--all", "everything", is_flag=True, help="Include finished messages that are still in the table.")
 def browse(

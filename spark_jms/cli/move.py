@@ -17,7 +17,7 @@ from spark_jms.cli.settings import CommandSettings, announce, command, complete_
 @click.option("--subscription", help="Of a topic: the subscription whose messages move.")
 @click.option("--member", "members", type=click.IntRange(0), multiple=True, help="Only this member. Repeatable.")
 @click.option("--to-member", type=click.IntRange(0), help="The member of the target that gets them all.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many messages.")
+@click.option("--limit", type=click.IntRange(1), help="At most this many messages.")
 @dry_run_option
 @wait_option
 def move(
@@ -35,8 +35,8 @@ def move(
     """Move available messages of SOURCE to TARGET; a message keeps its id, headers, properties and body. Both may name the
     member on a server, as server@destination.
 
-    Each message is in the end in exactly one of the two, also when this command, a consumer or the machine dies in between:
-    whichever process opens the record next finishes the transfer. Claimed messages stay with their consumers, and messages
+    Each message ends in exactly one of the two, even if this command, a consumer or the machine dies in between: the
+    next process that opens the record finishes the transfer. Claimed messages stay with their consumers, and messages
     that are sent meanwhile stay in SOURCE. Consumers of SOURCE continue to run.
     """
     where = f"{target}, member {to_member}" if to_member is not None else target

@@ -20,9 +20,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 def _pause_options(function: _Function) -> _Function:
     for name, what in (
-        ("consumption", "What consumers claim."),
-        ("insertion", "What becomes available: senders under way, transfers, messages whose delay ends."),
-        ("production", "What senders begin to send."),
+        ("consumption", "The claims of consumers."),
+        ("insertion", "Messages becoming available: from sends under way, transfers, and delays that end."),
+        ("production", "New sends."),
     ):
         function = click.option(f"--{name}", is_flag=True, help=what)(function)
     return click.option(
@@ -42,9 +42,10 @@ def pause(
 ) -> None:
     """Stop production, insertion or consumption of a destination or of some members; all three by default.
 
-    Production: new sends fail with ProductionPausedError, and other members get what can go to them. Insertion: senders that
+    Production: new sends fail with ProductionPausedError, unless they can go to other members. Insertion: senders that
     are under way wait, transfers stay open, and a message whose delay ends stays invisible. Consumption: consumers and
-    queries run on and get nothing; what they have they can acknowledge, and browsing works. `jmsq apply` changes no pause.
+    queries keep running and receive nothing; they can acknowledge the messages they have, and browsing works. `jmsq
+    apply` changes no pause.
     """
     with settings.administrator() as admin:
         _report(
@@ -53,7 +54,7 @@ def pause(
         )
 
 
-@command("resume", short_help="Restart what `jmsq pause` has stopped.")
+@command("resume", short_help="Resume what `jmsq pause` has stopped.")
 @_pause_options
 def resume(
     settings: CommandSettings,

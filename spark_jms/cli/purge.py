@@ -45,7 +45,7 @@ def purge(
 ) -> None:
     """Drop the backlog of a destination: no consumer gets those messages any more.
 
-    Of a replicated topic, `server@topic` drops the backlog of the subscriptions on that server, and no other's.
+    For a replicated topic, `server@topic` drops only the backlog of the subscriptions on that server.
 
     Claimed messages stay with their consumers; `jmsq claims --release` revokes them first. The acknowledgement table
     gets a row for every dropped message, with `jmsq purge` as the consumer. Files whose messages are all finished are

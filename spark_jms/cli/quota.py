@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 @click.group("quota", cls=CommandGroup, short_help="The quotas of the domain: list, show, entries, history.")
 def quota() -> None:
-    """Quotas: how much destinations may hold, declared in the module file. They open no store, so what consumers finish shows a
-    moment later."""
+    """Quotas limit what destinations hold; the module file declares them. These commands open no store, so they show a
+    moment late which messages consumers have finished."""
 
 
-@command("list", short_help="The quotas, what is used of them, and how many sends wait.")
+@command("list", short_help="List the quotas, their usage, and how many sends wait.")
 def list_all(settings: CommandSettings) -> None:
     """List the quotas. A quota that is not shared has a line for each destination."""
     _show(settings, [])
 
 
-@command("show", short_help="One quota, with the sends that wait or have a reservation.")
+@command("show", short_help="Show one quota, with the sends that wait or have a reservation.")
 @click.argument("name", metavar="QUOTA")
 def show(settings: CommandSettings, name: str) -> None:
     """Show a quota with its open requests: reservations first, then the sends that wait, in their order. "by" is the process, or
@@ -46,7 +46,7 @@ def show(settings: CommandSettings, name: str) -> None:
     )
 
 
-@command("entries", short_help="The newest entries of a quota's ledger.")
+@command("entries", short_help="Show the newest entries of a quota's ledger.")
 @click.argument("name", metavar="QUOTA")
 def entries(settings: CommandSettings, name: str) -> None:
     """Show the newest entries of a quota's ledger, the oldest first: grants, waits, and what was used and reserved then. A ledger
@@ -65,7 +65,7 @@ def entries(settings: CommandSettings, name: str) -> None:
     settings.out.table("", columns, rows, f"nothing was ever sent with quota {name}")
 
 
-@command("history", short_help="What passed through a quota's destinations in each minute, and what they held.")
+@command("history", short_help="Show the messages of a quota's destinations by minute, and their usage.")
 @click.argument("name", metavar="QUOTA_OR_DESTINATION")
 @click.option("--since", "since_ms", type=MOMENT, help="Only what is later: '2 h' ago, or a time.")
 def history(settings: CommandSettings, name: str, since_ms: int | None) -> None:

@@ -12,10 +12,10 @@ from spark_jms.cli.settings import CommandSettings, command
 def recover(settings: CommandSettings) -> None:
     """Repair the domain after a loss of power that was not noticed.
 
-    The first program that opens a domain after its host was booted again does this by itself. It does not notice a boot when the host
-    has another name since, as many containers have, or when the directory is on a file server that lost its power.
+    The first program that opens a domain after a boot of its host does this by itself. It does not notice the boot if
+    the host has a new name, as many containers have, or if the directory is on a file server that lost its power.
 
-    Stop all programs of the domain before. What was not written whole is set aside in ROOT/_jmsq/lost/.
+    Stop all programs of the domain first. The command moves incomplete files to ROOT/_jmsq/lost/.
     """
     from spark_jms.claims.power_loss import recover_now
 

@@ -20,11 +20,13 @@ from spark_jms.cli.settings import (
 
 @command("redrive", short_help="Bring messages back from an error destination.")
 @click.argument("source", shell_complete=complete_destination)
-@click.option("--to", "target", shell_complete=complete_destination, help="Not to where they failed, but to this one.")
-@click.option("--selector", help="Only messages that this selector takes, as \"JMS_JMSQ_ErrorFrom = 'orders'\".")
+@click.option(
+    "--to", "target", shell_complete=complete_destination, help="Send to this destination, not to where they failed."
+)
+@click.option("--selector", help="Only messages that this selector takes, such as \"JMS_JMSQ_ErrorFrom = 'orders'\".")
 @click.option("--since", "since_ms", type=MOMENT, help="Only messages that failed then or later: '2 h' ago, or a time.")
 @click.option("--until", "until_ms", type=MOMENT, help="Only messages that failed then or earlier.")
-@click.option("--limit", type=click.IntRange(1), help="At most so many messages.")
+@click.option("--limit", type=click.IntRange(1), help="At most this many messages.")
 @dry_run_option
 @wait_option
 def redrive(
@@ -40,8 +42,8 @@ def redrive(
 ) -> None:
     """Send the messages of the error destination SOURCE again, to the destinations where they failed.
 
-    They arrive as they were first sent, without the properties that tell about the failure, and are delivered as new ones.
-    Like `jmsq move`, this neither loses nor doubles a message, whatever dies in between.
+    They arrive as they were first sent, without the properties about the failure, and are delivered as new ones. Like
+    `jmsq move`, this neither loses nor duplicates a message, whichever process dies in between.
     """
     from spark_jms.claims.views import moment
 

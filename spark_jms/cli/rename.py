@@ -13,7 +13,7 @@ from spark_jms.cli.settings import CommandSettings, command, complete_destinatio
 @command("rename", short_help="Give a destination another name; positions and checkpoints stay valid.")
 @click.argument("old", metavar="OLD", shell_complete=complete_destination)
 @click.argument("new", metavar="NEW")
-@click.option("--force", is_flag=True, help="Also while consumers use it: they fail by name, and continue as NEW.")
+@click.option("--force", is_flag=True, help="Rename even while consumers use it: they fail, and can continue as NEW.")
 def rename(settings: CommandSettings, old: str, new: str, force: bool) -> None:
     """Give a destination another name. No data moves: subscriptions, positions, claims and checkpoints stay valid.
 

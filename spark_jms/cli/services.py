@@ -29,16 +29,18 @@ _NAMES = ("expiration", "housekeeping", "forwarding", "lag", "usage")
 
 @command("services", short_help="Run expiration, housekeeping, forwarding, lag and the usage history in one process.")
 @destinations_argument
-@click.option("--only", multiple=True, type=click.Choice(_NAMES), help="This service alone; may be repeated.")
+@click.option("--only", multiple=True, type=click.Choice(_NAMES), help="Run only this service. Repeatable.")
 @click.option("--once", is_flag=True, help="One round of each, then stop; exit code 1 if one failed.")
-@click.option("--status", is_flag=True, help="Only show how the services of running processes are.")
+@click.option("--status", is_flag=True, help="Only show the state of the services of running processes.")
 @click.option(
     "--engine",
     type=click.Choice((SPARK, THREADS)),
     help="Streaming queries of Spark, or threads without Java. Default: spark where Spark and Java are installed.",
 )
 @click.option(
-    "--checkpoint", metavar="DIR", help="Of the queries, for one process at a time. Default: a temporary one."
+    "--checkpoint",
+    metavar="DIR",
+    help="The checkpoint of the queries, for one process at a time. Default: a temporary one.",
 )
 @every_option("10s", 0.1)
 def services(
@@ -51,11 +53,11 @@ def services(
     checkpoint: str | None,
     every_s: float,
 ) -> None:
-    """Run the services of all destinations, or of those named, until SIGTERM or Ctrl-C, and show what they have done, their last
-    errors and the lag, whenever that has changed; with --json in every round.
+    """Run the services of all destinations, or of those named, until SIGTERM or Ctrl-C, and show their results, last
+    errors and the lag whenever these change; with --json in every round.
 
-    Each service has a query of its own, or a thread: one that fails holds up no other, and is tried again. The process may be
-    killed at any moment, and several may run: what one does, the others leave. Housekeeping searches for expired messages, so
+    Each service has its own query or thread: one that fails does not block the others, and is tried again. You may kill
+    the process at any moment, and run several, which share the work. Housekeeping searches for expired messages, so
     these two share one query.
     """
     if status:

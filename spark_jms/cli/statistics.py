@@ -51,9 +51,9 @@ _PAUSED = "Paused by an administrator"
 @click.option("--times", type=click.IntRange(1), help="With --watch: stop after this many rounds.")
 @click.option(
     "--selector",
-    help="Show also which messages that it takes wait behind others of their units of order that it refuses.",
+    help="Also show matching messages that wait behind refused ones of their units of order.",
 )
-@click.option("--reset", is_flag=True, help="Begin the high marks, and the bytes received, again.")
+@click.option("--reset", is_flag=True, help="Reset the high marks and the bytes received.")
 def stat(
     settings: CommandSettings,
     destinations: tuple[str, ...],

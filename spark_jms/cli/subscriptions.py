@@ -32,8 +32,8 @@ def subscriptions(
     A topic with messagesLimitOverride has the columns limit (SubscriptionMessagesLimit) and deleted
     (SubscriptionLimitDeletedCount).
 
-    DEST may be server@destination: what is on that server. --drop east@prices/billing and --drop prices/east@billing are the
-    same.
+    DEST may be server@destination, for the subscriptions on that server. --drop east@prices/billing and --drop
+    prices/east@billing are the same.
 
     --drop removes a topic's durable subscription. It is refused while a consumer uses it.
     """

@@ -12,24 +12,24 @@ import click
 from spark_jms.cli.settings import CommandSettings, command
 
 
-@command("transactions", short_help="Open transactions, and what they wait for.")
+@command("transactions", short_help="List open transactions, and what they wait for.")
 @click.option("--complete", is_flag=True, help="First complete those whose owner is dead.")
-@click.option("--commit", metavar="ID", help="Commit this one, whatever its lost database has decided.")
-@click.option("--rollback", metavar="ID", help="Roll this one back, whatever its lost database has decided.")
-@click.option("--ddl", is_flag=True, help="Print the statement that makes the table of a last resource, and end.")
+@click.option("--commit", metavar="ID", help="Commit this transaction, whatever its lost database has decided.")
+@click.option("--rollback", metavar="ID", help="Roll this transaction back, whatever its lost database has decided.")
+@click.option("--ddl", is_flag=True, help="Print the SQL that creates the table of a last resource, and exit.")
 def transactions(
     settings: CommandSettings, complete: bool, commit: str | None, rollback: str | None, ddl: bool
 ) -> None:
     """List the transactions of transacted sessions that have begun to commit and have not ended, the oldest first.
 
-    One that is "committed" is completed, one that is "preparing" or "rolling back" is rolled back: by its owner while that lives,
-    otherwise by housekeeping, by the next transacted session, or by this command with --complete. With --complete, the exit code
-    is 1 when some do not end.
+    A "committed" transaction will be completed, one that is "preparing" or "rolling back" will be rolled back: by its
+    owner while that lives, otherwise by housekeeping, by the next transacted session, or by this command with
+    --complete. With --complete, the exit code is 1 when some do not end.
 
-    One that is "in doubt" is decided by a database. Only where that is lost use --commit or --rollback: if the database has decided
-    otherwise, its changes and the messages contradict each other from then on.
+    A database decides a transaction that is "in doubt". Use --commit or --rollback only if the database is lost: if it
+    has decided otherwise, its changes and the messages contradict each other from then on.
 
-    One that is "damaged" is a coordinator that cannot be read; the others work all the same.
+    "damaged" marks a coordinator that cannot be read; the others work.
     """
     if ddl:
         from spark_jms.claims.last_resource import DDL

@@ -8,17 +8,17 @@ from __future__ import annotations
 from spark_jms.cli.settings import CommandSettings, command, dry_run_option
 
 
-@command("upgrade", short_help="Bring a domain of an earlier release to this version's form.")
+@command("upgrade", short_help="Convert a domain of an earlier release to this version's format.")
 @dry_run_option
 def upgrade(settings: CommandSettings, dry_run: bool) -> None:
-    """Bring a domain of an earlier release to this version's form. Messages are not touched.
+    """Convert a domain of an earlier release to this version's format. Messages are not changed.
 
-    Tables get the property that names the statistics which other programs may use: until then a filter of delta-rs,
-    DuckDB or Polars finds no row for some columns. Jobs, clients and earlier releases may run meanwhile.
+    Tables get a property that names the statistics for other programs: until then filters of delta-rs, DuckDB or Polars
+    on some columns find no rows. Jobs, clients and earlier releases may run meanwhile.
 
-    In a domain of format version 1, positions, claims and waiting acknowledgements get their new form. Stop all jobs and
-    clients of the domain first. Queries continue with their checkpoints. Earlier versions of spark-jms cannot open the
-    domain afterwards: keep a backup until you are content.
+    In a domain of format version 1, the command converts positions, claims and waiting acknowledgements. Stop all jobs
+    and clients of the domain first. Queries continue with their checkpoints. Earlier versions of spark-jms cannot open
+    the domain afterwards: keep a backup until you are sure.
     """
     from spark_jms.admin.upgrade import plan_tables, plan_upgrade, upgrade_tables
     from spark_jms.admin.upgrade import upgrade as run_upgrade
