@@ -45,8 +45,9 @@ def _lease(row: ServerRow) -> str:
 @command("stop", short_help="Take a server out of use.")
 @click.argument("name", metavar="SERVER")
 def stop(settings: CommandSettings, name: str) -> None:
-    """Stop a server: senders route to the other servers, a unit of order that belongs to it fails with ServerDownError, and
-    consumers hand its members back and continue with the others. Its messages wait until `jmsq server start`."""
+    """Stop a server: senders route to the other servers, sends of a unit of order that belongs to it fail with
+    ServerDownError, and consumers release its members and continue with the others. Its messages wait until `jmsq
+    server start`."""
     from spark_jms.log.server_state import stop_server
 
     _change(settings, stop_server, name, "down")

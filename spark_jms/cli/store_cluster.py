@@ -51,9 +51,9 @@ _directory = click.option(
 def up(
     settings: CommandSettings, directory: str, daemons: int | None, memory: str | None, port: int, door_port: int
 ) -> None:
-    """One command for one machine: write rs_daemons.cfg if it does not exist, start each daemon that does not run, and
-    wait until all of them answer. Running it again starts the daemons that have ended. --daemons and --memory are refused
-    when they differ from an rs_daemons.cfg that exists."""
+    """Write rs_daemons.cfg if it does not exist, start each daemon of this machine that does not run, and wait until
+    all of them answer. Run it again to restart daemons that have ended. --daemons and --memory are refused when they
+    differ from an rs_daemons.cfg that exists."""
     from spark_jms.store.regions.admin.cluster import Cluster
 
     cluster = Cluster(directory)
@@ -98,8 +98,9 @@ def up(
 @click.option("--force", is_flag=True, help="Stop even if regions are open or hold data: all of it is lost.")
 @dry_run_option
 def down(settings: CommandSettings, directory: str, force: bool, dry_run: bool) -> None:
-    """Stop safely: refused while a region is open, or while no other daemon has room for the data. Stopping all daemons
-    loses their memory with everything in it; unless there are no regions, that needs --force."""
+    """Stop the daemons of this machine safely. The command is refused while a region is open, or while no other daemon
+    has room for the data. Stopping all daemons loses their memory with everything in it; unless there are no regions,
+    that needs --force."""
     from spark_jms.store.regions.admin.cluster import Cluster
     from spark_jms.store.regions.admin.port import waiting_text
 
@@ -129,11 +130,11 @@ def down(settings: CommandSettings, directory: str, force: bool, dry_run: bool) 
         settings.out.say(f"stopped: {', '.join(map(str, stopped)) or 'no daemon ran'}")
 
 
-@command("daemons", short_help="The daemons of a cluster.")
+@command("daemons", short_help="Show the daemons of a cluster.")
 @_directory
 @click.option("--format", "form", type=click.Choice(["table", "list"]), default="table", show_default=True)
 def daemons(settings: CommandSettings, directory: str, form: str) -> None:
-    """The same as storeadmin's lsd."""
+    """Show the daemons of a cluster, like storeadmin's lsd."""
     from spark_jms.store.regions.admin import Admin
     from spark_jms.store.regions.admin.cli import main as storeadmin
 
@@ -146,12 +147,12 @@ def daemons(settings: CommandSettings, directory: str, form: str) -> None:
     )
 
 
-@command("regions", short_help="The regions of a cluster.")
+@command("regions", short_help="Show the regions of a cluster.")
 @_directory
 @click.option("--format", "form", type=click.Choice(["table", "list"]), default="table", show_default=True)
 @click.argument("expression", default="*")
 def regions(settings: CommandSettings, directory: str, form: str, expression: str) -> None:
-    """The same as storeadmin's lsr; * in EXPRESSION matches any characters."""
+    """Show the regions of a cluster, like storeadmin's lsr; * in EXPRESSION matches any characters."""
     from spark_jms.store.regions.admin import Admin
     from spark_jms.store.regions.admin.cli import main as storeadmin
 
@@ -196,7 +197,7 @@ def daemon(words: tuple[str, ...]) -> None:
 @click.command(
     "admin",
     context_settings={"ignore_unknown_options": True, "help_option_names": []},
-    short_help="storeadmin: interactive, or one command.",
+    short_help="Run storeadmin: interactively, or one command.",
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def admin(words: tuple[str, ...]) -> None:

@@ -42,7 +42,8 @@ def create(settings: CommandSettings, uri: str) -> None:
 @command("ddl", short_help="Print the SQL that creates the tables of a store in a database.")
 @click.argument("uri", metavar="URI")
 def ddl(settings: CommandSettings, uri: str) -> None:
-    """For an administrator who creates the tables; then open the store with create_tables=no. Connects to nothing."""
+    """Print the SQL for an administrator who creates the tables; then open the store with create_tables=false. The
+    command connects to no database."""
     from spark_jms.store.jdbc.settings import parse_jdbc
     from spark_jms.store.jdbc.tables import ddl
 
@@ -56,7 +57,8 @@ def ddl(settings: CommandSettings, uri: str) -> None:
 @command("check", short_help="Read everything and compare every checksum; change nothing.")
 @_uri
 def check(settings: CommandSettings, uri: str | None) -> int:
-    """Names every damaged place and changes nothing. Exit code 1 if anything is damaged."""
+    """Read the whole store, compare every checksum and name every damaged place. It changes nothing. Exit code 1 if
+    anything is damaged."""
     from spark_jms.store.admin import check
 
     found = check(_store_of(settings, uri))
@@ -77,7 +79,7 @@ def check(settings: CommandSettings, uri: str | None) -> int:
 @_uri
 @click.option("--values", is_flag=True, help="With the objects' values, in base64.")
 def dump(settings: CommandSettings, uri: str | None, values: bool) -> None:
-    """A consistent view of one moment. With --json one record set per line."""
+    """Print every record set as of one moment; with --json one per line."""
     from spark_jms.store import open_store
     from spark_jms.store.admin import dump
 
@@ -104,7 +106,7 @@ def dump(settings: CommandSettings, uri: str | None, values: bool) -> None:
 @command("compact", short_help="Free space in place, while other processes use the store.")
 @_uri
 def compact(settings: CommandSettings, uri: str | None) -> None:
-    """The file store begins a new journal; a database vacuums the tables."""
+    """Free space while other processes use the store: a file store begins a new journal, a database vacuums its tables."""
     from spark_jms.store.admin import compact
 
     store = _store_of(settings, uri)
@@ -149,7 +151,8 @@ def migrate(settings: CommandSettings, source: str, target: str, salvage: bool) 
 @command("lock", short_help="Show the owner of the store: process, start time, incarnation.")
 @_uri
 def lock(settings: CommandSettings, uri: str | None) -> None:
-    """Takes no lock and changes nothing, even if the owner hangs."""
+    """Show the process that owns the store, its start time and its incarnation. The command takes no lock and changes
+    nothing, so it works even if the owner hangs."""
     from spark_jms.store.admin import lock_status
 
     found = lock_status(_store_of(settings, uri))
@@ -172,7 +175,8 @@ def lock(settings: CommandSettings, uri: str | None) -> None:
 @click.option("--transaction", metavar="ID", help="Which one.")
 @click.option("--commit/--rollback", default=None, help="The decision of its coordinator.")
 def resolve(settings: CommandSettings, uri: str | None, transaction: str | None, commit: bool | None) -> None:
-    """A prepared transaction locks its keys until you resolve it, even if every process involved has died."""
+    """Commit or roll back a prepared transaction; without --transaction, list them. A prepared transaction locks its
+    keys until you resolve it, even if every process involved has died."""
     from spark_jms.store import open_store
 
     if transaction is not None and commit is None:

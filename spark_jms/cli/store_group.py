@@ -11,7 +11,7 @@ from spark_jms.cli.store_data import check, compact, create, ddl, dump, lock, mi
 
 @click.group("store", cls=CommandGroup, short_help="Stores: create, check, move, and the daemons of a replicated one.")
 def store() -> None:
-    """The stores that keep positions and claims: file, jdbc, replicated."""
+    """Manage the stores that keep positions and claims: file, jdbc, replicated."""
 
 
 for _command in (create, ddl, check, dump, compact, migrate, lock, resolve, up, down, daemons, regions, daemon, admin):
