@@ -131,7 +131,7 @@ class MomentParameter(click.ParamType):  # type: ignore[type-arg]
         try:
             moment = datetime.fromisoformat(value.replace("Z", "+00:00"))
         except ValueError:
-            self.fail(f"{value!r} is no time: write '2 h' for two hours ago, or 2026-03-01T12:00:00", param, ctx)
+            self.fail(f"{value!r} is not a time: write '2 h' for two hours ago, or 2026-03-01T12:00:00", param, ctx)
         return int((moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp() * 1000)
 
 

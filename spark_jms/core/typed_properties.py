@@ -40,7 +40,7 @@ def decode_property(text: str | None, kind: str) -> object:
         return text
     if kind == "boolean":
         if text not in ("true", "false"):
-            raise ValueError(f"{text!r} is no boolean")
+            raise ValueError(f"{text!r} is not a boolean")
         return text == "true"
     if kind in ("float", "double"):
         return float(text)

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     for name in ("--root", "--destination", "--output", "--checkpoint"):
         parser.add_argument(name, required=True)
-    parser.add_argument("--once", action="store_true", help="count what is there, then stop")
+    parser.add_argument("--once", action="store_true", help="count the events so far, then stop")
     given = parser.parse_args(arguments)
     spark = SparkSession.getActiveSession() or spark_session("jmsq expired messages")
     start(spark, given.root, given.destination, given.output, given.checkpoint, once=given.once).awaitTermination()

@@ -1,4 +1,4 @@
-"""A view or DataFrame over `format("jmsq")` that shows what is there now.
+"""A view or DataFrame over `format("jmsq")` that shows the current backlog.
 
 Spark 4.2 keeps the partitions that a Python reader has planned with the table of the plan (`PythonDataSourceV2.readInfo`), for
 all reads of every view and DataFrame made from it. They are planned once, on the driver: to plan in the tasks instead would make
@@ -19,10 +19,10 @@ from spark_jms.errors import IllegalStateException
 
 
 def fresh(frame: DataFrame) -> DataFrame:
-    """The same DataFrame, which reads the messages, claims or positions of now; the views and DataFrames that it was made from
-    do so too at their next read. For a view: `fresh(spark.table("backlog"))`. No other thread may begin to read them meanwhile.
-    Raises IllegalStateException where it cannot reach what Spark keeps, as with Spark Connect, and where Spark has cached the
-    messages: it would read those of the cache."""
+    """The same DataFrame, whose next read shows the current messages, claims or positions; so does the next read of the views
+    and DataFrames that it is derived from. For a view: `fresh(spark.table("backlog"))`. No other thread may begin to read them
+    meanwhile. Raises IllegalStateException if it cannot reach the planned partitions, as with Spark Connect, and if Spark has
+    cached the messages."""
     from py4j.protocol import Py4JError
 
     try:
@@ -35,13 +35,13 @@ def fresh(frame: DataFrame) -> DataFrame:
         )
     except (AttributeError, TypeError, Py4JError) as error:
         raise IllegalStateException(
-            f"this Spark does not let go of what it has planned ({error}): make the view or DataFrame again, with "
+            f"this Spark does not let its planned partitions be cleared ({error}): recreate the view or DataFrame, with "
             'CREATE OR REPLACE TEMPORARY VIEW or spark.read.format("jmsq")'
         ) from error
     if cached:
         raise IllegalStateException(
-            "what this DataFrame or view reads is cached, and the cache keeps the messages of its time: call unpersist() on what was "
-            "cached, or UNCACHE TABLE, and then fresh() again"
+            "what this DataFrame or view reads is cached, and fresh() cannot renew a cache: call unpersist() on the cached "
+            "DataFrame, or UNCACHE TABLE, and then fresh() again"
         )
     return again
 

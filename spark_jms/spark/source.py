@@ -209,7 +209,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             name = None if name is None else kept_at(declared, self._address.server, identity.kept(name))
         elif o.subscription_sharing != "sharable" or identity.client_id is not None:
             raise OptionError(
-                f"options subscriptionSharing and clientId are for a topic's subscription, and {self._name} is no topic"
+                f"options subscriptionSharing and clientId are for a topic's subscription, and {self._name} is not a topic"
             )
         return domain, name, selector
 

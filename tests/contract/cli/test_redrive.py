@@ -46,7 +46,7 @@ def test_redrive_shows_first_and_then_moves(failed: str, jmsq: Jmsq, js: Callabl
 
 def test_redrive_names_what_it_does_not_understand(failed: str, jmsq: Jmsq) -> None:
     assert (
-        "'soon' is no time: write '2 h' for two hours ago"
+        "'soon' is not a time: write '2 h' for two hours ago"
         in jmsq("redrive", "failed", "--since", "soon", code=2).stderr
     )
     assert "there is no destination 'nowhere'" in jmsq("redrive", "failed", "--to", "nowhere", code=1).stderr
