@@ -334,7 +334,7 @@ class DestinationSettings(Table):
         None,
         "How long a member of a distributed queue with messages and no consumers waits before `jmsq forward` moves the "
         "messages to members with consumers. A queue with this key refuses units of order and units of work.",
-        without="not forwarded (the texts' -1)",
+        without="not forwarded (WebLogic's -1)",
     )
     reset_delivery_count_on_forward: bool = setting(
         "resetDeliveryCountOnForward",
