@@ -43,12 +43,12 @@ def connect(
 ) -> Context:
     """Open the domain at `root`, or at the environment variable JMSQ_ROOT. Use it in a `with` statement.
 
-    `housekeeping=False` leaves purge and compaction to other processes: for short-lived programs. The names of subscriptions
-    belong to the `client_id` and its policy. While a connection with a restricted id is open, another one with it is refused
-    (InvalidClientIDException); unrestricted ones may be many. `connection_factory` is the name of one in the module
-    file, or one made here. `server` is the home server, which senders and pinned receivers prefer (None: the environment
-    variable JMSQ_SERVER).
-    Raises DomainError when there is no domain, connection factory or server of that name.
+    `housekeeping=False` leaves purge and compaction to other processes: for short-lived programs. The `client_id` and
+    its policy qualify the names of subscriptions. While a connection with a restricted id is open, another one with
+    that id is refused (InvalidClientIDException); any number of connections may have an unrestricted id.
+    `connection_factory` is the name of one in the module file, or a ConnectionFactory. `server` is the home server,
+    which senders and pinned receivers prefer (None: the environment variable JMSQ_SERVER). Raises DomainError when
+    there is no domain, connection factory or server of that name.
     """
     from spark_jms import client
 
@@ -65,8 +65,8 @@ def connect(
 def connect_pool(
     root: str | os.PathLike[str] | None = None, *, max_idle: int = 100, idle: DurationLike = "1 min", **arguments: Any
 ) -> ClientPool:
-    """A pool of producers and consumers, for code that would make them for each use. `arguments` are those of `connect`. At most
-    `max_idle` are kept for `idle` without use. Use it in a `with` statement."""
+    """A pool of producers and consumers, for code that would otherwise create them for each use. `arguments` are those
+    of `connect`. The pool keeps at most `max_idle` unused ones, each for `idle`. Use it in a `with` statement."""
     from functools import partial
 
     from spark_jms.client.pool import ClientPool

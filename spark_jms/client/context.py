@@ -85,12 +85,12 @@ def connect(
 ) -> Context:
     """Open the domain at `root`, or at the environment variable JMSQ_ROOT. Use it in a `with` statement.
 
-    `housekeeping=False` leaves purge and compaction to other processes: for short-lived programs. The names of subscriptions
-    belong to the `client_id` and its policy. While a connection with a restricted id is open, another one with it is refused
-    (InvalidClientIDException); unrestricted ones may be many. `connection_factory` is the name of one in the module
-    file, or one made here. `server` is the home server, which senders and pinned receivers prefer (None: the environment
-    variable JMSQ_SERVER).
-    Raises DomainError when there is no domain, connection factory or server of that name.
+    `housekeeping=False` leaves purge and compaction to other processes: for short-lived programs. The `client_id` and
+    its policy qualify the names of subscriptions. While a connection with a restricted id is open, another one with
+    that id is refused (InvalidClientIDException); any number of connections may have an unrestricted id.
+    `connection_factory` is the name of one in the module file, or a ConnectionFactory. `server` is the home server,
+    which senders and pinned receivers prefer (None: the environment variable JMSQ_SERVER). Raises DomainError when
+    there is no domain, connection factory or server of that name.
     """
     identity = ClientIdentity(client_id, client_id_policy)
     domain = open_given_domain(root)
@@ -100,8 +100,9 @@ def connect(
 
 
 class Context(ClosedAtTheEnd):
-    """Thread-safe; one per process is enough. Closing it closes everything it has made. In a forked child its calls, and those of
-    everything that it has made, raise ForkedProcessError, and closing them does nothing: the child connects for itself.
+    """Thread-safe; one per process is enough. Closing it closes everything that it has created. In a forked child its
+    calls, and those of all objects that it has created, raise ForkedProcessError, and closing them has no effect: the
+    child connects for itself.
 
     Failures of the background work are in `statistics()` and in the log. A consumer's next call raises an error of its own
     hand-over, and of the acknowledgement table when that could not be written for a minute; nothing else of the
@@ -148,14 +149,15 @@ class Context(ClosedAtTheEnd):
         compression_threshold: int | None = None,
         producer_id: str | None = None,
     ) -> Producer:
-        """Of a destination, or of its member on a server (`server@destination`), to which all messages go then.
+        """A producer for a destination, or for its member on a server (`server@destination`), which then gets all
+        messages.
 
-        `send_timeout` is how long a send waits while insertion is paused; 0: not at all. `exception_listener` is called with the
-        error when a one-way send has failed and the producer is closed for it. Bodies of at least `compression_threshold`
-        bytes are compressed (None: as the connection factory says, never). With `producer_id` the table counts its messages and
-        drops those that are sent again; it sends no message one-way, and producers that were created with this id before send no
-        more (one commit). Raises OptionError, and InvalidDestinationError, which lists the existing destinations, or the
-        servers of this one."""
+        `send_timeout` is how long a send waits while insertion is paused; 0: not at all. `exception_listener` is called
+        with the error of a failed one-way send, which closes the producer. Bodies of at least `compression_threshold`
+        bytes are compressed (None: the value of the connection factory, never). With `producer_id` the table counts the
+        producer's messages and ignores repeated ones; the producer sends nothing one-way, and fences producers that
+        were created with this id before (by one commit). Raises OptionError, and InvalidDestinationError, which lists
+        the existing destinations, or the servers of this one."""
         self._check()
         send_timeout_s = seconds_of("send_timeout", send_timeout)
         check_listener("exception_listener", exception_listener)
@@ -182,26 +184,26 @@ class Context(ClosedAtTheEnd):
         fail_on_data_loss: bool = True,
     ) -> Consumer:
         """A consumer of a queue, or of a topic's `subscription`. A named subscription is durable unless `durable` is False;
-         one that is not durable ends with its last consumer. Without a name the consumer has a subscription of its own, which
-         is not durable. Consumers that name the same subscription share its messages; `sharing="exclusive"` excludes others
-         (SubscriptionInUseError).
+        one that is not durable ends with its last consumer. Without a name the consumer has a subscription of its own, which
+        is not durable. Consumers that name the same subscription share its messages; `sharing="exclusive"` excludes others
+        (SubscriptionInUseError).
 
-         A new durable subscription starts at `starting_position` (default "latest": messages sent from now on): "earliest", a
-         datetime, {"sequence": 17} or {"sequence": {0: 17, 2: 5}} by member.
+        A new durable subscription starts at `starting_position` (default "latest": messages sent from now on): "earliest", a
+        datetime, {"sequence": 17} or {"sequence": {0: 17, 2: 5}} by member.
 
-         The consumer shares all members with the other consumers, unless `members` pins it to some. `server@destination` pins
-         it to the member on that server, and `pin=True` to a member of a queue that is chosen now (None: as the connection
-         factory says). Such a consumer ends with a MemberLostException when it cannot reach that member any more.
+        The consumer shares all members with the other consumers, unless `members` pins it to some. `server@destination` pins
+        it to the member on that server, and `pin=True` to a member of a queue that is chosen now (None: as the connection
+        factory says). Such a consumer ends with a MemberLostException when it cannot reach that member any more.
 
-         `acknowledge` is "client", "individual", "auto" or "dups-ok": see spark_jms/client/consumer.py. The consumer claims
-         `prefetch` messages at a time (None: as the connection factory says, 10; -1: any number), at most `maxMessageSize` of
-         the connection factory together, and no other consumer gets them: keep it small where processing a message takes long
-        . With `fail_on_data_loss=False` the consumer skips messages deleted from the table; otherwise they raise
-         DataLossError.
+        `acknowledge` is "client", "individual", "auto" or "dups-ok": see spark_jms/client/consumer.py. The consumer
+        claims `prefetch` messages at a time (None: the value of the connection factory, 10; -1: any number), at most
+        `maxMessageSize` of the connection factory together, and no other consumer gets them: keep it small if
+        processing a message takes long. With `fail_on_data_loss=False` the consumer skips messages deleted from the
+        table; otherwise they raise DataLossError.
 
-         With a `listener`, a thread of the consumer calls it with each message until the consumer is closed.
-         Raises OptionError, InvalidSelectorError, InvalidDestinationError, SubscriptionInUseError, and MemberUnavailableError
-         when there is no member to pin to.
+        With a `listener`, a thread of the consumer calls it with each message until the consumer is closed.
+        Raises OptionError, InvalidSelectorError, InvalidDestinationError, SubscriptionInUseError, and MemberUnavailableError
+        when there is no member to pin to.
         """
         self._check()
         check_mode(acknowledge)
@@ -223,9 +225,9 @@ class Context(ClosedAtTheEnd):
 
     def last_resource(self, name: str, connect: Callable[[], Any], *, create: bool = False) -> None:
         """Register a database that can decide transactions, under a name that all processes of the domain use for it.
-        `connect` gives a new connection of the Python database interface, to SQLite or PostgreSQL. With `create`, its table is made
-        unless it is there. Transactions that are in doubt for this database are completed. Raises OptionError and
-        LastResourceError."""
+        `connect` gives a new connection of the Python database interface, to SQLite or PostgreSQL. With `create`, its
+        table is created if it does not exist. The call completes transactions that are in doubt for this database.
+        Raises OptionError and LastResourceError."""
         self._check()
         check_resource(name, connect)
         resource = LastResource(name, connect)
@@ -237,10 +239,11 @@ class Context(ClosedAtTheEnd):
     def transacted_session(
         self, *, timeout: DurationLike | None = None, last_resource: str | None = None
     ) -> TransactedSession:
-        """A session whose sends and acknowledgements, over any number of destinations, are one transaction up to its next
-        `commit()` or `rollback()`. A transaction that takes longer than `timeout` is rolled back (None: the
-        `transactionTimeout` of the connection factory, 1 h, or its `databaseTransactionTimeout`, 30 s). With `last_resource`, what
-        the application changes by the session's `connection` belongs to it. Raises OptionError and LastResourceError."""
+        """A session whose sends and acknowledgements, over any number of destinations, are one transaction up to its
+        next `commit()` or `rollback()`. A transaction that takes longer than `timeout` is rolled back (None: the
+        `transactionTimeout` of the connection factory, 1 h, or its `databaseTransactionTimeout`, 30 s). With
+        `last_resource`, the application's changes through the session's `connection` are part of it. Raises OptionError
+        and LastResourceError."""
         self._check()
         timeout_s = self._choices.transaction_timeout_s(timeout, database=last_resource is not None)
         resource = None if last_resource is None else self._coordinators.resources.find(last_resource)

@@ -253,11 +253,11 @@ class Producer(ClosedAtTheEnd):
     ) -> SendReport:
         """Send Messages, or dicts with the arguments of `send`, in chunks. Each chunk is one commit: all or nothing.
 
-        A chunk has `chunk_messages` messages, or fewer when their bodies and properties reach 32 MiB. When a chunk fails, the chunks
-        before it are sent, and the error says how many messages they held. With `transaction=(application id, version)`
-        the whole call is one commit, and repeating it sends nothing: nor does any version that is not above the last
-        one of that application id. With `sequence`, the number of the first message in the producer id, those that the table has are
-        not sent again.
+        A chunk has `chunk_messages` messages, or fewer when their bodies and properties reach 32 MiB. When a chunk
+        fails, the chunks before it are sent, and the error says how many messages they held. With
+        `transaction=(application id, version)` the whole call is one commit, and repeating it sends nothing; neither
+        does a version that is not above the last one of that application id. With `sequence`, the number of the first
+        message in the producer id, those that the table has are not sent again.
         """
         self._check()
         if chunk_messages < 1:
@@ -297,9 +297,9 @@ class Producer(ClosedAtTheEnd):
         self, messages: Iterable[Message | MessageArguments], name: str | None = None, *, sequence: int | None = None
     ) -> SendReport:
         """Send Messages, or dicts with the arguments of `send`, as one unit of work, in one commit: a destination with
-        `unitOfWorkHandlingPolicy: SingleMessageDelivery` delivers them as one message, in this order. `name` is that of the
-        unit, and is used for no other unit; None makes one. Several senders can contribute to a unit, with `send` and the
-        properties JMS_BEA_UnitOfWork…. `sequence` is the number of the first message in the producer id.
+        `unitOfWorkHandlingPolicy: SingleMessageDelivery` delivers them as one message, in this order. `name` is the
+        name of the unit, which no other unit may have; None creates one. Several senders can contribute to a unit, with
+        `send` and the properties JMS_BEA_UnitOfWork…. `sequence` is the number of the first message in the producer id.
         """
         self._check()
         self._check_sequence(sequence)
@@ -497,9 +497,10 @@ class Producer(ClosedAtTheEnd):
         return self._required_numbers().last
 
     def resume(self) -> int:
-        """Continue behind the last message of the producer id in the table, and return its number. After a
-        CommitOutcomeUnknownError, or the error of an asynchronous send, messages without `sequence` are refused until this call,
-        because their number would depend on what became of those before them. Waits until asynchronous sends are sent."""
+        """Continue after the last message of the producer id in the table, and return its number. After a
+        CommitOutcomeUnknownError, or the error of an asynchronous send, messages without `sequence` are refused until
+        this call, because their number depends on the outcome of the messages before them. Waits until asynchronous
+        sends are sent."""
         self._check()
         numbers = self._required_numbers()
         self._wait_for_own_sends()
