@@ -8,6 +8,7 @@ Features: C9, S2, S9 (docs/FEATURES.md)
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,18 @@ def check_name(name: object, what: str = "name") -> str:
     if not 1 <= len(name) <= NAME_LIMIT_CHARS or not name.isprintable():
         raise NameInvalidError(f"not a {what}: {name[:80]!r} ({len(name)} characters)")
     return name
+
+
+def check_duration(duration_ms: object, what: str) -> None:
+    if isinstance(duration_ms, bool) or not isinstance(duration_ms, (int, float)) or math.isnan(duration_ms):
+        raise ValueInvalidError(f"{what} is a number of milliseconds, not {duration_ms!r}")
+
+
+def check_prefix(prefix: object) -> str:
+    """Of names; an empty one is the prefix of all."""
+    if not isinstance(prefix, str):
+        raise NameInvalidError(f"a prefix is a str, not {type(prefix).__name__}")
+    return prefix
 
 
 def check_label(label: object) -> str:

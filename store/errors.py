@@ -30,7 +30,7 @@ class NameInvalidError(StoreError, ValueError):
 
 
 class ValueInvalidError(StoreError, ValueError):
-    """Values are `bytes` of at most 16 MiB and one commit is at most 256 MiB. Split the value or the commit."""
+    """Correct the argument. Values are `bytes` of at most 16 MiB and one commit is at most 256 MiB: split what is larger."""
 
 
 class StoreUriError(StoreError, ValueError):

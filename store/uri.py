@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from spark_jms.settings.extras import needs
 from spark_jms.store.absence import Endpoint, Place
 from spark_jms.store.administration import Administration, OpenedAdministration
-from spark_jms.store.contract import Store
+from spark_jms.store.contract import Store, check_duration
 from spark_jms.store.errors import NameInvalidError, StoreNotFoundError, StoreUriError
 from spark_jms.store.opening import StoreOpening
 from spark_jms.store.shown_uri import shown_uri
@@ -26,6 +26,7 @@ def open_store(
     """The store that the URI names (see KINDS), or the file store at a plain path. With create=False it must exist. `opening` bounds
     the waits for what is away or held, and can be cancelled."""
     kind = _kind_of(uri)
+    check_duration(session_timeout_ms, "session_timeout_ms")
     if session_timeout_ms <= 0:
         raise StoreUriError(f"session_timeout_ms must be positive, not {session_timeout_ms}")
     return kind.open(uri, session_timeout_ms, create, opening or StoreOpening())
@@ -72,10 +73,18 @@ def scheme_of(uri: str) -> str:
 def _kind_of(uri: str) -> _Kind:
     if not isinstance(uri, str) or not uri:
         raise StoreUriError(f"not a store URI: {uri!r}")
-    scheme = scheme_of(uri) or "file"
-    if scheme not in KINDS:
+    scheme = scheme_of(uri)
+    _check_text(unquote(uri) if scheme else uri, uri)
+    if (scheme or "file") not in KINDS:
         raise StoreUriError(f"no store for {scheme}:// in {shown_uri(uri)!r}; there are {', '.join(KINDS)}")
-    return KINDS[scheme]
+    return KINDS[scheme or "file"]
+
+
+def _check_text(text: str, uri: str) -> None:
+    """Python's own error for such a path or host names neither URI nor remedy."""
+    for wrong in text:
+        if wrong == "\0" or "\ud800" <= wrong <= "\udc7f" or "\udd00" <= wrong <= "\udfff":
+            raise StoreUriError(f"{shown_uri(uri)!r} has {wrong!r}, which no path, host or name can have")
 
 
 def _open_memory(uri: str, session_timeout_ms: int, create: bool, opening: StoreOpening) -> Store:

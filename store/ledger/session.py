@@ -6,7 +6,7 @@ Features: C9 (docs/FEATURES.md)
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from spark_jms.store.contract import (
@@ -17,6 +17,7 @@ from spark_jms.store.contract import (
     Put,
     Session,
     SessionStatistics,
+    check_duration,
     check_name,
 )
 from spark_jms.store.errors import (
@@ -63,6 +64,7 @@ class LedgerSession(Session):
 
     def open(self, name: str, timeout_ms: int = 0) -> Handle:
         check_name(name, "record set name")
+        check_duration(timeout_ms, "timeout_ms")
         deadline_ms = self._backend.clock_ms() + timeout_ms
         poll_ms = POLL_FIRST_MS
         held = self._try_open(name)
@@ -148,12 +150,20 @@ class LedgerSession(Session):
 
     def _checked(self, changes: Mapping[Handle, Sequence[Operation]]) -> list[Change]:
         self._check()
+        if not isinstance(changes, Mapping):
+            raise ValueInvalidError(f"changes are a dict of handles to operations, not {type(changes).__name__}")
         checked: list[Change] = []
         size = 0
-        for handle, operations in changes.items():
+        for handle, wanted in changes.items():
+            if not isinstance(handle, Handle) or not isinstance(wanted, Iterable):
+                raise ValueInvalidError(
+                    "changes are a dict of handles to operations, "
+                    f"not {{{type(handle).__name__}: {type(wanted).__name__}}}"
+                )
             if not isinstance(handle, LedgerHandle) or handle.session is not self:
                 raise StoreClosedError(f"the handle of {handle.name!r} belongs to another session")
             handle.check()
+            operations = tuple(wanted)  # once: an iterator is empty the second time
             for operation in operations:
                 if isinstance(operation, Put):
                     size += len(operation.key) + len(operation.value)
@@ -161,7 +171,7 @@ class LedgerSession(Session):
                     size += len(operation.key)
                 else:
                     raise ValueInvalidError(f"an operation is a Put or a Delete, not {type(operation).__name__}")
-            checked.append(Change(handle.name, handle.epoch, tuple(operations)))
+            checked.append(Change(handle.name, handle.epoch, operations))
         if size > COMMIT_LIMIT_BYTES:
             raise ValueInvalidError(f"the commit has {size} bytes")
         return checked

@@ -8,8 +8,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
-from spark_jms.store.contract import RecordInfo, Session, SessionInfo, Store, StoreStatistics, check_label
-from spark_jms.store.errors import StoreClosedError
+from spark_jms.store.contract import (
+    RecordInfo,
+    Session,
+    SessionInfo,
+    Store,
+    StoreStatistics,
+    check_label,
+    check_prefix,
+)
+from spark_jms.store.errors import StoreClosedError, ValueInvalidError
 from spark_jms.store.ledger.backend import Backend, Transaction, evict_dead
 from spark_jms.store.ledger.counter import OperationCounter
 from spark_jms.store.ledger.entries import Connected, Entry
@@ -59,6 +67,7 @@ class LedgerStore(Store):
 
     def names(self, prefix: str = "") -> list[str]:
         self._check()
+        check_prefix(prefix)
         return self._backend.read(
             lambda ledger: sorted(name for name in (*ledger.records, *ledger.damaged) if name.startswith(prefix))
         )
@@ -74,6 +83,7 @@ class LedgerStore(Store):
 
     def infos(self, prefix: str = "") -> dict[str, RecordInfo]:
         self._check()
+        check_prefix(prefix)
         return self._live(
             self._backend.read(
                 lambda ledger: _infos(ledger, [name for name in ledger.records if name.startswith(prefix)])
@@ -122,6 +132,8 @@ class LedgerStore(Store):
 
     def resolve(self, xid: str, commit: bool) -> None:
         self._check()
+        if not isinstance(commit, bool):
+            raise ValueInvalidError(f"the decision is True (commit) or False (roll back), not {commit!r}")
         self._backend.write(lambda transaction: transaction.do(transaction.ledger.next_resolve(xid, commit)))
 
     # ---- the ledger itself, for administration

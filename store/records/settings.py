@@ -22,7 +22,10 @@ class ReplicatedSettings(ReplicatedOptions):
 
 
 def parse_replicated(uri: str) -> ReplicatedSettings:
-    parts = urllib.parse.urlsplit(uri)
+    try:
+        parts = urllib.parse.urlsplit(uri)
+    except ValueError as error:
+        raise StoreUriError(f"not a replicated URI ({error}): {uri!r}") from error
     path = urllib.parse.unquote(parts.path)
     if parts.netloc not in ("", "localhost") or not path.startswith("/"):
         raise StoreUriError(f"replicated:///absolute/global/directory?store=NAME: {uri!r}")

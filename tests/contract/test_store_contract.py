@@ -123,6 +123,57 @@ def test_big_value_and_limits(kit: Kit) -> None:
         handle.commit(["nonsense"])  # type: ignore[list-item]
 
 
+def test_operations_of_an_iterator_are_all_kept(kit: Kit) -> None:
+    """C9: an iterator can be read once; a commit that read it twice acknowledged and kept nothing."""
+    session = kit.store.connect()
+    handle = session.open("r")
+    handle.commit(iter([Put("a", b"1"), Put("b", b"2")]))  # type: ignore[arg-type]
+    session.prepare("x", {handle: iter([Put("c", b"3")])})  # type: ignore[dict-item]
+    kit.other.resolve("x", commit=True)
+    assert kit.other.peek("r") == {"a": b"1", "b": b"2", "c": b"3"}
+
+
+@pytest.mark.parametrize("changes", [None, [], "r", {None: []}, {"r": [Put("a", b"")]}])
+def test_changes_of_another_type_are_refused_by_name(kit: Kit, changes: object) -> None:
+    session = kit.store.connect()
+    for attempt in (session.commit, lambda it: session.prepare("x", it)):
+        with pytest.raises(ValueInvalidError, match="changes are a dict of handles to operations, not"):
+            attempt(changes)  # type: ignore[arg-type]
+    assert kit.store.in_doubt() == {}
+
+
+@pytest.mark.parametrize("operations", [None, 5])
+def test_operations_of_another_type_are_refused_by_name(kit: Kit, operations: object) -> None:
+    handle = kit.store.connect().open("r")
+    with pytest.raises(ValueInvalidError, match="not {LedgerHandle: "):
+        handle.commit(operations)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("decision", [None, "rollback", 1])
+def test_decision_of_another_type_resolves_nothing(kit: Kit, decision: object) -> None:
+    """C9: a store in memory took any text for a commit."""
+    session = kit.store.connect()
+    session.prepare("x", {session.open("r"): [Put("a", b"1")]})
+    with pytest.raises(ValueInvalidError, match="True .commit. or False"):
+        kit.store.resolve("x", decision)  # type: ignore[arg-type]
+    assert kit.other.in_doubt() == {"x": ("r",)}
+    kit.other.resolve("x", commit=False)
+
+
+@pytest.mark.parametrize("prefix", [None, 5, b"r"])
+def test_prefixes_of_another_type_are_refused_by_name(kit: Kit, prefix: object) -> None:
+    for ask in (kit.store.names, kit.store.infos):
+        with pytest.raises(NameInvalidError, match="a prefix is a str"):
+            ask(prefix)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("timeout_ms", [None, "5", float("nan"), True])
+def test_timeouts_of_another_type_are_refused_by_name(kit: Kit, timeout_ms: object) -> None:
+    with pytest.raises(ValueInvalidError, match="timeout_ms is a number of milliseconds"):
+        kit.store.connect().open("r", timeout_ms=timeout_ms)  # type: ignore[arg-type]
+    assert kit.store.names() == []
+
+
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 513, "\x00", "\ud800", 7, None])
 def test_bad_names_are_refused_by_name(kit: Kit, name: object) -> None:
     session = kit.store.connect()

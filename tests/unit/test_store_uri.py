@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spark_jms.store import open_store
-from spark_jms.store.errors import NameInvalidError, StoreUriError
+from spark_jms.store.errors import NameInvalidError, StoreUriError, ValueInvalidError
 from spark_jms.store.regions.client.instance import check_store_name
 from spark_jms.store.regions.global_directory import quoted
 from spark_jms.store.uri import administration_of, places_of
@@ -36,6 +36,48 @@ def test_memory_uri_with_options_is_refused() -> None:
     """C9: it would be another store."""
     with pytest.raises(StoreUriError, match="a store in memory has no options"):
         open_store("memory://name?session_timeout_ms=500")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "a\0b",
+        "/a\ud800",
+        "file:///a%00b",
+        "jdbc:sqlite:///a%00b/c.db",
+        "jdbc:postgresql://h%00/db",
+        "replicated:///a%00b?store=s",
+        "replicated:///a?store=%00",
+        "memory://\ud800",
+    ],
+)
+def test_characters_that_no_path_can_have_are_refused(uri: str) -> None:
+    """C9: they came as the ValueError of a system call, from deep inside."""
+    for act in (open_store, places_of):
+        with pytest.raises(StoreUriError, match="which no path, host or name can have"):
+            act(uri)
+    assert administration_of(uri).check().problems
+
+
+def test_bytes_that_are_not_utf8_are_a_path(tmp_path: Path) -> None:
+    """C9: as the system gives it."""
+    path = f"{tmp_path}/\udcff"
+    open_store(path).close()
+    open_store(path, create=False).close()
+
+
+def test_malformed_replicated_uri_is_refused_by_name() -> None:
+    """R15: as one of a database is."""
+    for act in (open_store, places_of, administration_of):
+        with pytest.raises(StoreUriError, match="not a replicated URI"):
+            act("replicated://[::1/x")
+
+
+@pytest.mark.parametrize("timeout_ms", [None, "5", float("nan"), True])
+def test_session_timeout_of_another_type_is_refused_by_name(timeout_ms: object) -> None:
+    """C9"""
+    with pytest.raises(ValueInvalidError, match="session_timeout_ms is a number of milliseconds"):
+        open_store("memory://x", session_timeout_ms=timeout_ms)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["ü" * 36, "a" * 100, "ü" * 20 + "b" * 80, "東" * 24])
