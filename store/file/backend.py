@@ -19,9 +19,7 @@ from spark_jms.store.errors import (
     StoreAbsentError,
     StoreBusyError,
     StoreError,
-    StoreFullError,
     StoreNotFoundError,
-    StoreWriteError,
 )
 from spark_jms.store.file.compaction import COMPACT_MIN_BYTES, COMPACT_RATIO, CompactionPolicy
 from spark_jms.store.file.journal import Journal, write_error
@@ -101,7 +99,7 @@ class FileBackend(Backend):
             try:
                 self._journal.refresh()
             except OSError as error:
-                raise StoreWriteError(f"{self._journal.path}: {error.strerror or error}") from error
+                raise write_error(error, self._journal.path) from error
             return question(self._journal.ledger)
 
     def write(self, plan: Callable[[Transaction], T]) -> T:
@@ -189,18 +187,17 @@ class FileBackend(Backend):
         return self._journal.statistics()
 
     def compact(self) -> str:
-        """Starts a new generation of the journal; the other processes follow. StoreFullError when there is no room for it."""
+        """Starts a new generation of the journal; the other processes follow. Raises StoreError when it cannot be written: the old
+        one stays as it is."""
         before, failed = self._size(), self._journal.failed_compaction_count
         self._compact_wanted = True
         self.write(lambda _: None)
-        if self._journal.failed_compaction_count > failed:
-            raise StoreFullError(f"{self._journal.directory}: no room for a new journal; the old one is unchanged")
+        if (failure := self._journal.compaction_failure) and self._journal.failed_compaction_count > failed:
+            raise failure
         return f"compacted: {before:,} bytes before, {self._size():,} after"
 
     def _size(self) -> int:
-        with self._mirror:
-            self._journal.refresh()
-            return self._journal.length
+        return self.read(lambda _: self._journal.length)
 
     def retain(self) -> bool:
         return self._users.retain()

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from spark_jms.store.contract import StoreStatistics
 from spark_jms.store.disk import WITHOUT_RIGHT, Disk
 from spark_jms.store.errors import (
-    SessionLostError,
+    OutcomeUnknownError,
     StoreBusyError,
     StoreCorruptError,
     StoreError,
@@ -79,6 +79,7 @@ class Journal:
         self.sound = True
         self._physical_write_count = self._physical_write_bytes = 0
         self._compaction_count = self.failed_compaction_count = self._torn_tail_count = 0
+        self.compaction_failure: StoreError | None = None  # of the last one that failed
 
     @property
     def ledger(self) -> Ledger:
@@ -220,9 +221,7 @@ class Journal:
             raise self._undo(error) from error
         if self._lock.superseded():
             replay.forget()
-            raise SessionLostError(
-                "this process was stopped while it wrote, and another took over; whether this last commit counts is unknown"
-            )
+            raise OutcomeUnknownError("this process was stopped while it wrote, and another took over")
         self._physical_write_count += 1
         self._physical_write_bytes += len(frame)
         replay.length, replay.in_flux = replay.length + len(frame), False
@@ -243,18 +242,21 @@ class Journal:
             self._disk.pwrite_all(replay.fd, frame, replay.length)
 
     def _undo(self, error: OSError) -> StoreError:
-        """Cuts off the half-written frame. If that fails too, the lock stays marked for the next writer."""
+        """Cuts off what was written of the frame. If that fails too, the lock stays marked, and the next writer keeps the frame if
+        it is whole."""
         replay = self._replay
+        refusal: StoreError = write_error(error, replay.path)
         try:
             self._disk.truncate(replay.fd, replay.length)
             if self._fsync:
-                with contextlib.suppress(OSError):
-                    self._disk.sync(replay.fd)
-        except OSError:
+                self._disk.sync(replay.fd)
+        except OSError as again:
             self.sound = False
-        path = replay.path
+            refusal = OutcomeUnknownError(
+                f"{refusal.detail()}; and it could not be cut off again: {again.strerror or again}"
+            )
         replay.forget()
-        return write_error(error, path)
+        return refusal
 
     # ---- compaction
 
@@ -266,8 +268,9 @@ class Journal:
         length = self._replay.length
         try:
             self._switch()
-        except (OSError, StoreError):
+        except (OSError, StoreError) as error:
             self.failed_compaction_count += 1
+            self.compaction_failure = write_error(error, self.directory) if isinstance(error, OSError) else error
             # Where it failed decides which generation counts; the next writer looks into the directory.
             self._replay.forget()
             self.sound = self._recovered = False

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_jms.store import Put, RecordHeldError, Session, StoreFullError, open_store
+from spark_jms.store import Put, RecordHeldError, Session, StoreError, StoreFullError, StoreWriteError, open_store
 from spark_jms.store.disk import Disk
 from spark_jms.store.file import FileStore
 from spark_jms.store.file.reserve import RESERVE_BYTES
@@ -187,10 +187,15 @@ class RefusingDisk(Disk):
 
     def __init__(self) -> None:
         self.refuse = ""
+        self.number = errno.ENOSPC
 
     def _fail_at(self, step: str) -> None:
         if self.refuse == step:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(self.number, os.strerror(self.number))
+
+    def open(self, path: str, flags: int, mode: int = 0o666, *, folder: int | None = None) -> int:
+        self._fail_at("open")
+        return super().open(path, flags, mode, folder=folder)
 
     def link(self, source: str, target: str, *, folder: int | None = None) -> None:
         self._fail_at("link")
@@ -199,6 +204,26 @@ class RefusingDisk(Disk):
     def sync_folder(self, folder: int) -> None:
         self._fail_at("sync_folder")
         super().sync_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("step", "number", "kind"), [("link", errno.ENOSPC, StoreFullError), ("open", errno.EIO, StoreWriteError)]
+)
+def test_failed_compaction_names_its_cause(tmp_path: Path, step: str, number: int, kind: type[StoreError]) -> None:
+    """S9: the error of a call to `compact`, also when the journal cannot be opened to look how long it is."""
+    disk = RefusingDisk()
+    path = tmp_path / "s"
+    with FileStore(str(path), disk=disk) as store, store.connect() as session:
+        session.open("r").commit([Put("k", b"v")])
+        with FileStore(str(path)) as other:
+            other.compact()
+        disk.refuse, disk.number = step, number
+        with pytest.raises(kind, match=os.strerror(number)) as caught:
+            store.compact()
+        assert type(caught.value) is kind
+        disk.refuse = ""
+        store.compact()
+        assert store.peek("r") == {"k": b"v"}
 
 
 def test_a_failed_compaction_costs_only_space(tmp_path: Path) -> None:
