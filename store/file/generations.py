@@ -29,6 +29,7 @@ _GENERATION_AT = 16
 class OpenJournal(NamedTuple):
     fd: int
     header: Header
+    read_only: bool = False
 
 
 class Generations:
@@ -45,13 +46,13 @@ class Generations:
 
     def open(self, generation: int) -> OpenJournal:
         """The caller closes the descriptor. FileNotFoundError, StoreCorruptError, StoreVersionError."""
-        path = self.path(generation)
+        path, read_only = self.path(generation), False
         try:
             fd = self._disk.open(path, os.O_RDWR)
         except OSError as error:
             if error.errno not in WITHOUT_RIGHT:
                 raise
-            fd = self._disk.open(path, os.O_RDONLY)  # of a process that may only look
+            fd, read_only = self._disk.open(path, os.O_RDONLY), True  # of a process that may only look
         try:
             header = decode_header(self._disk.pread_all(fd, HEADER_BYTES, 0), path)
             if header.generation != generation:
@@ -59,7 +60,7 @@ class Generations:
         except BaseException:
             os.close(fd)
             raise
-        return OpenJournal(fd, header)
+        return OpenJournal(fd, header, read_only)
 
     def create(self, generation: int, entries: Iterable[Entry]) -> tuple[OpenJournal, int]:
         """A new generation with these entries, and its length. FileExistsError when another process was first. After another

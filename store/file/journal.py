@@ -136,7 +136,7 @@ class Journal:
         """Afterwards the ledger is the newest, and the journal ends with a good frame. `dirty`: the writer before died or was
         stopped while it held the lock."""
         replay = self._replay
-        if replay.in_flux:
+        if replay.in_flux or replay.read_only:  # the right to write it may have been granted since
             replay.forget()
         if not dirty and self._recovered:
             if self._lock.raw_hint != self._raw_hint or not replay.is_open:
@@ -171,6 +171,7 @@ class Journal:
         generation = listed[-1]
         if not self._replay.is_open or self._replay.generation != generation:
             self._replay.open(generation)
+        self._require_right()
         self._read_to_end(hint.length if hint and hint.synced and hint.generation == generation else 0)
         self._publish()
         self._generations.remove_leftovers(generation)
@@ -201,8 +202,13 @@ class Journal:
         self._lock.publish(Hint(self._replay.generation, self._replay.length, self._fsync))
         self._raw_hint = self._lock.raw_hint
 
+    def _require_right(self) -> None:
+        if self._replay.read_only:
+            raise StoreRightsError(f"this process may read {self.path}, but not write it")
+
     def begin(self) -> Ledger:
         """The ledger, to be changed. It is dropped unless `append` follows."""
+        self._require_right()
         self._replay.in_flux = True
         return self._replay.ledger
 

@@ -73,7 +73,7 @@ def read_hint(directory: str) -> Hint | None:
 
 class JournalLock:
     """The backend lets only one thread of a process take it at a time. `read_only`: the process may not write the file, so it can
-    look, and `acquire` raises StoreRightsError."""
+    look, and `acquire` raises StoreRightsError until it may."""
 
     def __init__(self, directory: str, disk: Disk, break_after_ms: float) -> None:
         self.path = os.path.join(directory, _FILE)
@@ -128,13 +128,23 @@ class JournalLock:
     def acquire(self) -> bool:
         """Takes the lock. True when the writer before died or was stopped while it held the lock: then the journal must be read
         to its end. StoreBusyError after _BREAK_LIMIT broken locks."""
-        if self.read_only:
+        if self.read_only and not self._was_granted():
             raise StoreRightsError(f"this process may read {self.path}, but not write it")
         try:
             return self._acquire()
         except BaseException:
             self.release(False)
             raise
+
+    def _was_granted(self) -> bool:
+        """The right to write, since the file was opened."""
+        self.read_only = False
+        try:
+            self._reopen(self._write_fd)
+        except BaseException:
+            self.read_only = True
+            raise
+        return not self.read_only
 
     def _acquire(self) -> bool:
         replaced, pause_ms = False, 0.05

@@ -32,6 +32,7 @@ class Replay:
         self.ledger = Ledger()
         self.fd = -1
         self.header = Header(0, b"")
+        self.read_only = False
         self.length = 0
         self.in_flux = False
         self._generations = generations
@@ -56,7 +57,7 @@ class Replay:
     def open(self, generation: int) -> None:
         """With an empty ledger; `read_acknowledged` or `read_rest` fill it."""
         self.forget()
-        self.fd, self.header = self._generations.open(generation)
+        self.fd, self.header, self.read_only = self._generations.open(generation)
         self.length = HEADER_BYTES
 
     def read_acknowledged(self, until: int) -> None:
@@ -108,7 +109,8 @@ class Replay:
 
     def continue_in(self, opened: OpenJournal, length: int) -> None:
         """This generation was written from `snapshot`, with this length, so the ledger stays as it is."""
-        old, self.fd, self.header, self.length = self.fd, opened.fd, opened.header, length
+        old, self.length = self.fd, length
+        self.fd, self.header, self.read_only = opened
         os.close(old)
 
     def forget(self) -> None:

@@ -22,6 +22,7 @@ from spark_jms.store import (
     StoreError,
     StoreFullError,
     StoreNotFoundError,
+    StoreRightsError,
     StoreVersionError,
     StoreWriteError,
     open_store,
@@ -309,6 +310,46 @@ def test_the_next_writer_cuts_a_half_frame_that_could_not_be_cut(tmp_path: Path)
         assert handle.objects() == {"k": b"before"}
         handle.commit([Put("k", b"after")])
         assert other.peek("r") == {"k": b"after"}
+
+
+class ReadOnlyDisk(Disk):
+    """While `names` begin so, nothing opens them for writing."""
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+
+    def open(self, path: str, flags: int, mode: int = 0o666, *, folder: int | None = None) -> int:
+        if flags & os.O_ACCMODE != os.O_RDONLY and self.names and os.path.basename(path).startswith(self.names):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return super().open(path, flags, mode, folder=folder)
+
+
+@pytest.mark.parametrize("names", [("journal",), ("journal.lock",)])
+def test_right_that_is_granted_later_is_used(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """S9: a process that opened a store on a read-only disk writes once the disk is writable, without a new start."""
+    path = tmp_path / "s"
+    FileStore(str(path)).close()
+    disk = ReadOnlyDisk()
+    disk.names = names
+    with FileStore(str(path), disk=disk) as store:
+        assert store.names() == []
+        for _ in range(2):
+            with pytest.raises(StoreRightsError, match=r"may read .*journal\.lock, but not write it"):
+                store.connect()
+        disk.names = ()
+        with store.connect() as session:
+            session.open("r").commit([Put("k", b"v")])
+            assert peek(path) == store.peek("r") == {"k": b"v"}
+
+
+def test_journal_without_a_right_to_write_is_named(tmp_path: Path) -> None:
+    """S9: its lock file may be written; the write of the journal was a bad file descriptor, and its outcome unknown."""
+    path = tmp_path / "s"
+    FileStore(str(path)).close()
+    disk = ReadOnlyDisk()
+    disk.names = ("journal-",)
+    with pytest.raises(StoreRightsError, match=f"may read .*{JOURNAL}, but not write it"):
+        FileStore(str(path), disk=disk)
 
 
 class GateDisk(Disk):
