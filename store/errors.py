@@ -143,8 +143,8 @@ class RecordCorruptError(StoreCorruptError):
 
 
 class StoreWriteError(StoreError):
-    """The operating system refused the write, and nothing was acknowledged. Check the disk and its access rights, then
-    try again."""
+    """The operating system or the database refused it, and nothing was acknowledged. Check the disk or the database, whether it is
+    read-only, and the access rights, then try again."""
 
 
 class StoreFullError(StoreWriteError, NoRoomError):

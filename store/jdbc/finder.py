@@ -75,6 +75,7 @@ class JdbcFinder(EngineFinder):
         """DatabaseUnreachableError after OPEN_LIMIT_S."""
         limit_s = self._opening.within(min(OPEN_LIMIT_S, self.settings.retry_limit_s))
         retry = RetryLimit(self._clocks, limit_s, self.settings.retry_interval_ms)
+        retry.start()
         while True:
             try:
                 ensure_tables(self.database, self.tables, create=create)

@@ -19,7 +19,7 @@ class Clocks:
 
 
 class RetryLimit:
-    """Measures the time since the first failure of a row of failures; `reset` ends the row."""
+    """Measures the time since `start`, or since the first failure of a row of failures; `reset` ends the row."""
 
     def __init__(self, clocks: Clocks, limit_s: float, interval_ms: float) -> None:
         self.limit_s = limit_s
@@ -27,6 +27,10 @@ class RetryLimit:
         self._interval_ms = min(interval_ms, limit_s * 1000)
         self._since_ms: float | None = None
         self._logged_ms = -LOG_EVERY_MS
+
+    def start(self) -> None:
+        """Counts the first attempt, too, which a database that hangs makes long."""
+        self._since_ms = self._clocks.now_ms()
 
     def waited_s(self) -> float:
         now_ms = self._clocks.now_ms()

@@ -21,6 +21,7 @@ from spark_jms.store import (
     StoreClosedError,
     open_store,
 )
+from spark_jms.store.jdbc.database import CONNECT_TIMEOUT_S, Database, DatabaseConnection
 from spark_jms.store.jdbc.finder import JdbcFinder
 from spark_jms.store.jdbc.retry import Clocks
 from spark_jms.store.jdbc.settings import parse_jdbc
@@ -147,6 +148,21 @@ def test_opening_of_an_unreachable_database_says_how_long_it_tries(caplog: pytes
     given_up = StoreOpening()
     with pytest.raises(StoreBusyError, match="given up"):
         JdbcFinder(away, session_timeout_ms=3_000, clocks=ManualClock(given_up.cancel).clocks, opening=given_up)
+
+
+def test_first_attempt_counts_to_the_limit_of_an_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3, S5: a database that hangs takes a connection and does not answer for 10 s; a second attempt made it 20 s."""
+    clock, attempts = ManualClock(), []
+
+    def hangs(database: Database, path: str = "") -> DatabaseConnection:
+        attempts.append(path)
+        clock.now_ms += CONNECT_TIMEOUT_S * 1000
+        raise DatabaseUnreachableError("connection timeout expired")
+
+    monkeypatch.setattr(Database, "connect", hangs)
+    with pytest.raises(DatabaseUnreachableError, match=r"tried for 10\.0 s"):
+        JdbcFinder(parse_jdbc("jdbc:postgresql://u@127.0.0.1/x"), session_timeout_ms=3_000, clocks=clock.clocks)
+    assert len(attempts) == 1
 
 
 def test_opening_that_waits_for_the_lock_says_how_long_it_tries(
