@@ -6,6 +6,8 @@ Features: C9, C18 (docs/FEATURES.md)
 
 from __future__ import annotations
 
+MEMBERS_PREFIX = "members/"
+
 
 def member_record(table_id: str, subscription: str, member: int) -> str:
     """The record set of a member."""
@@ -13,7 +15,7 @@ def member_record(table_id: str, subscription: str, member: int) -> str:
 
 
 def members_prefix(table_id: str, subscription: str) -> str:
-    return f"members/{table_id}/{subscription}/"
+    return f"{MEMBERS_PREFIX}{table_id}/{subscription}/"
 
 
 def consumer_record(table_id: str, subscription: str, consumer: str) -> str:

@@ -37,6 +37,7 @@ from typing import Any
 
 from spark_jms.core.destination import is_temporary
 from spark_jms.core.placement import HOME
+from spark_jms.core.record_names import MEMBERS_PREFIX
 from spark_jms.core.thresholds import thresholds_of
 from spark_jms.core.usage import MessageUsage
 from spark_jms.errors import DestinationDroppedError, DomainError, FormatVersionError, InvalidDestinationError
@@ -308,12 +309,19 @@ def _with_working_store(domain: Domain, store: str | None) -> Domain:
         domain.storage.sync([DOMAIN_FILE])
         domain = Domain(domain.root)
     try:
-        open_store(domain.store_uri).close()
+        with open_store(domain.store_uri) as opened:
+            foreign = next((name for name in opened.names(MEMBERS_PREFIX) if opened.peek(name)), None)
     except StoreError as error:
         raise DomainError(
             f"{domain.root} has no destinations yet, and its store {shown_uri(domain.store)!r} cannot be used "
             f"({type(error).__name__}: {error}): make it work, or name another one with `store:` in the module file, then apply again"
         ) from error
+    if foreign is not None:  # each would complete the other's transactions, and find no destinations for them
+        raise DomainError(
+            f"{domain.root} has no destinations yet, but its store {shown_uri(domain.store)!r} has positions of one ({foreign}): it "
+            "is the store of another domain. Name another one with `store:` in the module file, then apply again; or remove that "
+            "store first, if its domain does not exist any more"
+        )
     return domain
 
 

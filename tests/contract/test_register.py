@@ -249,3 +249,23 @@ def test_domain_without_destinations_is_empty() -> None:
         with opened_store(domain) as store:
             drop_destination(domain, store, "orders")
         assert domain.destinations() == []
+
+
+def test_store_of_another_domain_is_refused(tmp_path: Path) -> None:
+    """C18, S9: each would complete the transactions of the other, and take their destinations for dropped. A domain that has dropped
+    all destinations may declare others."""
+    store = str(tmp_path / "store")
+    declared = {"store": store, "destinations": {"orders": {"kind": "queue"}}}
+    spark_jms.apply(str(tmp_path / "first"), declared)
+    with connect(str(tmp_path / "first")) as ctx:
+        ctx.producer("orders").send(text="a")
+        assert ctx.consumer("orders").receive(5) is not None
+    for _ in range(2):
+        with pytest.raises(DomainError, match=r"has positions of one \(members/.*: it is the store of another domain"):
+            spark_jms.apply(str(tmp_path / "second"), declared)
+    spark_jms.apply(str(tmp_path / "second"), {**declared, "store": "file"})
+    first = Domain(str(tmp_path / "first"))
+    with opened_store(first) as opened:
+        drop_destination(first, opened, "orders", force=True)
+    assert not first.register.names()
+    spark_jms.apply(first.root, declared)
