@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
@@ -248,3 +248,15 @@ class Handle(_Closing):
     @abstractmethod
     def close(self) -> None:
         """Hands the record set over to the first live waiter, or frees it when there is none."""
+
+
+def check_changes(changes: object) -> None:
+    """The edge check for commits: a dict of handles to operations, which are checked one by one."""
+    if not isinstance(changes, Mapping):
+        raise ValueInvalidError(f"changes are a dict of handles to operations, not {type(changes).__name__}")
+    for handle, operations in changes.items():
+        if not isinstance(handle, Handle) or not isinstance(operations, Iterable):
+            raise ValueInvalidError(
+                "changes are a dict of handles to operations, "
+                f"not {{{type(handle).__name__}: {type(operations).__name__}}}"
+            )

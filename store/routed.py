@@ -27,6 +27,7 @@ from spark_jms.store.contract import (
     SessionStatistics,
     Store,
     StoreStatistics,
+    check_changes,
 )
 from spark_jms.store.errors import (
     FencedError,
@@ -242,6 +243,7 @@ class RoutedSession(Session):
         return known
 
     def _by_store(self, changes: Mapping[Handle, Sequence[Operation]]) -> dict[str, dict[Handle, Sequence[Operation]]]:
+        check_changes(changes)
         parts: dict[str, dict[Handle, Sequence[Operation]]] = {}
         with self._lock:
             for handle, operations in changes.items():

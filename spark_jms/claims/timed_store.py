@@ -32,6 +32,7 @@ from spark_jms.store import (
     StoreError,
     StoreStatistics,
 )
+from spark_jms.store.contract import check_changes, check_duration
 
 T = TypeVar("T")
 C = TypeVar("C", Session, Handle)
@@ -178,6 +179,7 @@ class _TimedSession(Session):
 
     def open(self, name: str, timeout_ms: int = 0) -> Handle:
         """Waits for the record outside the lane: others ask the store meanwhile."""
+        check_duration(timeout_ms, "timeout_ms")
         deadline_s = time.monotonic() + timeout_ms / 1000
         self._cancelled.discard(name)
         cancel = partial(self.inner.cancel, name)
@@ -236,4 +238,5 @@ class _TimedHandle(Handle):
 
 
 def _plain(changes: Mapping[Handle, Sequence[Operation]]) -> dict[Handle, Sequence[Operation]]:
+    check_changes(changes)
     return {handle.handle if isinstance(handle, _TimedHandle) else handle: own for handle, own in changes.items()}

@@ -6,7 +6,7 @@ Features: C9 (docs/FEATURES.md)
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from spark_jms.store.contract import (
@@ -17,6 +17,7 @@ from spark_jms.store.contract import (
     Put,
     Session,
     SessionStatistics,
+    check_changes,
     check_duration,
     check_name,
 )
@@ -150,16 +151,10 @@ class LedgerSession(Session):
 
     def _checked(self, changes: Mapping[Handle, Sequence[Operation]]) -> list[Change]:
         self._check()
-        if not isinstance(changes, Mapping):
-            raise ValueInvalidError(f"changes are a dict of handles to operations, not {type(changes).__name__}")
+        check_changes(changes)
         checked: list[Change] = []
         size = 0
         for handle, wanted in changes.items():
-            if not isinstance(handle, Handle) or not isinstance(wanted, Iterable):
-                raise ValueInvalidError(
-                    "changes are a dict of handles to operations, "
-                    f"not {{{type(handle).__name__}: {type(wanted).__name__}}}"
-                )
             if not isinstance(handle, LedgerHandle) or handle.session is not self:
                 raise StoreClosedError(f"the handle of {handle.name!r} belongs to another session")
             handle.check()

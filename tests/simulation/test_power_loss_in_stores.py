@@ -17,7 +17,7 @@ from random import Random
 
 import pytest
 
-from spark_jms.store import Handle, Put, SessionLostError, StoreError
+from spark_jms.store import Handle, OutcomeUnknownError, Put, StoreError
 from spark_jms.store.file import FileStore
 from tests.journal_files import bury
 from tests.power_loss import Death, Machine, PowerLossDisk
@@ -228,7 +228,7 @@ class Course:
             handle, their_handle = ours.open("a"), theirs.open("b")
 
             def commit() -> None:
-                with contextlib.suppress(SessionLostError):
+                with contextlib.suppress(OutcomeUnknownError):
                     self.promise.commit(handle, Random(0))
 
             disk.stops.set()
