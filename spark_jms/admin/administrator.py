@@ -189,7 +189,7 @@ class Administrator(ClosedAtTheEnd):
             tuple(origin.consumed(declared, given)) if given or origin.server else None,
             self._one_member(goal, to_member),
             Selector.parse(selector),
-            limit,
+            _at_most(limit),
         )
         if dry_run:
             return plan_move(self._domain, self._store, order)
@@ -211,7 +211,7 @@ class Administrator(ClosedAtTheEnd):
         that failed from `since` to `until`, at most `limit`. Raises InvalidSelectorError, OptionError for a time without zone, and
         what `move` raises."""
         wait_s = seconds_of("wait", wait)
-        order = RedriveOrder(source, to, selector, _ms("since", since), _ms("until", until), limit)
+        order = RedriveOrder(source, to, selector, _ms("since", since), _ms("until", until), _at_most(limit))
         if dry_run:
             return plan_redrive(self._domain, self._store, order)
         return redrive(self._domain, self._store, order, wait_s)
@@ -297,14 +297,24 @@ def _listed(members: Iterable[int] | None) -> list[int] | None:
     """An empty list must not mean all."""
     if members is None:
         return None
+    if not isinstance(members, Iterable):
+        raise OptionError(f"members is {members!r}, but must be a list of ids of members")
     if not (listed := list(members)):
         raise OptionError("members is empty: name some, or leave it out for all of them")
     return listed
 
 
+def _at_most(limit: int | None) -> int | None:
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise OptionError(f"limit is {limit!r}, but must be a whole number, 1 or more")
+    return limit
+
+
 def _ms(name: str, moment: datetime | None) -> int | None:
     if moment is None:
         return None
+    if not isinstance(moment, datetime):
+        raise OptionError(f"{name}: {moment!r} is not a time: give a datetime with a time zone")
     if moment.tzinfo is None:
         raise OptionError(f"{name}: {moment} has no time zone: give one, such as timezone.utc")
     return round(moment.timestamp() * 1000)

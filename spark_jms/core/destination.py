@@ -435,8 +435,8 @@ def _placement(stored: Mapping[str, str]) -> Placement | None:
 
 
 def is_temporary(name: str) -> bool:
-    """A name that a context has given to a temporary destination."""
-    return name.startswith(TEMPORARY_PREFIX)
+    """A name that a context has given to a temporary destination. What is not a name is none."""
+    return isinstance(name, str) and name.startswith(TEMPORARY_PREFIX)
 
 
 def check_name(what: str, name: str) -> None:

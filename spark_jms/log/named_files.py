@@ -21,8 +21,8 @@ class NamedFiles:
         return sorted(name for name in names if not name.startswith("."))  # a dot marks a temporary file
 
     def get(self, name: str) -> bytes | None:
-        """None when there is none. `name` may be what a user has typed: `../x` names no file of the folder."""
-        return self._storage.get(self._path(name)) if _FILE_NAME.match(name) else None
+        """None when there is none. `name` may be anything that a user has given: `../x` and 5 name no file of the folder."""
+        return self._storage.get(self._path(name)) if isinstance(name, str) and _FILE_NAME.match(name) else None
 
     def create(self, name: str, data: bytes) -> bool:
         """False when there is one, which stays as it is."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -274,6 +276,52 @@ def test_redrive_brings_messages_back(context: Context, admin: Administrator) ->
     assert admin.redrive("errors", limit=1).messages == {"orders": 1}
     assert admin.redrive("errors", to="limited", since=now - timedelta(hours=1)).messages == {"orders": 1}
     assert [sum(row.backlog for row in admin.backlog(name)) for name in ("errors", "orders", "limited")] == [0, 1, 1]
+
+
+NO_NAMES = [None, 5, b"orders", ["orders"], {}]
+
+
+@pytest.mark.parametrize("given", NO_NAMES, ids=str)
+def test_what_is_not_a_name_names_nothing(admin: Administrator, given: Any) -> None:
+    """C14: every call refuses it as it refuses an unknown name."""
+    for call in (
+        *(admin.statistics, admin.backlog, admin.members, admin.consumers, admin.claims, admin.events, admin.housekeep),
+        *(
+            admin.life_cycle_table,
+            admin.pause,
+            admin.resume,
+            admin.purge,
+            admin.purge_finished,
+            admin.drop,
+            admin.redrive,
+        ),
+    ):
+        with pytest.raises(InvalidDestinationError, match=re.escape(repr(given))):
+            call(given)
+    with pytest.raises(InvalidDestinationError):
+        admin.move("orders", given)
+    with pytest.raises(InvalidDestinationError):
+        admin.rename(given, "new")
+    for call in (admin.stop_server, admin.start_server, admin.quota_entries, admin.usage):
+        with pytest.raises(DomainError, match=re.escape(repr(given))):
+            call(given)
+
+
+def test_arguments_of_another_type_are_named(admin: Administrator) -> None:
+    """C14"""
+    limits: list[Any] = [0, -1, 1.5, "2", True]
+    for limit in limits:
+        with pytest.raises(OptionError, match="limit is .* 1 or more"):
+            admin.move("orders", "errors", limit=limit)
+        with pytest.raises(OptionError, match="limit is .* 1 or more"):
+            admin.redrive("errors", limit=limit)
+    times: list[Any] = [5, "2 h", timedelta(hours=1), datetime.now(timezone.utc).date()]
+    for time in times:
+        with pytest.raises(OptionError, match="since: .* datetime with a time zone"):
+            admin.redrive("errors", since=time)
+    number: Any = 1
+    with pytest.raises(OptionError, match="members is 1, but"):
+        admin.purge("orders", members=number)
 
 
 def test_drop_and_rename(context: Context, admin: Administrator) -> None:
