@@ -30,11 +30,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard, TypeVar
 
 import pyarrow as pa
 
@@ -65,6 +65,7 @@ from spark_jms.log.admission import LargerThanQuotaError, QuotaExceededError
 from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.message_writer import MessageWriter
 from spark_jms.log.send import Sent, explained, find, send, wait_for_change
+from spark_jms.log.snapshot import Snapshot
 from spark_jms.log.staged_file import discard
 from spark_jms.store import OutcomeUnknownError
 from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, PlanCall, finish
@@ -76,6 +77,7 @@ _OF_A_MEMBER = (DestinationPausedError, ServerDownError, InvalidDestinationError
 _OF_A_PRODUCER = (AlreadySentError, PartlySentError, SequenceGapError, ProducerFencedError)
 _EVERY_MEMBER = -1
 
+_Decided = TypeVar("_Decided")
 Sender = tuple[object, str]  # a call of send_all, and one producer's messages in it
 # And a member -> why one of the sender's messages for that member waits.
 WaitingFor = dict[tuple[Sender, int], InsertionPausedError | QuotaExceededError]
@@ -288,12 +290,12 @@ class Shipment:
 
     def encode(self, requests: Sequence[GroupRequest]) -> None:
         """Convert all messages to rows. A request whose messages are refused gets the error, and its part leaves."""
-        destination = self._log.snapshot.destination
         try:
-            self._rows = rows_of(self.parts, destination)
+            self.encode_alone()
         except _REFUSALS as refusal:
             if len(requests) == 1:
                 raise
+            destination = self._log.snapshot.destination
             stopped: dict[Sender, Exception] = {}  # what those behind a message of a producer with an id get
             for request, part in zip(requests, tuple(self.parts), strict=True):
                 try:
@@ -311,7 +313,7 @@ class Shipment:
 
     def encode_alone(self) -> None:
         """The same of one sender."""
-        self._rows = rows_of(self.parts, self._log.snapshot.destination)
+        self._rows = by_newest(self._log, lambda snapshot: rows_of(self.parts, snapshot.destination))
 
     def commit(self, wait_s: float = 0) -> None:
         """Raises what `log.send.send` raises."""
@@ -320,19 +322,16 @@ class Shipment:
         first = 0
         for part in self.parts:
             part.first, first = first, first + len(part.messages)
-        snapshot = self._log.snapshot
         numbered = [part.numbering.of(len(part.messages)) for part in self.parts if part.numbering is not None]
         if numbered:  # what is certain now is not staged
-            new_versions(snapshot.transactions, numbered, self._log.name)
-        files = self._stage(snapshot.destination)
+            new_versions(self._log.snapshot.transactions, numbered, self._log.name)
+        files, routed_by = by_newest(self._log, lambda snapshot: (self._stage(snapshot.destination), snapshot.route_id))
         ahead = self._waiting.keys() & self.senders() if self._waiting else None
         if ahead:  # when there is room, or the pause ends, the message before it goes first
             discard(self._log.storage, files)
             raise own_copy(self._waiting[ahead.pop()])
         self._committing = True
-        self.sent = send(
-            self._log, files, snapshot.route_id, reroute=self._stage_again, wait_s=wait_s, numbered=numbered
-        )
+        self.sent = send(self._log, files, routed_by, reroute=self._stage_again, wait_s=wait_s, numbered=numbered)
         for file in self.sent.files:
             if file.path in self._stored:
                 self._log.recent.add(file.path, self._stored[file.path], file.bytes)
@@ -408,6 +407,19 @@ def _waits_for_room(error: object) -> TypeGuard[QuotaExceededError]:
 
 def _waits(error: object) -> TypeGuard[InsertionPausedError | QuotaExceededError]:
     return isinstance(error, InsertionPausedError) or _waits_for_room(error)
+
+
+def by_newest(log: DeltaLog, decide: Callable[[Snapshot], _Decided]) -> _Decided:
+    """Decide by the declaration that this process knows. What that refuses, the newest one may accept: a limit was raised, a server
+    was added. Raises what `decide` raises of the newest one."""
+    known = log.snapshot
+    try:
+        return decide(known)
+    except (*_REFUSALS, InvalidDestinationError):
+        newest = log.refresh()
+        if newest.destination == known.destination:
+            raise
+    return decide(newest)
 
 
 def rows_of(parts: Sequence[Part], destination: Destination) -> pa.RecordBatch:

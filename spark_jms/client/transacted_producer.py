@@ -16,7 +16,7 @@ from spark_jms.client.message import Message, MessageArguments
 from spark_jms.client.producer import Producer
 from spark_jms.client.producer_arguments import CHUNK_MESSAGES
 from spark_jms.client.send_report import SendReport
-from spark_jms.client.shared_send import OutgoingMessages, Part, SentPosition, rows_of
+from spark_jms.client.shared_send import OutgoingMessages, Part, SentPosition, by_newest, rows_of
 from spark_jms.client.tracing import SendSpan
 from spark_jms.core.body_compression import compressed
 from spark_jms.core.message import IN_ARROW, check_sendable, normalise
@@ -69,7 +69,7 @@ class TransactedProducer(Producer):
 
     def _share(self, messages: Sequence[Item], now: int, sequence: int | None) -> Part:
         outgoing = self._outgoing(messages, now, None)
-        rows = rows_of([Part(outgoing)], self._log.snapshot.destination)
+        rows = by_newest(self._log, lambda snapshot: rows_of([Part(outgoing)], snapshot.destination))
         collected = _CollectedPart(outgoing, self._collect(self._log, rows, outgoing))
         self._count(len(messages), 0, sum(map(item_bytes, messages)), 0)
         return collected

@@ -20,7 +20,7 @@ from spark_jms.log.storage import Storage
 
 LEASES = "_jmsq/leases"
 FORMAT_VERSION = 1
-_KEYS = {field.name for field in fields(LeaseFile)}
+_KINDS = {field.name: type(field.default) for field in fields(LeaseFile)}
 
 
 class ServerLeases:
@@ -38,8 +38,10 @@ class ServerLeases:
         try:
             value = json.loads(data)
             later = value.get("v", 1) > FORMAT_VERSION
-            lease = LeaseFile(**{key: value[key] for key in value.keys() & _KEYS})
-        except (ValueError, TypeError, AttributeError):
+            lease = LeaseFile(**{key: value[key] for key in value.keys() & _KINDS.keys()})
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            return LeaseFile()
+        if any(type(getattr(lease, key)) is not kind for key, kind in _KINDS.items()):
             return LeaseFile()
         if later:
             raise FormatVersionError(

@@ -85,7 +85,7 @@ class ServerTerms:
             return None
         try:
             found = LeaseTerm.from_json(json.loads(data))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DomainError(
                 f"{self._storage.uri}/{path} is damaged ({error!r}): delete it while no job and no client runs; they find out "
                 "again whether the server is away"

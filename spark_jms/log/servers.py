@@ -60,15 +60,25 @@ class Servers:
             stored = json.loads(data)
             thresholds = FlowThresholds.from_json(stored.get("thresholds", {}))
             return ServerEntry(str(stored["store"]), int(stored.get("leaseMs", DEFAULT_LEASE_MS)), thresholds)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DomainError(
                 f"{self._files.shown(name)} is damaged ({error!r}): restore it from a copy, or write into it "
                 '{"store": …} with the store of the module file'
             ) from error
 
     def stopped(self) -> dict[str, int]:
-        """server -> since when, ms. What destinations get that come to a server later."""
-        return {name: int(data) for name in self._stopped.names() if (data := self._stopped.get(name)) is not None}
+        """server -> since when, ms. What destinations get that come to a server later. Raises DomainError when a file is damaged."""
+        return {name: since_ms for name in self._stopped.names() if (since_ms := self._since(name)) is not None}
+
+    def _since(self, name: str) -> int | None:
+        data = self._stopped.get(name)
+        try:
+            return None if data is None else int(data)
+        except ValueError as error:
+            raise DomainError(
+                f"{self._stopped.shown(name)} is damaged ({error}): server {name} is stopped, and it is not known since when. "
+                f"`jmsq server start {name}` ends that; then stop it again if it shall be stopped"
+            ) from error
 
     def stop(self, name: str, since_ms: int) -> None:
         """Leaves an earlier stop unchanged. Durable on return."""

@@ -50,5 +50,7 @@ class SessionHeartbeat:
 
     def stop(self) -> None:
         self._stop.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        with self._lock:  # another thread may be about to start it
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()

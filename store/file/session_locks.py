@@ -143,7 +143,8 @@ class SessionLocks:
 
     def close(self) -> None:
         self._stop.set()
-        thread = self._thread
+        with self._lock:  # another thread may be about to start it
+            thread = self._thread
         if thread is not None:
             thread.join()
         for session_id in list(self._own):

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import spark_jms
+from spark_jms import admin as administration
 from spark_jms.claims import branches, views
 from spark_jms.claims.batches import ConsumerSettings
 from spark_jms.claims.distributed import DistributedSubscriber
@@ -424,6 +425,20 @@ def test_unreadable_destination_keeps_no_other_from_a_stop(root: str) -> None:
     with pytest.raises(DomainError, match="server b is started"):
         start_server(domain, "b")
     assert not domain.log("orders").refresh().destination.stopped
+
+
+@pytest.mark.parametrize("data", [b"", b"?", b"[]", b"null", b"{}"], ids=str)
+@pytest.mark.parametrize("folder", ["servers/b", "stopped-servers/b", "lease-terms/b/0000000001"])
+def test_damaged_file_of_a_server_is_named(root: str, folder: str, data: bytes) -> None:
+    """D4, C16: whatever is in it."""
+    domain = Domain(root)
+    domain.storage.put(f"_jmsq/{folder}", data)
+    with administration.connect(root) as admin, pytest.raises(DomainError, match=f"{folder} is damaged"):
+        admin.servers()
+    if folder.startswith("stopped"):
+        assert start_server(domain, "b") == []
+        with administration.connect(root) as admin:
+            assert admin.servers()[2].state == "up"
 
 
 def test_spark_source_delivers_each_claim_once(root: str, caplog: pytest.LogCaptureFixture) -> None:

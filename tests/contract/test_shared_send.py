@@ -16,7 +16,13 @@ from spark_jms import apply, connect
 from spark_jms.client import Context, Message, shared_send
 from spark_jms.core.destination import Destination
 from spark_jms.core.staged_file import StagedFile
-from spark_jms.errors import CommitOutcomeUnknownError, JmsqError, MessageFormatError, MessageSizeError
+from spark_jms.errors import (
+    CommitOutcomeUnknownError,
+    InvalidDestinationError,
+    JmsqError,
+    MessageFormatError,
+    MessageSizeError,
+)
 from spark_jms.log.domain import Domain
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import domain_of, sends_queued
@@ -395,3 +401,32 @@ def test_kill_at_any_step_loses_and_doubles_nothing(kill_at: int, threads: int, 
     for thread in range(threads):
         own = [text for text in found if text.startswith(f"{thread} ")]
         assert own == [f"{thread} {n}" for n in range(len(own))]
+
+
+@pytest.mark.parametrize("transacted", [False, True])
+def test_refusal_is_decided_by_the_newest_declaration(tmp_path: Path, transacted: bool) -> None:
+    """T2, C16: a context that has not looked since sends by a limit that was raised, and to a server that was added again."""
+    root = str(tmp_path / "root")
+
+    def declare(*on: str, limit: str = "1 KiB") -> None:
+        servers = {name: {"store": "file"} for name in ("a", "b")}
+        orders = {"kind": "distributed-queue", "servers": list(on), "maxMessageSize": limit}
+        apply(root, {"servers": servers, "destinations": {"orders": orders}})
+
+    declare("a", "b")
+    with connect(root, housekeeping=False) as context, context.transacted_session() as session:
+        maker = session if transacted else context
+        producer, other = maker.producer("b@orders"), maker.producer("orders")
+        declare("a")
+        if not transacted:  # a session routes when it commits
+            with pytest.raises(InvalidDestinationError, match=r"it is on: a\)"):
+                producer.send(text="1")
+        declare("a", "b", limit="100 KiB")
+        producer.send(text="2")
+        other.send(text="x" * 5_000)
+        if transacted:
+            session.commit()
+        assert sorted(len(message.text or "") for message in context.browser("orders")) == [1, 5_000]
+        declare("a", "b", limit="50 KiB")
+        with pytest.raises(MessageSizeError, match="51200"):
+            maker.producer("orders").send_many([{"text": "y" * 60_000}])

@@ -391,7 +391,15 @@ def test_damaged_lease_is_renewed() -> None:
     """D4: what the file says beside the token is for people; one that cannot be read is replaced."""
     storage = MemoryStorage()
     leases = ServerLeases(storage, "host:1")
-    for damaged in (b"?", b"[1]", b'{"other": 1}'):
+    wrong: list[dict[str, object]] = [
+        {"length_ms": "x"},
+        {"length_ms": 1.5},
+        {"token": [1]},
+        {"doubt": 5},
+        {"challenge": None},
+        {"v": "1"},
+    ]
+    for damaged in (b"?", b"[1]", b'{"other": 1}', b"[" * 100_000, *(json.dumps(each).encode() for each in wrong)):
         storage.put(f"{LEASES}/s", damaged)
         assert leases.read("s") == LeaseFile()
     leases.renew("s", 2_000, 7)
