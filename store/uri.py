@@ -7,6 +7,7 @@ Features: R13 (docs/FEATURES.md)
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -58,6 +59,11 @@ def admission_of(uri: str) -> Callable[[], None]:
 def places_of(uri: str) -> Sequence[Place]:
     """Where a store's bytes or processes are: if all of them are absent, so is the store (absence.py). Raises StoreError."""
     return _kind_of(uri).places(uri)
+
+
+def folder_of(uri: str) -> str | None:
+    """The real path of a file store's folder; None for other kinds. Raises StoreUriError."""
+    return os.path.realpath(_file_path(uri)) if _kind_of(uri).places is _file_places else None
 
 
 def _admit() -> None:

@@ -30,6 +30,7 @@ Features: C3, C14, C16, R13, S3, T1, T5, T6 (docs/FEATURES.md)
 from __future__ import annotations
 
 import json
+import os
 import threading
 import uuid
 from collections.abc import Callable, Iterable
@@ -284,7 +285,7 @@ def create_domain(root: str, store: str | None = None) -> Domain:
     storage = open_storage(root)
     wanted = store or DEFAULT_STORE
     if storage.get(DOMAIN_FILE) is None:
-        _check_hosts(storage, wanted)
+        _check_place(storage, wanted)
         data = {"formatVersion": FORMAT_VERSION, "id": uuid.uuid4().hex, "store": wanted, "createdMs": now_ms()}
         storage.create(DOMAIN_FILE, json.dumps(data, indent=1).encode())
         storage.sync([DOMAIN_FILE])
@@ -304,7 +305,7 @@ def _with_working_store(domain: Domain, store: str | None) -> Domain:
     from spark_jms.store import StoreError, open_store
 
     if store and domain.store != store:
-        _check_hosts(domain.storage, store)
+        _check_place(domain.storage, store)
         domain.storage.put(DOMAIN_FILE, json.dumps({**domain.declaration, "store": store}, indent=1).encode())
         domain.storage.sync([DOMAIN_FILE])
         domain = Domain(domain.root)
@@ -325,7 +326,8 @@ def _with_working_store(domain: Domain, store: str | None) -> Domain:
     return domain
 
 
-def _check_hosts(storage: Storage, store: str) -> None:
+def _check_place(storage: Storage, store: str) -> None:
+    """Of a new store, as the module file has it. Raises DomainError."""
     if not isinstance(storage, LocalStorage) and (
         store == DEFAULT_STORE or store.startswith(_ONE_HOST) or "://" not in store
     ):
@@ -333,6 +335,23 @@ def _check_hosts(storage: Storage, store: str) -> None:
             f"the root {storage.uri} is an object store, which several hosts can use, but the store {shown_uri(store)!r} serves "
             "one host: name one that serves them all with `store:` in the module file"
         )
+    from spark_jms.store.uri import folder_of
+
+    folder = None if store == DEFAULT_STORE else folder_of(store)
+    if folder is not None and isinstance(storage, LocalStorage):
+        root = os.path.realpath(storage.root)
+        if os.path.commonpath([root, folder]) == root:
+            raise DomainError(
+                f"the store {shown_uri(store)!r} would be inside the root {storage.uri}, whose folders belong to destinations and are "
+                "deleted with them: write `file`, which has a place of its own there, or a path outside of it"
+            )
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Of the URIs of two stores: a folder has many names."""
+    from spark_jms.store.uri import folder_of
+
+    return one == other or (folder_of(one) is not None and folder_of(one) == folder_of(other))
 
 
 def declare_servers(domain: Domain, servers: Iterable[ServerSettings]) -> None:
@@ -343,12 +362,13 @@ def declare_servers(domain: Domain, servers: Iterable[ServerSettings]) -> None:
     known = set(domain.servers.names())
     for server in servers:
         if server.name not in known:
-            _check_hosts(domain.storage, server.store)
             uri = server_store_uri(domain.root, server.name, server.store, domain.id)
-            shared = [other for other in (HOME, *known) if domain.server_uri(other) == uri]
+            shared = [other for other in (HOME, *known) if _is_same(domain.server_uri(other), uri)]
             if shared:
                 raise DomainError(
                     f"server {server.name} has the store of server {shared[0]}: each server has a store of its own"
                 )
+            _check_place(domain.storage, server.store)
             open_store(uri).close()
+            known.add(server.name)
         domain.servers.add(server.name, ServerEntry(server.store, server.lease_ms, thresholds_of(server)))

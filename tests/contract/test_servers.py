@@ -185,6 +185,25 @@ def test_server_keeps_its_store(root: str) -> None:
         spark_jms.apply(root, same)
 
 
+def test_store_of_a_server_has_a_folder_of_its_own(root: str, tmp_path: Path) -> None:
+    """D1, C18: not inside a destination's, which a drop deletes, nor another server's under another name."""
+    for inside in (f"{root}/orders", root, f"file://{root}/_jmsq/servers", f"{root}/../{Path(root).name}/orders/x"):
+        with pytest.raises(DomainError, match="would be inside the root"):
+            spark_jms.apply(root, {**queue_on("a"), "servers": {"d": {"store": inside}}})
+        with pytest.raises(DomainError, match="would be inside the root"):
+            spark_jms.apply(
+                f"{root}/orders/domain",
+                {"store": f"{root}/orders/domain/store", "destinations": {"q": {"kind": "queue"}}},
+            )
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    for second in (f"{folder}/", f"{tmp_path}//folder", f"file://{folder}", str(tmp_path / "link")):
+        servers = {"d": {"store": str(folder)}, "e": {"store": second}}
+        with pytest.raises(DomainError, match="server e has the store of server d"):
+            spark_jms.apply(root, {**queue_on("a"), "servers": servers})
+
+
 def test_batch_takes_messages_of_all_servers(root: str, query: Any) -> None:
     """M10, D8: one batch of a query has messages of every server, under one claim, within its limit."""
     send(root, *"123456789")
