@@ -6,6 +6,7 @@ Features: M8 (docs/FEATURES.md)
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
@@ -16,6 +17,8 @@ from spark_jms.console.history import History
 from spark_jms.console.page import page
 
 SAMPLE_EVERY_S = 2.0
+_http_log = logging.getLogger("spark_jms.console.http")  # aiohttp logs the traceback of each request that is not HTTP
+_http_log.setLevel(logging.CRITICAL)
 _HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "Cache-Control": "no-store"}
 
 
@@ -62,7 +65,7 @@ async def serve(
 ) -> None:
     """Until it is cancelled. `ready` gets the address. Raises OptionError, and OSError when the port is taken."""
     check_exposure(host, token)
-    runner = web.AppRunner(Console(take, token).application())
+    runner = web.AppRunner(Console(take, token).application(), access_log=None, logger=_http_log)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()

@@ -5,6 +5,7 @@ Features: M5 (docs/FEATURES.md)
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Iterable
 from socketserver import ThreadingMixIn
@@ -18,6 +19,7 @@ from spark_jms.admin.exposure import check_exposure, is_allowed
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
+_log = logging.getLogger("spark_jms.metrics")
 _REQUEST_S = 10.0  # a client that connects and asks nothing is cut off then
 
 
@@ -48,6 +50,10 @@ class MetricsServer:
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hangs up, or is cut off: its own affair."""
+        _log.debug("a request of %s was not answered", client_address, exc_info=True)
 
 
 class _Handler(WSGIRequestHandler):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -22,6 +25,7 @@ from spark_jms.claims import views
 from spark_jms.errors import OptionError
 from spark_jms.log.domain import Domain
 from spark_jms.metrics import DomainCollector, MetricsServer
+from spark_jms.testing import wait_until
 from tests.contract.cli.commands import MODULE, Jmsq
 
 Figures = dict[tuple[str, ...], float]
@@ -208,6 +212,22 @@ def test_token_that_no_request_can_carry_is_named(
         done = jmsq(command, "--port", "0", "--token-file", str(file), code=1)
         assert problem in done.stderr
         assert str(file) in done.stderr
+
+
+@pytest.mark.parametrize("served", [None], indirect=True)
+def test_clients_that_hang_up_leave_no_traceback(served: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """M5"""
+
+    def requests() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if "process_request" in thread.name]
+
+    for begun in (b"", b"GET /", b"GET /metrics HTTP/1.1\r\n"):
+        with socket.create_connection(("127.0.0.1", urlsplit(served).port or 0)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close sends a reset
+            client.sendall(begun)
+    assert got(served)[0]
+    wait_until(lambda: not requests(), what="all requests have ended")
+    assert capfd.readouterr().err == ""
 
 
 def test_other_address_needs_a_token() -> None:
