@@ -39,7 +39,8 @@ class StoreUriError(StoreError, ValueError):
 
 
 class StoreNotFoundError(StoreError):
-    """No store exists here. Check the path, or open it with create=True."""
+    """No store exists here. Check the path, and bring its directory, disk or mount back. Only if it is lost for good, make an empty
+    one with `jmsq store create [URI]`: every message that is still in the tables is delivered again then."""
 
 
 class StoreAbsentError(StoreNotFoundError):
@@ -347,8 +348,8 @@ class DatabaseUnreachableError(StoreError):
 
 
 class TablesMissingError(StoreNotFoundError):
-    """The database has no tables of a store with this name. Create them with `jmsq store create`, or let an
-    administrator run the output of `jmsq store ddl`."""
+    """The database has no tables of a store with this name. If it had some, bring them back. Else create them with
+    `jmsq store create`, or let an administrator run the output of `jmsq store ddl`."""
 
 
 class TablesIncompleteError(StoreError):

@@ -61,6 +61,11 @@ def places_of(uri: str) -> Sequence[Place]:
     return _kind_of(uri).places(uri)
 
 
+def lasts(uri: str) -> bool:
+    """Whether the store outlives the processes and daemons that have it: then one that is missing was lost, or is out of reach."""
+    return _kind_of(uri).lasts
+
+
 def folder_of(uri: str) -> str | None:
     """The real path of a file store's folder; None for other kinds. Raises StoreUriError."""
     return os.path.realpath(_file_path(uri)) if _kind_of(uri).places is _file_places else None
@@ -194,20 +199,21 @@ def _administer_opened(uri: str) -> Administration:
 
 @dataclass(frozen=True)
 class _Kind:
-    """`open` takes the URI, session_timeout_ms, create and the opening."""
+    """`open` takes the URI, session_timeout_ms, create and the opening. `lasts`: its bytes are on a disk."""
 
     open: Callable[[str, int, bool, StoreOpening], Store]
     administer: Callable[[str], Administration]
     places: Callable[[str], Sequence[Place]] = lambda uri: ()
+    lasts: bool = True
 
 
 _JDBC = _Kind(_open_jdbc, _administer_jdbc, _jdbc_places)
 KINDS: Mapping[str, _Kind] = {
     "file": _Kind(_open_file, _administer_file, _file_places),
-    "memory": _Kind(_open_memory, _administer_opened),
+    "memory": _Kind(_open_memory, _administer_opened, lasts=False),
     "jdbc": _JDBC,
     "sqlite": _JDBC,
     "postgresql": _JDBC,
-    "replicated": _Kind(_open_replicated, _administer_replicated, _replicated_places),
+    "replicated": _Kind(_open_replicated, _administer_replicated, _replicated_places, lasts=False),
 }
 SCHEMES = tuple(KINDS)

@@ -16,7 +16,7 @@ from spark_jms.admin.backup_files import DOMAIN, CopiedFile, Manifest, copy, des
 from spark_jms.core.placement import HOME
 from spark_jms.core.thresholds import FlowThresholds
 from spark_jms.errors import BackupError, JmsqError
-from spark_jms.log.domain import DOMAIN_FILE, Domain, server_store_uri, store_uri
+from spark_jms.log.domain import DOMAIN_FILE, Domain, check_place, same_store, server_store_uri, store_uri
 from spark_jms.log.root import open_storage
 from spark_jms.log.servers import DEFAULT_LEASE_MS, ServerEntry, Servers
 from spark_jms.log.storage import Storage
@@ -59,11 +59,13 @@ def restore(
     force: bool = False,
 ) -> RestorePlan:
     """`servers`: name -> another store for it than it had. Raises BackupError when the root is not empty (unless `force`), is
-    in use, two servers would share a store, or the backup is damaged, and StoreInUseError when a store holds other record
-    sets: name an empty one."""
+    in use, two servers would share a store, or the backup is damaged; DomainError when a store would be inside the root; and
+    StoreInUseError when one holds other record sets: name an empty one."""
     plan = plan_restore(backup_uri, root, store, servers)
     backup, target = open_storage(backup_uri), open_storage(root)
     stores = _stores(plan)
+    for place in (plan.store, *plan.servers.values()):
+        check_place(target, place)
     if plan.existing_files:
         if not force:
             raise BackupError(
@@ -101,7 +103,7 @@ def _stores(plan: RestorePlan) -> dict[str, str]:
     found = {HOME: store_uri(plan.root, plan.store, own)}
     for name, store in plan.servers.items():
         uri = server_store_uri(plan.root, name, store, own)
-        if uri in found.values():
+        if any(same_store(uri, other) for other in found.values()):
             raise BackupError(f"server {name} would share the store {store!r} with another one: name one of its own")
         found[name] = uri
     return found

@@ -23,7 +23,7 @@ from spark_jms.store import SessionInfo, Store, StoreError, open_store
 from spark_jms.store.absence import absence
 from spark_jms.store.opening import StoreOpening
 from spark_jms.store.routed import DEFAULT, RoutedStore, address, split_address
-from spark_jms.store.uri import places_of
+from spark_jms.store.uri import lasts, places_of
 
 HOUSEKEEPING_S = 2.0
 OPENING_S = 10.0  # of a server's store: whoever needs it asks again
@@ -49,10 +49,10 @@ class DomainStores(RoutedStore):
             return TimedStore(server, partial(open_server, server), limit_s, owns=True)
 
         if limit_s is None:
-            super().__init__(open_store(domain.store_uri), open_server, domain.servers.names)
+            super().__init__(open_home(domain), open_server, domain.servers.names)
         else:
             opening = self._openings[HOME] = StoreOpening(limit_s)
-            home = TimedStore(HOME, partial(open_store, domain.store_uri, opening=opening), limit_s, owns=True)
+            home = TimedStore(HOME, partial(open_home, domain, opening), limit_s, owns=True)
             super().__init__(home, timed, domain.servers.names)
         self._timed = RoutedStore(
             self.store(DEFAULT),
@@ -81,9 +81,14 @@ class DomainStores(RoutedStore):
         super().close()
 
 
+def open_home(domain: Domain, opening: StoreOpening | None = None) -> Store:
+    """The domain's own store, which `jmsq apply` has made. A new one is made where the old one ends with its processes."""
+    return open_store(domain.store_uri, create=not lasts(domain.store_uri), opening=opening)
+
+
 def open_stores(domain: Domain, limit_s: float | None = None) -> Store:
-    """The domain's own store, which is opened now, and those of its servers, each when it is first used. A server's store
-    exists since its server was declared: a missing one is an error, never a new store. With `limit_s`, each call of a store
+    """The domain's own store, which is opened now, and those of its servers, each when it is first used. They
+    exist since domain and servers were declared: a missing one is an error, never a new store. With `limit_s`, each call of a store
     raises StoreBusyError when it takes longer, and the domain's own store too is opened when it is first used."""
     return DomainStores(domain, limit_s)
 

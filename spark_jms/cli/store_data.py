@@ -23,14 +23,16 @@ def _store_of(settings: CommandSettings, uri: str | None) -> str:
 
 
 @command("create", short_help="Create an empty store: its directory or its tables.")
-@click.argument("uri", metavar="URI")
-def create(settings: CommandSettings, uri: str) -> None:
+@click.argument("uri", metavar="[URI]", required=False)
+def create(settings: CommandSettings, uri: str | None) -> None:
     """Create the store that URI names: file:///path, jdbc:sqlite:///path/file.db, jdbc:postgresql://user@host/db …
 
-    An existing store does not change. `jmsq store ddl` prints the tables of a store in a database.
+    Without URI it is the domain's own store, after that was lost for good: what consumers had received and is still in
+    the tables is delivered again. An existing store does not change. `jmsq store ddl` prints the tables of a store in a database.
     """
     from spark_jms.store import open_store
 
+    uri = _store_of(settings, uri)
     with open_store(uri) as store:
         count = store.statistics().record_count
     if settings.as_json:

@@ -22,12 +22,12 @@ def upgrade(settings: CommandSettings, dry_run: bool) -> None:
     """
     from spark_jms.admin.upgrade import plan_tables, plan_upgrade, upgrade_tables
     from spark_jms.admin.upgrade import upgrade as run_upgrade
+    from spark_jms.claims.stores import open_home
     from spark_jms.log.domain import Domain
-    from spark_jms.store import open_store
 
     domain, out = Domain(settings.root, upgrading=True), settings.out
     if new_format := domain.needs_upgrade:
-        with open_store(domain.store_uri) as store:
+        with open_home(domain) as store:
             plan = plan_upgrade(domain, store) if dry_run else run_upgrade(domain, store)
     else:
         plan = plan_tables(domain) if dry_run else upgrade_tables(domain)

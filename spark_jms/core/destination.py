@@ -237,8 +237,8 @@ class Destination(DestinationSettings):
                 else f"server {first} is away: send again when its store answers; `jmsq server list` shows it"
             )
             raise ServerDownError(
-                f"{self.name}: nothing was committed, because the messages belong to server {', '.join(down)} by their unit of "
-                f"order, or no other server is up. {why[0].upper()}{why[1:]}"
+                f"{self.name}: nothing was committed, because the messages belong to server {', '.join(down)} by their address or "
+                f"unit of order, or no other server is up. {why[0].upper()}{why[1:]}"
             )
 
     def check_member(self, member: int) -> int:

@@ -285,7 +285,7 @@ def create_domain(root: str, store: str | None = None) -> Domain:
     storage = open_storage(root)
     wanted = store or DEFAULT_STORE
     if storage.get(DOMAIN_FILE) is None:
-        _check_place(storage, wanted)
+        check_place(storage, wanted)
         data = {"formatVersion": FORMAT_VERSION, "id": uuid.uuid4().hex, "store": wanted, "createdMs": now_ms()}
         storage.create(DOMAIN_FILE, json.dumps(data, indent=1).encode())
         storage.sync([DOMAIN_FILE])
@@ -305,7 +305,7 @@ def _with_working_store(domain: Domain, store: str | None) -> Domain:
     from spark_jms.store import StoreError, open_store
 
     if store and domain.store != store:
-        _check_place(domain.storage, store)
+        check_place(domain.storage, store)
         domain.storage.put(DOMAIN_FILE, json.dumps({**domain.declaration, "store": store}, indent=1).encode())
         domain.storage.sync([DOMAIN_FILE])
         domain = Domain(domain.root)
@@ -326,7 +326,7 @@ def _with_working_store(domain: Domain, store: str | None) -> Domain:
     return domain
 
 
-def _check_place(storage: Storage, store: str) -> None:
+def check_place(storage: Storage, store: str) -> None:
     """Of a new store, as the module file has it. Raises DomainError."""
     if not isinstance(storage, LocalStorage) and (
         store == DEFAULT_STORE or store.startswith(_ONE_HOST) or "://" not in store
@@ -347,7 +347,7 @@ def _check_place(storage: Storage, store: str) -> None:
             )
 
 
-def _is_same(one: str, other: str) -> bool:
+def same_store(one: str, other: str) -> bool:
     """Of the URIs of two stores: a folder has many names."""
     from spark_jms.store.uri import folder_of
 
@@ -363,12 +363,12 @@ def declare_servers(domain: Domain, servers: Iterable[ServerSettings]) -> None:
     for server in servers:
         if server.name not in known:
             uri = server_store_uri(domain.root, server.name, server.store, domain.id)
-            shared = [other for other in (HOME, *known) if _is_same(domain.server_uri(other), uri)]
+            shared = [other for other in (HOME, *known) if same_store(domain.server_uri(other), uri)]
             if shared:
                 raise DomainError(
                     f"server {server.name} has the store of server {shared[0]}: each server has a store of its own"
                 )
-            _check_place(domain.storage, server.store)
+            check_place(domain.storage, server.store)
             open_store(uri).close()
             known.add(server.name)
         domain.servers.add(server.name, ServerEntry(server.store, server.lease_ms, thresholds_of(server)))

@@ -180,6 +180,8 @@ def test_restore_names_the_stores_of_servers(root: str, backup: str, tmp_path: P
     for given, said in (
         ("x=file", "has no server x"),
         (f"a={restored}/_jmsq/stores/b", "would share the store"),
+        (f"a={restored}//_jmsq/stores/../stores/b", "would share the store"),
+        (f"a={restored}/orders", "would be inside the root"),
         (f"a={root}/_jmsq/stores/a", "holds"),
         ("a", "must be NAME=URI"),
     ):

@@ -27,6 +27,7 @@ from spark_jms.log.delta_log import DeltaLog
 from spark_jms.log.domain import Domain
 from spark_jms.log.purge import purge
 from spark_jms.log.snapshot import Snapshot
+from spark_jms.store import open_store
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.messages import texts_now
@@ -154,6 +155,7 @@ def test_loss_behind_a_lost_store_is_told_as_what_it_may_be() -> None:
                     message.acknowledge()
             assert purge(domain_of(context).log("orders"), lambda *_: True).purged_files == 1
         shutil.rmtree(Path(root, "_jmsq", "store"))
+        open_store(f"{root}/_jmsq/store").close()  # as `jmsq store create` does
         with connect(root, housekeeping=False) as context, context.consumer("orders") as consumer:
             with pytest.raises(DataLossError, match="consumed and purged, if the store was lost") as caught:
                 consumer.receive(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ from spark_jms.log.send import send as send_files
 from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
-from spark_jms.store import MemoryStore
-from spark_jms.store.errors import SessionLostError
+from spark_jms.store import MemoryStore, open_store
+from spark_jms.store.errors import SessionLostError, StoreNotFoundError
 from spark_jms.store.routed import RoutedStore
 from spark_jms.testing.waiting import wait_until
 from tests.contract.servers import SERVERS, Away, applied, next_batch, queue_on
@@ -202,6 +203,39 @@ def test_store_of_a_server_has_a_folder_of_its_own(root: str, tmp_path: Path) ->
         servers = {"d": {"store": str(folder)}, "e": {"store": second}}
         with pytest.raises(DomainError, match="server e has the store of server d"):
             spark_jms.apply(root, {**queue_on("a"), "servers": servers})
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+def test_missing_home_store_is_never_a_new_one(tmp_path: Path, kind: str) -> None:
+    """R8, T5: a disk that is not mounted: programs end by name until it is back, and nothing comes again. Only an administrator makes
+    an empty store."""
+    root, disk = str(tmp_path / "root"), tmp_path / "disk"
+    disk.mkdir()
+    store = f"{disk}/store" if kind == "file" else f"jdbc:sqlite://{disk}/home.db"
+    spark_jms.apply(root, {"store": store, "destinations": {"orders": {"kind": "queue"}}})
+
+    def texts() -> list[str]:
+        with (
+            spark_jms.connect(root, housekeeping=False) as context,
+            context.consumer("orders", acknowledge="auto") as consumer,
+        ):
+            return [message.text or "" for message in consumer.messages(idle_timeout=0.2)]
+
+    with spark_jms.connect(root, housekeeping=False) as context:
+        context.producer("orders").send(text="1")
+    assert texts() == ["1"]
+    disk.rename(tmp_path / "unmounted")
+    disk.mkdir()
+    for program in (texts, lambda: administration.connect(root)):
+        with pytest.raises(StoreNotFoundError, match="bring .* back.*`jmsq store create"):
+            program()
+    shutil.rmtree(disk)
+    (tmp_path / "unmounted").rename(disk)
+    assert texts() == []
+    shutil.rmtree(disk)
+    disk.mkdir()
+    open_store(Domain(root).store_uri).close()  # as `jmsq store create` does
+    assert texts() == ["1"]
 
 
 def test_batch_takes_messages_of_all_servers(root: str, query: Any) -> None:
