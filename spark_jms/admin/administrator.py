@@ -20,7 +20,7 @@ from spark_jms.admin.purge import Purged, drop_backlog, plan_purge, purge_files
 from spark_jms.admin.quota import QuotaEntryRow, QuotaRow, newest_entries, quotas
 from spark_jms.admin.redrive import Redriven, RedriveOrder, plan_redrive, redrive
 from spark_jms.admin.rename import RenamedDestination, rename_destination
-from spark_jms.admin.servers import ServerRow, list_servers
+from spark_jms.admin.servers import ServerRow, check_answers, list_servers
 from spark_jms.admin.statistics import DestinationStatistics, MemberStatistics, collect
 from spark_jms.claims import views
 from spark_jms.claims.life_cycle_table import opened_table
@@ -35,7 +35,7 @@ from spark_jms.core.destination import Destination
 from spark_jms.core.pause import OPERATIONS
 from spark_jms.core.selector import Selector
 from spark_jms.core.subscription_place import kept_at
-from spark_jms.errors import ClosedError, OptionError
+from spark_jms.errors import ClosedError, JmsqError, OptionError
 from spark_jms.log.domain import Domain
 from spark_jms.log.server_state import start_server, stop_server
 from spark_jms.settings.duration import DurationLike
@@ -56,8 +56,8 @@ class Administrator(ClosedAtTheEnd):
     running consumer has to hand over, before MemberUnavailableError. With `dry_run=True` nothing changes, and the result is what
     would be done now. Times are datetimes in UTC.
 
-    Every call raises InvalidDestinationError for a destination, subscription or member that is not there, StoreError when a
-    store does not answer, and ClosedError after `close`.
+    Every call raises InvalidDestinationError for a destination, subscription or member that is not there, StoreError or
+    MemberUnavailableError when a store does not answer that it needs, and ClosedError after `close`.
     """
 
     def __init__(self, domain: Domain, limit_s: float | None = None) -> None:
@@ -75,7 +75,9 @@ class Administrator(ClosedAtTheEnd):
     def statistics(self, destination: str, *, selector: str | None = None) -> DestinationStatistics:
         """Everything that `jmsq stat` shows, in messages, files and bytes. With a selector also what units of order keep from a
         consumer that has it, for which the headers of the backlog are read."""
-        return collect(self._domain, self._store, destination, Selector.parse(selector))
+        found = collect(self._domain, self._store, destination, Selector.parse(selector))
+        check_answers(self._domain, self._store, [destination])
+        return found
 
     def backlog(self, destination: str, *, subscription: str | None = None) -> list[SubscriptionRow]:
         """How many messages each subscription has not finished on each member (`backlog`), how many of them are claimed, and
@@ -84,20 +86,26 @@ class Administrator(ClosedAtTheEnd):
         declared = self._declared(address)
         address.members(declared)
         only = None if subscription is None else kept_at(declared, address.server, subscription)
-        return views.subscriptions(self._domain, self._store, address.destination, only, server=address.server)
+        found = views.subscriptions(self._domain, self._store, address.destination, only, server=address.server)
+        check_answers(self._domain, self._store, [destination])
+        return found
 
     def members(self, destination: str) -> list[MemberStatistics]:
         """What each member has in messages, files and bytes, and which server it is on."""
-        return collect(self._domain, self._store, destination).members
+        return self.statistics(destination).members
 
     def consumers(self, destination: str) -> list[ConsumerRow]:
         """The queries and clients that live, those without messages too. `destination` has no server."""
-        return consumers(self._domain, self._store, destination)
+        found = consumers(self._domain, self._store, destination)
+        check_answers(self._domain, self._store, [destination])
+        return found
 
     def claims(self, *destinations: str) -> list[ClaimRow]:
         """The open claims of these destinations, or of all. A claim that is not `live` is in doubt: its consumer has died."""
         names = names_or_all(self._domain, destinations)
-        return [row for name in names for row in views.claims(self._domain, self._store, name)]
+        found = [row for name in names for row in views.claims(self._domain, self._store, name)]
+        check_answers(self._domain, self._store, names)
+        return found
 
     def events(self, destination: str, *, subscription: str | None = None) -> list[EventRow]:
         """What became of the messages of a destination whose life-cycle log is on (`messageLoggingEnabled`), the oldest first."""
@@ -222,7 +230,11 @@ class Administrator(ClosedAtTheEnd):
         """Revoke a claim, live or in doubt: its consumer can no longer acknowledge it, and others get its messages, flagged as
         redelivered. Returns its parts, one per member. Raises JmsqError when these destinations (none: all) have no such claim."""
         wait_s, names = seconds_of("wait", wait), names_or_all(self._domain, destinations)
-        found = find_claim(self._domain, self._store, names, claim)
+        try:
+            found = find_claim(self._domain, self._store, names, claim)
+        except JmsqError:
+            check_answers(self._domain, self._store, names)  # else it may be there
+            raise
         return found if dry_run else release_claim(self._domain, self._store, found, wait_s)
 
     def drop(

@@ -14,8 +14,10 @@ from functools import partial
 
 from spark_jms.claims.stores import open_stores, why_silent
 from spark_jms.claims.views import moment
+from spark_jms.core.address import DestinationAddress
 from spark_jms.core.placement import HOME
 from spark_jms.core.server_lease import LeaseFile
+from spark_jms.errors import MemberUnavailableError
 from spark_jms.log.domain import Domain
 from spark_jms.log.server_leases import ServerLeases
 from spark_jms.log.storage import now_ms
@@ -90,6 +92,20 @@ def silent_servers(domain: Domain, store: Store, destinations: Iterable[str]) ->
     servers = dict.fromkeys(server for one in declared for server in one.servers_in_use())
     found = {server: why_silent(store, server, LOOK_S) for server in servers}
     return {server: why for server, why in found.items() if why}
+
+
+def check_answers(domain: Domain, store: Store, addresses: Iterable[str]) -> None:
+    """Raises MemberUnavailableError when a store does not answer that has a part of the figures of these destinations or members."""
+    for text in addresses:
+        address = DestinationAddress.parse(text)
+        declared = domain.log(address.destination).snapshot.destination
+        for server in declared.servers_in_use() if address.server is None else [address.server]:
+            if why := why_silent(store, server, LOOK_S):
+                raise MemberUnavailableError(
+                    f"{text}: server {server} is away, and only its store knows what consumers have finished there, so the figures "
+                    f"would be false: {why}. Ask again when it answers, or ask for server@{address.destination} of another one; "
+                    "`jmsq stat` shows the rest"
+                )
 
 
 def _why_away(domain: Domain, servers: Sequence[str], given: Store | None) -> dict[str, str]:

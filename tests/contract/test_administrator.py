@@ -22,6 +22,7 @@ from spark_jms.errors import (
     DomainError,
     InvalidDestinationError,
     JmsqError,
+    MemberUnavailableError,
     OptionError,
     ProductionPausedError,
 )
@@ -185,6 +186,33 @@ def test_servers_stop_and_start(context: Context, admin: Administrator) -> None:
     assert admin.start_server("west") == ["spread"]
     with pytest.raises(DomainError, match="own store"):
         admin.stop_server("home")
+
+
+def test_figures_without_a_server_are_an_error(context: Context, admin: Administrator) -> None:
+    """C14, D4: what was finished on a server that is away would count as backlog, and a claim there would be no claim."""
+    send(context, "spread", 10)
+    with context.consumer("spread", acknowledge="client") as consumer:
+        received = [consumer.receive(10) for _ in range(6)]
+        assert received[-1] is not None
+        received[-1].acknowledge()
+        claims = {row.member: row.claim for row in admin.claims("spread")}
+    stores = Path(context.root, "_jmsq", "stores")
+    (stores / "west").rename(stores / "away")
+    try:
+        with administration.connect(context.root) as fresh:
+            for asked in (admin, fresh):
+                for call in (asked.statistics, asked.backlog, asked.members, asked.consumers, asked.claims):
+                    with pytest.raises(MemberUnavailableError, match="server west is away"):
+                        call("spread")
+                with pytest.raises(MemberUnavailableError, match="server west is away"):
+                    asked.backlog("west@spread")
+                with pytest.raises(MemberUnavailableError, match="server west is away"):
+                    asked.release_claim(claims.get(1, "c1"))
+                assert [row.server for row in asked.members("east@spread")] == ["east"]
+                assert [row.destination for row in asked.backlog("orders")]
+    finally:
+        (stores / "away").rename(stores / "west")
+    assert sum(row.backlog for row in admin.backlog("spread")) == 4
 
 
 def test_usage_of_quotas(context: Context, admin: Administrator) -> None:
