@@ -64,6 +64,7 @@ def _of_destination(value: Callable[[DestinationStatistics], float | None]) -> V
 
 
 def _of_member(value: Callable[[MemberStatistics], float]) -> Values:
+    """What the table knows."""
     return lambda sample: [
         MetricValue((one.destination, str(member.member)), value(member))
         for one in sample.destinations
@@ -71,11 +72,17 @@ def _of_member(value: Callable[[MemberStatistics], float]) -> Values:
     ]
 
 
+def _asked_members(one: DestinationStatistics) -> list[MemberStatistics]:
+    """Those whose servers have answered. Of others it is not known what consumers have finished: all would count as unfinished."""
+    away = {row.member for row in one.subscriptions if row.away}
+    return [member for member in one.members if member.member not in away]
+
+
 def _of_subscription(value: Callable[[SubscriptionRow], float], *, durable_only: bool = False) -> Values:
     def values(sample: DomainSample) -> Iterator[MetricValue]:
         sums: Counter[tuple[str, ...]] = Counter()
         for row in (row for one in sample.destinations for row in one.subscriptions):
-            if not durable_only or (row.durable and not row.away):  # an away server's counts would seem to begin again
+            if not row.away and (row.durable or not durable_only):  # an away server's counts are not known
                 name = row.subscription if row.durable else NOT_DURABLE
                 sums[row.destination, name, str(row.member)] += value(row)  # type: ignore[assignment]
         return (MetricValue(labels, total) for labels, total in sums.items())
@@ -158,9 +165,15 @@ def _quotas_up(sample: DomainSample) -> Iterator[MetricValue]:
 
 def _messages(sample: DomainSample) -> Iterator[MetricValue]:
     for one in sample.destinations:
-        for member in one.members:
+        for member in _asked_members(one):
             yield MetricValue((one.destination, str(member.member), "current"), member.current)
             yield MetricValue((one.destination, str(member.member), "pending"), member.pending)
+
+
+def _claimed(sample: DomainSample) -> Iterator[MetricValue]:
+    for one in sample.destinations:
+        for member in _asked_members(one):
+            yield MetricValue((one.destination, str(member.member)), member.claimed)
 
 
 def _paused(sample: DomainSample) -> Iterator[MetricValue]:
@@ -256,7 +269,7 @@ DOMAIN_METRICS = (
         "jmsq_destination_claimed_messages",
         "Messages that consumers have claimed, summed over subscriptions.",
         _MEMBER,
-        _of_member(lambda member: member.claimed),
+        _claimed,
     ),
     DomainMetric(
         "jmsq_destination_sent_messages_total",

@@ -123,6 +123,23 @@ def test_server_that_is_away_is_a_metric(servers: str, jmsq: Jmsq) -> None:
     assert found["jmsq_destination_up"] == {("orders",): 1, ("plain",): 1}
 
 
+def test_figures_that_only_an_away_server_knows_are_absent(servers: str, jmsq: Jmsq) -> None:
+    """M5, M10: what was finished there would count as backlog, and an alert would begin."""
+    with connect(servers, housekeeping=False) as context:
+        context.producer("orders").send_many([{"text": str(n)} for n in range(10)])
+        with context.consumer("orders", acknowledge="auto") as consumer:
+            assert all(consumer.receive(10) for _ in range(10))
+    before = parsed(jmsq("metrics", "--once").stdout)
+    store = Path(servers) / "_jmsq" / "stores" / "a"
+    store.rename(store.with_name("lost"))
+    found = parsed(jmsq("metrics", "--once").stdout)
+    for name in before:
+        if name.startswith(("jmsq_subscription_", "jmsq_destination_messages", "jmsq_destination_claimed")):
+            of_a = {labels for labels in before[name] if labels[:2] == ("orders", "0")}
+            assert found.get(name, {}) == {labels: n for labels, n in before[name].items() if labels not in of_a}, name
+    assert found["jmsq_destination_sent_messages_total"] == before["jmsq_destination_sent_messages_total"]
+
+
 def test_services_of_running_processes_are_metrics(domain: str, jmsq: Jmsq) -> None:
     """M5, C14: as `jmsq services --status` shows them."""
     ServiceReporter(Domain(domain), "threads").report([ServiceStatus("lag", 1), ServiceStatus("usage", 0)], [])
