@@ -17,7 +17,7 @@ from spark_jms.core.placement import HOME
 from spark_jms.core.record_names import member_record, members_prefix
 from spark_jms.core.subscription_place import record_server
 from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import Domain
+from spark_jms.log.domain import Domain, check_owner
 from spark_jms.log.snapshot import Snapshot
 from spark_jms.store import SessionInfo, Store, StoreError, open_store
 from spark_jms.store.absence import absence
@@ -82,8 +82,15 @@ class DomainStores(RoutedStore):
 
 
 def open_home(domain: Domain, opening: StoreOpening | None = None) -> Store:
-    """The domain's own store, which `jmsq apply` has made. A new one is made where the old one ends with its processes."""
-    return open_store(domain.store_uri, create=not lasts(domain.store_uri), opening=opening)
+    """The domain's own store, which `jmsq apply` has made. A new one is made where the old one ends with its processes.
+    Raises DomainError when it is the store of another domain."""
+    store = open_store(domain.store_uri, create=not lasts(domain.store_uri), opening=opening)
+    try:
+        check_owner(domain, store)
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 def open_stores(domain: Domain, limit_s: float | None = None) -> Store:

@@ -7,6 +7,7 @@ Features: C9, C18 (docs/FEATURES.md)
 from __future__ import annotations
 
 MEMBERS_PREFIX = "members/"
+DOMAIN_RECORD = "domain"  # of the domain's own store: which domain it serves
 
 
 def member_record(table_id: str, subscription: str, member: int) -> str:

@@ -38,7 +38,7 @@ from typing import Any
 
 from spark_jms.core.destination import is_temporary
 from spark_jms.core.placement import HOME
-from spark_jms.core.record_names import MEMBERS_PREFIX
+from spark_jms.core.record_names import DOMAIN_RECORD, MEMBERS_PREFIX
 from spark_jms.core.thresholds import thresholds_of
 from spark_jms.core.usage import MessageUsage
 from spark_jms.errors import DestinationDroppedError, DomainError, FormatVersionError, InvalidDestinationError
@@ -56,6 +56,7 @@ from spark_jms.log.temporary import TemporaryTables
 from spark_jms.log.usage import UsageFiles
 from spark_jms.settings.destination import DomainSettings, ServerSettings
 from spark_jms.settings.table import settings_of
+from spark_jms.store.contract import Store
 from spark_jms.store.shown_uri import shown_uri
 
 DOMAIN_FILE = "_jmsq/domain.json"
@@ -64,6 +65,8 @@ _SCAN_INTERVAL = "expirationScanIntervalMs"
 _DEFAULT_SCAN_MS = settings_of(DomainSettings)["expirationScanInterval"].default
 FORMAT_VERSION = 2  # of the domain: how record sets are named and stored
 _JDBC = ("jdbc:", "sqlite:", "postgresql:")
+_ID = "id"
+_OWN_TIMEOUT_MS = 10_000
 _ONE_HOST = ("file:", "jdbc:sqlite:", "sqlite:")
 
 
@@ -311,19 +314,43 @@ def _with_working_store(domain: Domain, store: str | None) -> Domain:
         domain = Domain(domain.root)
     try:
         with open_store(domain.store_uri) as opened:
-            foreign = next((name for name in opened.names(MEMBERS_PREFIX) if opened.peek(name)), None)
+            _own(domain, opened)
     except StoreError as error:
         raise DomainError(
             f"{domain.root} has no destinations yet, and its store {shown_uri(domain.store)!r} cannot be used "
             f"({type(error).__name__}: {error}): make it work, or name another one with `store:` in the module file, then apply again"
         ) from error
-    if foreign is not None:  # each would complete the other's transactions, and find no destinations for them
-        raise DomainError(
-            f"{domain.root} has no destinations yet, but its store {shown_uri(domain.store)!r} has positions of one ({foreign}): it "
-            "is the store of another domain. Name another one with `store:` in the module file, then apply again; or remove that "
-            "store first, if its domain does not exist any more"
-        )
     return domain
+
+
+def check_owner(domain: Domain, store: Store) -> None:
+    """Raises DomainError when the store is another domain's: each would complete the transactions of the other, and find no
+    destinations for them. A store that was made before stores named their domain is nobody's."""
+    owner = store.peek(DOMAIN_RECORD).get(_ID)
+    if owner is not None and owner != domain.id.encode():
+        raise _not_its_store(domain, f"belongs to the domain with the id {owner.decode(errors='replace')!r}")
+
+
+def _own(domain: Domain, store: Store) -> None:
+    """Write into the store which domain it serves, unless it is there."""
+    from spark_jms.store import Put
+
+    with store.connect(f"apply {domain.root}") as session:
+        handle = session.open(DOMAIN_RECORD, timeout_ms=_OWN_TIMEOUT_MS)
+        check_owner(domain, store)
+        if store.peek(DOMAIN_RECORD):
+            return
+        foreign = next((name for name in store.names(MEMBERS_PREFIX) if store.peek(name)), None)
+        if foreign is not None:
+            raise _not_its_store(domain, f"has positions of a destination ({foreign})")
+        handle.commit([Put(_ID, domain.id.encode())])
+
+
+def _not_its_store(domain: Domain, why: str) -> DomainError:
+    return DomainError(
+        f"the store {shown_uri(domain.store)!r} of {domain.root} {why}: it is the store of another domain. Name another one with "
+        "`store:` in the module file, then apply again; or remove that store first, if its domain does not exist any more"
+    )
 
 
 def check_place(storage: Storage, store: str) -> None:

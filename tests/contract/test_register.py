@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -12,15 +13,17 @@ from click.testing import CliRunner
 import spark_jms
 from spark_jms.admin.domain_sample import DESTINATIONS, take
 from spark_jms.admin.drop import drop_destination
+from spark_jms.claims.stores import open_stores
 from spark_jms.claims.views import opened_store
 from spark_jms.cli.main import cli
 from spark_jms.client import connect
 from spark_jms.core.destination import Destination
+from spark_jms.core.record_names import DOMAIN_RECORD
 from spark_jms.errors import DomainError, InvalidDestinationError, JmsqError
 from spark_jms.log.declarations import DeclarationChange, apply_destinations
 from spark_jms.log.domain import Domain, create_domain
 from spark_jms.log.register import ACKNOWLEDGEMENTS, REGISTER, RegisterEntry
-from spark_jms.store import StoreAbsentError
+from spark_jms.store import Delete, StoreAbsentError, open_store
 from spark_jms.testing import memory_domain
 
 
@@ -251,21 +254,43 @@ def test_domain_without_destinations_is_empty() -> None:
         assert domain.destinations() == []
 
 
-def test_store_of_another_domain_is_refused(tmp_path: Path) -> None:
-    """C18, S9: each would complete the transactions of the other, and take their destinations for dropped. A domain that has dropped
-    all destinations may declare others."""
-    store = str(tmp_path / "store")
-    declared = {"store": store, "destinations": {"orders": {"kind": "queue"}}}
+@pytest.fixture
+def shared(tmp_path: Path) -> dict[str, Any]:
+    """The declaration of two domains with one store, of which `first` is applied."""
+    declared = {"store": str(tmp_path / "store"), "destinations": {"orders": {"kind": "queue"}}}
     spark_jms.apply(str(tmp_path / "first"), declared)
-    with connect(str(tmp_path / "first")) as ctx:
-        ctx.producer("orders").send(text="a")
-        assert ctx.consumer("orders").receive(5) is not None
+    return declared
+
+
+def test_store_of_another_domain_is_refused(tmp_path: Path, shared: dict[str, Any]) -> None:
+    """C18, S9: each would complete the transactions of the other, and take their destinations for dropped. The first has not consumed
+    yet; it may drop its destinations and declare others."""
+    second, why = str(tmp_path / "second"), "is the store of another domain"
     for _ in range(2):
-        with pytest.raises(DomainError, match=r"has positions of one \(members/.*: it is the store of another domain"):
-            spark_jms.apply(str(tmp_path / "second"), declared)
-    spark_jms.apply(str(tmp_path / "second"), {**declared, "store": "file"})
+        with pytest.raises(DomainError, match=why):
+            spark_jms.apply(second, shared)
+    with pytest.raises(DomainError, match=why):
+        open_stores(Domain(second))  # its file names the store
+    with pytest.raises(DomainError, match=why):
+        open_stores(Domain(second), 10.0).sessions()
+    spark_jms.apply(second, {**shared, "store": "file"})
     first = Domain(str(tmp_path / "first"))
     with opened_store(first) as opened:
         drop_destination(first, opened, "orders", force=True)
     assert not first.register.names()
-    spark_jms.apply(first.root, declared)
+    spark_jms.apply(first.root, shared)
+
+
+def test_store_that_names_no_domain_is_refused_for_its_positions(tmp_path: Path, shared: dict[str, Any]) -> None:
+    """C18, S9: it was made before stores named their domain. That one opens it as before."""
+    first = str(tmp_path / "first")
+    with open_store(shared["store"]) as store, store.connect("test") as session:
+        session.open(DOMAIN_RECORD).commit([Delete("id")])
+    with connect(first) as ctx:
+        ctx.producer("orders").send(text="a")
+        assert ctx.consumer("orders").receive(5) is not None
+    with pytest.raises(
+        DomainError, match=r"has positions of a destination \(members/.*: it is the store of another domain"
+    ):
+        spark_jms.apply(str(tmp_path / "second"), shared)
+    spark_jms.apply(first, shared)
