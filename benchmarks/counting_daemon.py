@@ -14,10 +14,10 @@ from collections import Counter
 from pathlib import Path
 from typing import ClassVar
 
-from spark_jms.store.regions.core.daemon import Action, ToPeer
-from spark_jms.store.regions.core.protocol import DaemonHeartbeat, encode
+from spark_jms.store.regions.core.actions import Action, ToPeer
 from spark_jms.store.regions.daemon import daemon
-from spark_jms.store.regions.global_directory import write_whole
+from spark_jms.store.regions.directory.global_directory import write_whole
+from spark_jms.store.regions.protocol.messages import DaemonHeartbeat, encode
 
 FILE_EVENTS = frozenset({"open", "os.listdir", "os.scandir", "os.link", "os.rename", "os.remove", "os.mkdir"})
 ELSEWHERE = ("/proc", "/sys", "/dev", sys.prefix, sys.base_prefix)

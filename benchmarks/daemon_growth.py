@@ -26,7 +26,7 @@ from pathlib import Path
 from spark_jms.store.regions.admin.cluster import Cluster
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.client.objects import Objects
-from spark_jms.store.regions.global_directory import GlobalDirectory
+from spark_jms.store.regions.directory.global_directory import GlobalDirectory
 
 DAEMONS = (2, 4, 8)
 STORES = 8

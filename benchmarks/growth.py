@@ -32,12 +32,12 @@ from benchmarks.measure import Meter
 from benchmarks.results import Sample, TargetComparison
 from benchmarks.workbench import Workbench
 from spark_jms import connect
-from spark_jms.core.destination import Destination
-from spark_jms.log import clean_up
-from spark_jms.log.checkpoints import LogListing
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.domain import create_domain
-from spark_jms.log.housekeeping import HousekeepingRounds
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import create_domain
+from spark_jms.log.tables.checkpoints import LogListing
+from spark_jms.log.upkeep import clean_up
+from spark_jms.log.upkeep.housekeeping import HousekeepingRounds
 
 WINDOWS = 30  # ten of them to each third
 FLAT = 1.3

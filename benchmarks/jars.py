@@ -57,7 +57,7 @@ CONNECTOR = JarSet(
 
 def java() -> str:
     """The Java that the project's set-up finds, so that broker and Spark run on the same one."""
-    from spark_jms.setup.java import find_java
+    from spark_jms.setup.machine import find_java
 
     return str(find_java().home / "bin" / "java")
 

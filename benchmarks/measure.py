@@ -57,7 +57,7 @@ class Meter:
 DRIVER, BROKER, DAEMONS = "producer and driver", "broker", "daemons"
 _ROLES = {  # a word of the command line
     "kafka.Kafka": BROKER,
-    "spark_jms.store.regions.daemon": DAEMONS,
+    "spark_jms.store.kinds.daemon": DAEMONS,
     "SparkSubmit": "Spark's JVM",
     "python_streaming_source_runner": "planning",
     "pyspark.daemon": "reading",

@@ -26,7 +26,7 @@ from benchmarks.results import Sample, TargetComparison
 from benchmarks.workbench import Workbench
 from spark_jms.store import Handle, Put, Store, open_store
 from spark_jms.store.disk import Disk
-from spark_jms.store.file.backend import FileBackend
+from spark_jms.store.file.store import FileBackend
 from spark_jms.store.ledger.store import LedgerStore
 
 NONE, REPLICATED, FILE, SQLITE, POSTGRESQL = "none (memory)", "replicated", "file", "jdbc, SQLite", "jdbc, PostgreSQL"
@@ -177,7 +177,7 @@ async def created(directory: Path, name: str, in_flight: int, window_s: float) -
     """The number of acknowledged objects and the seconds they took. Each worker deletes the object it made 256 objects ago,
     uncounted, so that the store does not grow."""
     from spark_jms.store.regions.client.instance import StoreInstance
-    from spark_jms.store.regions.global_directory import GlobalDirectory
+    from spark_jms.store.regions.directory.global_directory import GlobalDirectory
 
     instance = await StoreInstance.open(GlobalDirectory(str(directory)), name, region_bytes=REGION_MB << 20)
     data, done = b"x" * PAYLOAD_BYTES, 0

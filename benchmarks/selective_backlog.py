@@ -141,7 +141,7 @@ def _count_column(root: Path, queue: str, name: str, rows: int) -> float:
 
 
 def _counted(root: Path, queue: str, column: str, values: Callable[[pa.Table], pa.ChunkedArray], lowest: int) -> int:
-    from spark_jms.log.domain import Domain
+    from spark_jms.log.destinations.domain import Domain
 
     log, found = Domain(str(root)).log(queue), 0
     for file in log.refresh().member_files(0).files:

@@ -67,8 +67,8 @@ def _make(bench: Workbench, root: Path, cells: dict[str, int]) -> None:
 
 
 def _subscribe(root: Path, count: int) -> None:
-    from spark_jms.log.domain import Domain
-    from spark_jms.log.subscriptions import create_subscription
+    from spark_jms.log.destinations.declarations import create_subscription
+    from spark_jms.log.destinations.domain import Domain
 
     log = Domain(str(root)).log(f"topic-{count}")
     for number in range(count):

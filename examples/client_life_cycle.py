@@ -32,7 +32,7 @@ import tempfile
 
 from spark_jms import admin as administration
 from spark_jms import apply, connect
-from spark_jms.cli.main import cli
+from spark_jms.cli.__main__ import cli
 
 MODULE = {"destinations": {"orders": {"kind": "queue", "messageLoggingEnabled": True}}}
 

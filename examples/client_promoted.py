@@ -19,7 +19,7 @@ from __future__ import annotations
 import tempfile
 
 from spark_jms import apply, connect
-from spark_jms.cli.main import cli
+from spark_jms.cli.__main__ import cli
 
 SELECTOR = "amount > 970"
 

@@ -18,9 +18,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_jms.client import ClientPool, Context, DurationLike
-    from spark_jms.core.client_identity import ClientIdPolicy
-    from spark_jms.log.declarations import DeclarationChange
+    from spark_jms.client import Context, DurationLike
+    from spark_jms.client.context.pool import ClientPool
+    from spark_jms.core.destinations.subscriptions import ClientIdPolicy
+    from spark_jms.log.destinations.declarations import DeclarationChange
     from spark_jms.settings.connection_factory import ConnectionFactory
 
 __version__ = "0.1.0"
@@ -69,7 +70,7 @@ def connect_pool(
     of `connect`. The pool keeps at most `max_idle` unused ones, each for `idle`. Use it in a `with` statement."""
     from functools import partial
 
-    from spark_jms.client.pool import ClientPool
+    from spark_jms.client.context.pool import ClientPool
 
     return ClientPool(partial(connect, root, **arguments), max_idle, idle)
 

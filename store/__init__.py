@@ -51,8 +51,8 @@ from spark_jms.store.errors import (
     TransactionUnknownError,
     ValueInvalidError,
 )
-from spark_jms.store.memory import MemoryStore
-from spark_jms.store.uri import open_store
+from spark_jms.store.kinds.opening import open_store
+from spark_jms.store.ledger.store import MemoryStore
 
 __all__ = [
     "DatabaseUnreachableError",

@@ -3,19 +3,22 @@
 The contract is tested by `tests/contract/test_store_contract.py`, which runs on every backend. A store knows nothing of
 messages: a record set is a named set of (key, bytes) with an epoch, a holder and waiters.
 
-Features: C9, S2, S9 (docs/FEATURES.md)
+Features: C9, S2, S5, S9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
 
 import math
+import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
-from spark_jms.store.errors import NameInvalidError, ValueInvalidError
+from spark_jms.store.errors import NameInvalidError, StoreBusyError, ValueInvalidError
 
 NAME_LIMIT_CHARS = 512
 VALUE_LIMIT_BYTES = 16 * 1024 * 1024
@@ -260,3 +263,85 @@ def check_changes(changes: object) -> None:
                 "changes are a dict of handles to operations, "
                 f"not {{{type(handle).__name__}: {type(operations).__name__}}}"
             )
+
+
+# -- how long the opening of a store may wait, and whether anybody still waits for it ----------------------------------
+
+_LOOK_S = 0.25
+
+
+class StoreOpening:
+    """Thread-safe. `limit_s` bounds the waits for what is away or held, None: each wait has its own limit; work that proceeds is not
+    interrupted. A cancelled opening ends before its next attempt. Each opening has an object of its own."""
+
+    def __init__(self, limit_s: float | None = None) -> None:
+        self.limit_s = limit_s
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """From any thread: nobody waits for it any more."""
+        self._cancelled.set()
+
+    def within(self, limit_s: float) -> float:
+        return limit_s if self.limit_s is None else min(limit_s, self.limit_s)
+
+    def check(self) -> None:
+        """Raises StoreBusyError when it was cancelled."""
+        if self._cancelled.is_set():
+            raise StoreBusyError("the opening of the store was given up")
+
+    @contextmanager
+    def alone(self, lock: threading.Lock) -> Iterator[None]:
+        """Holds `lock`, which another opening of the same store may hold. Raises StoreBusyError at the limit."""
+        begun_s = time.monotonic()
+        while not lock.acquire(timeout=self.within(_LOOK_S)):
+            self.check()
+            if self.limit_s is not None and time.monotonic() - begun_s >= self.limit_s:
+                raise StoreBusyError(
+                    f"another opening of the store by this process has been under way for {self.limit_s:g} s"
+                )
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+@dataclass(frozen=True)
+class ConnectionInfo:
+    """One connection of an open store: its requests since the store was opened, and its objects."""
+
+    name: str
+    create_count: int
+    read_count: int
+    update_count: int
+    delete_count: int
+    object_count: int
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """An open store, as it reported last, at most a second ago. Its counts are the sums of its connections'."""
+
+    name: str
+    physical_write_count: int
+    connections: tuple[ConnectionInfo, ...]
+
+    @property
+    def create_count(self) -> int:
+        return sum(connection.create_count for connection in self.connections)
+
+    @property
+    def read_count(self) -> int:
+        return sum(connection.read_count for connection in self.connections)
+
+    @property
+    def update_count(self) -> int:
+        return sum(connection.update_count for connection in self.connections)
+
+    @property
+    def delete_count(self) -> int:
+        return sum(connection.delete_count for connection in self.connections)
+
+    @property
+    def object_count(self) -> int:
+        return sum(connection.object_count for connection in self.connections)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Sequence
 
 from spark_jms.errors import NoRoomError
@@ -395,3 +396,14 @@ def error_of(name: str, arguments: Sequence[object]) -> StoreError:
         with contextlib.suppress(TypeError):
             return kind(*arguments)
     return StoreError(name, *arguments)
+
+
+# -- A store's URI as people may see it --------------------------------------------------------------------------------
+
+_USER_PASSWORD = re.compile(r"(//[^:/?#@]*):[^?#]*@")
+_PASSWORD_OPTION = re.compile(r"([?&][^=&]*(?:password|secret)[^=&]*=)[^&#]*", re.IGNORECASE)
+
+
+def shown_uri(uri: str) -> str:
+    """The URI without passwords: `***` stands for one, also for one that makes the URI wrong."""
+    return _PASSWORD_OPTION.sub(r"\1***", _USER_PASSWORD.sub(r"\1:***@", uri))

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from pyspark import SparkContext
 
-from spark_jms.setup.java import find_java
-from spark_jms.setup.java_options import SHORT_LIVED, class_archive
+from spark_jms.setup.machine import find_java
+from spark_jms.setup.session import SHORT_LIVED, class_archive
 from tests.process.feed import QUEUE, consumer, make_queue, send_numbers
 from tests.sessions import GENERATED_CODE, small_session
 

@@ -128,7 +128,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as environment:  # of the JVM, which passes it on to Python workers
         environment.setenv("PYTHONPATH", str(PLUGIN), prepend=os.pathsep)
         # A test that checks every entry of a quota's ledger has time to copy it.
-        environment.setenv("JMSQ_TUNE", json.dumps({"spark_jms.log.quota_ledger": {"KEPT": 1_000}}))
+        environment.setenv("JMSQ_TUNE", json.dumps({"spark_jms.log.limits.quota_ledger": {"KEPT": 1_000}}))
         session = small_session("spark-jms tests", tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()

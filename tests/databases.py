@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from spark_jms.setup.errors import PostgresqlNotFoundError
+from spark_jms.setup.machine import PostgresqlNotFoundError
 from spark_jms.testing.postgresql import PrivatePostgresql
 
 

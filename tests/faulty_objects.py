@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from spark_jms.store.errors import DaemonUnavailableError, StoreError, StoreFullError
 from spark_jms.store.regions.client.objects import ConnectionStatistics, MemoryObjects, Objects
-from spark_jms.store.regions.core.instance import InstanceCore
+from spark_jms.store.regions.client.space import InstanceCore
 
 
 class Crashing(Objects):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spark_jms.store.file import FileStore
-from spark_jms.store.file.backend import FileBackend
 from spark_jms.store.file.frame import HEADER_BYTES, decode_header, scan
+from spark_jms.store.file.store import FileBackend, FileStore
 
 
 def frames_end(file: Path) -> int:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_jms.setup.java_options import short_lived_options
-from spark_jms.setup.session import spark_session
+from spark_jms.setup.session import short_lived_options, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,8 +12,8 @@ from pathlib import Path
 import pyspark
 
 from spark_jms.demo.processes import end_session
-from spark_jms.setup.java import find_java
-from spark_jms.testing.waiting import wait_until
+from spark_jms.setup.machine import find_java
+from spark_jms.testing.domain import wait_until
 
 _SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 _START_S = 90.0

@@ -25,11 +25,11 @@ import pyarrow as pa
 # What the programs import sooner or later.
 MODULES = (
     "spark_jms.client",
-    "spark_jms.cli.main",
+    "spark_jms.cli.__main__",
     "spark_jms.store.file",
     "spark_jms.store.jdbc",
-    "spark_jms.store.records",
-    "spark_jms.store.regions.daemon.__main__",
+    "spark_jms.store.replicated",
+    "spark_jms.store.kinds.daemon",
     "psycopg",
     "sqlite3",
 )

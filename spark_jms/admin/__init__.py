@@ -17,19 +17,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from spark_jms.admin.administrator import Administrator
-    from spark_jms.admin.consumers import ConsumerRow
-    from spark_jms.admin.drop import DropPlan
-    from spark_jms.admin.housekeeping import Round
-    from spark_jms.admin.move import Moved
-    from spark_jms.admin.pause import Paused, PauseRow
+    from spark_jms.admin.claims import ConsumerRow
+    from spark_jms.admin.destinations import DropPlan, Paused, PauseRow, RenamedDestination
     from spark_jms.admin.purge import Purged
     from spark_jms.admin.quota import QuotaEntryRow, QuotaRequestRow, QuotaRow
-    from spark_jms.admin.redrive import Redriven
-    from spark_jms.admin.rename import RenamedDestination
     from spark_jms.admin.servers import ServerRow
+    from spark_jms.admin.services import Round
     from spark_jms.admin.statistics import DestinationStatistics, MemberStatistics
-    from spark_jms.claims.life_cycle_view import EventRow
-    from spark_jms.claims.views import ClaimRow, SubscriptionRow
+    from spark_jms.admin.transfer import Moved, Redriven
+    from spark_jms.claims.upkeep.life_cycle_view import EventRow
+    from spark_jms.claims.upkeep.views import ClaimRow, SubscriptionRow
 
 __all__ = [
     "Administrator",
@@ -56,19 +53,34 @@ __all__ = [
 
 _MODULES = {
     "spark_jms.admin.administrator": ("Administrator",),
-    "spark_jms.admin.consumers": ("ConsumerRow",),
-    "spark_jms.admin.drop": ("DropPlan",),
-    "spark_jms.admin.housekeeping": ("Round",),
-    "spark_jms.admin.move": ("Moved",),
-    "spark_jms.admin.pause": ("PauseRow", "Paused"),
+    "spark_jms.admin.claims": ("ConsumerRow",),
+    "spark_jms.admin.destinations": (
+        "DropPlan",
+        "PauseRow",
+        "Paused",
+        "RenamedDestination",
+    ),
     "spark_jms.admin.purge": ("Purged",),
-    "spark_jms.admin.quota": ("QuotaEntryRow", "QuotaRequestRow", "QuotaRow"),
-    "spark_jms.admin.redrive": ("Redriven",),
-    "spark_jms.admin.rename": ("RenamedDestination",),
+    "spark_jms.admin.quota": (
+        "QuotaEntryRow",
+        "QuotaRequestRow",
+        "QuotaRow",
+    ),
     "spark_jms.admin.servers": ("ServerRow",),
-    "spark_jms.admin.statistics": ("DestinationStatistics", "MemberStatistics"),
-    "spark_jms.claims.life_cycle_view": ("EventRow",),
-    "spark_jms.claims.views": ("ClaimRow", "SubscriptionRow"),
+    "spark_jms.admin.services": ("Round",),
+    "spark_jms.admin.statistics": (
+        "DestinationStatistics",
+        "MemberStatistics",
+    ),
+    "spark_jms.admin.transfer": (
+        "Moved",
+        "Redriven",
+    ),
+    "spark_jms.claims.upkeep.life_cycle_view": ("EventRow",),
+    "spark_jms.claims.upkeep.views": (
+        "ClaimRow",
+        "SubscriptionRow",
+    ),
 }
 
 

@@ -9,36 +9,39 @@ import os
 from collections.abc import Iterable
 from datetime import datetime
 
-from spark_jms.admin.claims import find_claim, release_claim
-from spark_jms.admin.consumers import ConsumerRow, consumers
-from spark_jms.admin.drop import DropPlan, drop_destination, plan_drop
-from spark_jms.admin.housekeeping import Round, Rounds
-from spark_jms.admin.move import Moved, MoveOrder, move, plan_move
-from spark_jms.admin.names import names_or_all
-from spark_jms.admin.pause import Paused, pause, resume
+from spark_jms.admin.claims import ConsumerRow, consumers, find_claim, release_claim
+from spark_jms.admin.destinations import (
+    DropPlan,
+    Paused,
+    RenamedDestination,
+    drop_destination,
+    names_or_all,
+    pause,
+    plan_drop,
+    rename_destination,
+    resume,
+)
 from spark_jms.admin.purge import Purged, drop_backlog, plan_purge, purge_files
 from spark_jms.admin.quota import QuotaEntryRow, QuotaRow, newest_entries, quotas
-from spark_jms.admin.redrive import Redriven, RedriveOrder, plan_redrive, redrive
-from spark_jms.admin.rename import RenamedDestination, rename_destination
-from spark_jms.admin.servers import ServerRow, check_answers, list_servers
+from spark_jms.admin.servers import ServerRow, check_answers, list_servers, start_server, stop_server
+from spark_jms.admin.services import Round, Rounds
 from spark_jms.admin.statistics import DestinationStatistics, MemberStatistics, collect
-from spark_jms.claims import views
-from spark_jms.claims.life_cycle_table import opened_table
-from spark_jms.claims.life_cycle_view import EventRow, events
-from spark_jms.claims.opened_domain import open_given_domain
-from spark_jms.claims.stores import open_stores
-from spark_jms.claims.views import ClaimRow, SubscriptionRow
-from spark_jms.client.closing import ClosedAtTheEnd, OwningProcess
-from spark_jms.client.durations import seconds_of
-from spark_jms.core.address import DestinationAddress
-from spark_jms.core.destination import Destination
-from spark_jms.core.pause import OPERATIONS
+from spark_jms.admin.transfer import Moved, MoveOrder, Redriven, RedriveOrder, move, plan_move, plan_redrive, redrive
+from spark_jms.claims.records.life_cycle import opened_table
+from spark_jms.claims.servers.stores import open_stores
+from spark_jms.claims.upkeep import views
+from spark_jms.claims.upkeep.life_cycle_view import EventRow, events
+from spark_jms.claims.upkeep.power_loss import open_given_domain
+from spark_jms.claims.upkeep.views import ClaimRow, SubscriptionRow
+from spark_jms.client.messages.message import Closable, OwningProcess, seconds_of
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.pause import OPERATIONS
+from spark_jms.core.destinations.routing import DestinationAddress
+from spark_jms.core.destinations.subscriptions import kept_at
 from spark_jms.core.selector import Selector
-from spark_jms.core.subscription_place import kept_at
 from spark_jms.errors import ClosedError, JmsqError, OptionError
-from spark_jms.log.domain import Domain
-from spark_jms.log.server_state import start_server, stop_server
-from spark_jms.settings.duration import DurationLike
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.settings.types import DurationLike
 from spark_jms.store import Store
 
 WAIT: DurationLike = "15 s"
@@ -48,7 +51,7 @@ def connect(root: str | os.PathLike[str] | None = None) -> Administrator:
     return Administrator(open_given_domain(root))
 
 
-class Administrator(ClosedAtTheEnd):
+class Administrator(Closable):
     """Looks at a domain and changes it. Thread-safe; a forked child connects for itself. Made by `spark_jms.admin.connect`.
 
     `destination` is the name of a destination, or `server@destination` for its member on a server. `members` are the ids of some

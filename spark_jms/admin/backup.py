@@ -12,52 +12,55 @@ decided whatever a server's store says is acknowledged. What happened in between
 `core/restored_state.py` mends that. Files that a purge or a compaction removes meanwhile stay on disk for `fileGrace`; when one
 is deleted all the same, its table is copied at a newer version, which is as good.
 
-Features: C19 (docs/FEATURES.md)
+Features: C18, C19, T16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
-from spark_jms.admin.backup_files import (
-    DOMAIN,
-    CopiedFile,
-    Manifest,
-    TableCopy,
-    copy,
-    described,
-    write_records,
+from spark_jms.claims.consumers.absent_servers import LEFT_OUT
+from spark_jms.claims.records.life_cycle import position_id
+from spark_jms.claims.servers.stores import label_of, store_of
+from spark_jms.core.destinations.servers import HOME
+from spark_jms.core.destinations.subscriptions import record_server
+from spark_jms.core.limits.flow_control import FlowThresholds
+from spark_jms.core.messages.ranges import Ranges, union
+from spark_jms.core.records.life_cycle import events_id
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.stored_form import from_objects, intents_of, member_record, restored, to_objects
+from spark_jms.core.transactions.transaction import COORDINATOR_KEY, COORDINATORS_PREFIX, coordinator_from_bytes
+from spark_jms.core.transactions.transfer import TargetOutcome, Ticket, TransferTarget, outcome_of
+from spark_jms.errors import BackupError, FormatVersionError, JmsqError, RecordSetError
+from spark_jms.log.destinations.domain import (
+    CONNECTION_FACTORIES,
+    DOMAIN_FILE,
+    REGISTER,
+    Domain,
+    Register,
+    check_place,
+    same_store,
+    server_store_uri,
+    store_uri,
 )
-from spark_jms.admin.backup_staged import StagedTarget, staged_targets
-from spark_jms.claims.acknowledgement_table import position_id
-from spark_jms.claims.left_out import LEFT_OUT
-from spark_jms.claims.record_sets import label_of
-from spark_jms.claims.stores import store_of
-from spark_jms.core.placement import HOME
-from spark_jms.core.ranges import Ranges, union
-from spark_jms.core.record_names import member_record
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.record_set_form import from_objects, to_objects
-from spark_jms.core.restored_state import restored
-from spark_jms.core.subscription_place import record_server
-from spark_jms.errors import BackupError
-from spark_jms.log.checkpoint_writer import LAST_CHECKPOINT, checkpoint_path, write_checkpoint
-from spark_jms.log.connection_factories import CONNECTION_FACTORIES
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import Domain
-from spark_jms.log.life_cycle import events_id
-from spark_jms.log.quotas import QUOTAS
-from spark_jms.log.register import REGISTER, Register
-from spark_jms.log.root import open_storage
-from spark_jms.log.server_terms import TERMS, ServerTerms
-from spark_jms.log.servers import STOPPED, Servers
-from spark_jms.log.snapshot import Snapshot
-from spark_jms.log.storage import Storage, now_ms
-from spark_jms.store import RecordCorruptError, Store, StoreError
-from spark_jms.store.admin import dump
-from spark_jms.store.reports import DumpedRecord
+from spark_jms.log.destinations.servers import DEFAULT_LEASE_MS, STOPPED, TERMS, ServerEntry, Servers, ServerTerms
+from spark_jms.log.limits.quota import QUOTAS
+from spark_jms.log.tables.checkpoints import LAST_CHECKPOINT, checkpoint_path, write_checkpoint
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.object_store import open_storage
+from spark_jms.log.tables.snapshot import Snapshot
+from spark_jms.log.tables.storage import Storage, now_ms
+from spark_jms.store import RecordCorruptError, Store, StoreError, open_store
+from spark_jms.store.kinds.administration import dump, load
+from spark_jms.store.ledger.administration import DumpedRecord
 
 log = logging.getLogger("spark_jms")
 _MAX_VERSIONS = 10  # of one table, until a version's files could all be copied
@@ -268,3 +271,319 @@ class _Table:
                     error,
                 )
         return True
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The files of a backup: the manifest that makes it complete, the record sets, and copies with checksums.
+#
+# backup.json                             manifest, written last: a backup without it is incomplete
+# records.jsonl                           one record set a line, of the domain's own store
+# records/<server>.jsonl                  the same, of a server's store
+# domain/<destination>/                   a Delta table at one version: its active files and one Delta checkpoint
+# domain/_jmsq/acknowledgements/<dest>/   the same
+# domain/_jmsq/life-cycles/<dest>/        the same, of a destination that logs or has logged
+# domain/_jmsq/destinations/<dest>        the register of names
+# domain/_jmsq/connection-factories/<n>   their settings
+# domain/_jmsq/quotas/<n>                 their settings
+# domain/_jmsq/lease-terms/<server>/<n>   which servers were down, with `_jmsq/stopped-servers/<server>`
+# domain/_jmsq/left-out/                  messages that queries have left out of batches
+
+MANIFEST, RECORDS, DOMAIN = "backup.json", "records.jsonl", "domain"
+RECORDS_OF_SERVERS = "records/"
+FORMAT_VERSION = 4  # record sets tell what was shown; with thresholds of servers 3, with servers 2, without any 1
+_CHUNK_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class CopiedFile:
+    path: str  # in the backup
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class TableCopy:
+    """`backlog` counts the messages that some subscription had not finished when the store was read."""
+
+    destination: str
+    version: int
+    messages: int
+    backlog: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    domain: dict[str, Any]  # what was in domain.json
+    store_read_ms: int
+    finished_ms: int
+    records: int
+    tables: tuple[TableCopy, ...]
+    files: tuple[CopiedFile, ...]
+    servers: Mapping[str, str] = field(default_factory=dict)  # name -> its store, as the module file has it
+    lease_ms: Mapping[str, int] = field(default_factory=dict)  # name -> the length of its lease
+    thresholds: Mapping[str, Any] = field(default_factory=dict)  # name -> those of its flow control, if it has any
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+    def write(self, target: Storage) -> None:
+        """Raises BackupError when another backup was written to the target meanwhile."""
+        data = json.dumps({"formatVersion": FORMAT_VERSION, **asdict(self)}).encode()
+        if not target.create(MANIFEST, data, durable=True):
+            raise BackupError(
+                f"another backup was written to {target.uri} at the same time, and the two are mixed: delete it, and write each "
+                "backup to a place of its own"
+            )
+
+    @staticmethod
+    def read(backup: Storage) -> Manifest:
+        """Raises BackupError, FormatVersionError."""
+        data = backup.get(MANIFEST)
+        if data is None:
+            raise BackupError(f"{backup.uri} is not a complete backup: it has no {MANIFEST}; run `jmsq backup` again")
+        try:
+            stored = json.loads(data)
+            if stored.pop("formatVersion") > FORMAT_VERSION:
+                raise FormatVersionError(
+                    f"a newer spark-jms wrote the backup {backup.uri}: install that one or a later one"
+                )
+            stored["tables"] = tuple(TableCopy(**table) for table in stored["tables"])
+            stored["files"] = tuple(CopiedFile(**file) for file in stored["files"])
+            return Manifest(**stored)
+        except (ValueError, KeyError, TypeError) as error:
+            raise BackupError(f"{backup.uri}/{MANIFEST} is damaged ({error!r}): use another backup") from error
+
+
+def copy(source: Storage, path: str, target: Storage, to: str) -> CopiedFile:
+    """Raises OSError when the file is missing or cannot be read, BackupError when the copy cannot be written."""
+    digest, size = hashlib.blake2b(digest_size=16), 0
+    with source.open_input(path) as incoming, _writing(target, to):
+        target.put(to, b"")  # makes its folder, which open_output expects
+        with target.open_output(to) as outgoing:
+            for chunk in iter(partial(_read, incoming, path), b""):
+                digest.update(chunk)
+                size += len(chunk)
+                outgoing.write(chunk)
+    return CopiedFile(to, size, digest.hexdigest())
+
+
+class _UnreadError(Exception):
+    """Carries an OSError of the source past the handler of the target's."""
+
+
+def _read(incoming: Any, path: str) -> bytes:
+    try:
+        return bytes(incoming.read(_CHUNK_BYTES))
+    except OSError as error:
+        raise _UnreadError(path) from error
+
+
+@contextmanager
+def _writing(target: Storage, path: str) -> Iterator[None]:
+    try:
+        yield
+    except _UnreadError as error:
+        raise OSError(f"{error}: {error.__cause__}") from error.__cause__
+    except OSError as error:
+        raise BackupError(f"cannot write {target.uri.rstrip('/')}/{path}: {error}") from error
+
+
+def described(storage: Storage, path: str) -> CopiedFile:
+    """A small file that is in the backup already."""
+    data = storage.get(path) or b""
+    return CopiedFile(path, len(data), hashlib.blake2b(data, digest_size=16).hexdigest())
+
+
+def records_path(server: str) -> str:
+    """The record sets of a server's store."""
+    return RECORDS if server == HOME else f"{RECORDS_OF_SERVERS}{server}.jsonl"
+
+
+def is_records(path: str) -> bool:
+    """It belongs into a store; all other files of a backup belong to the root."""
+    return path == RECORDS or path.startswith(RECORDS_OF_SERVERS)
+
+
+def write_records(target: Storage, server: str, records: Iterable[DumpedRecord]) -> CopiedFile:
+    lines = (
+        json.dumps(
+            {"name": r.name, "epoch": r.epoch, "objects": {k: base64.b64encode(v).decode() for k, v in r.objects}}
+        )
+        for r in records
+    )
+    target.put(records_path(server), "\n".join(lines).encode())
+    return described(target, records_path(server))
+
+
+def read_records(backup: Storage, server: str) -> Iterator[DumpedRecord]:
+    for line in (backup.get(records_path(server)) or b"").splitlines():
+        row = json.loads(line)
+        objects = tuple((key, base64.b64decode(value)) for key, value in row["objects"].items())
+        yield DumpedRecord(row["name"], row["epoch"], None, objects)
+
+
+# -- restoring a backup into an empty place ----------------------------------------------------------------------------
+#
+# Tables first, then the stores, `domain.json` last: a restore that was interrupted leaves no domain, and is repeated.
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """`existing_files` is what `force` would delete first. `servers`: name -> store."""
+
+    manifest: Manifest
+    root: str
+    store: str
+    servers: Mapping[str, str]
+    existing_files: int
+
+
+def plan_restore(
+    backup_uri: str, root: str, store: str | None = None, servers: Mapping[str, str] | None = None
+) -> RestorePlan:
+    """Reads only. Raises BackupError, FormatVersionError."""
+    target = open_storage(root)
+    manifest = Manifest.read(open_storage(backup_uri))
+    if unknown := sorted((servers or {}).keys() - manifest.servers.keys()):
+        raise BackupError(
+            f"{backup_uri} has no server {', '.join(unknown)} (there are: {', '.join(manifest.servers) or 'none'}): name one of these"
+        )
+    existing = sum(1 for _ in target.list(""))
+    own = store or str(manifest.domain["store"])
+    return RestorePlan(manifest, target.uri, own, {**manifest.servers, **(servers or {})}, existing)
+
+
+def restore(
+    backup_uri: str,
+    root: str,
+    store: str | None = None,
+    *,
+    servers: Mapping[str, str] | None = None,
+    force: bool = False,
+) -> RestorePlan:
+    """`servers`: name -> another store for it than it had. Raises BackupError when the root is not empty (unless `force`), is
+    in use, two servers would share a store, or the backup is damaged; DomainError when a store would be inside the root; and
+    StoreInUseError when one holds other record sets: name an empty one."""
+    plan = plan_restore(backup_uri, root, store, servers)
+    backup, target = open_storage(backup_uri), open_storage(root)
+    stores = _stores(plan)
+    for place in (plan.store, *plan.servers.values()):
+        check_place(target, place)
+    if plan.existing_files:
+        if not force:
+            raise BackupError(
+                f"{target.uri} is not empty ({plan.existing_files} files): restore into an empty place, or --force"
+            )
+        _refuse_used(root)
+        _empty(target)
+    for file in plan.manifest.files:
+        if is_records(file.path):
+            _check(backup, file, described(backup, file.path))
+            continue
+        to = file.path.removeprefix(f"{DOMAIN}/")
+        found = copy(backup, file.path, target, to) if file.bytes else described(backup, file.path)
+        _check(backup, file, found)
+        if not file.bytes:
+            target.put(to, b"")
+    for name, own in plan.servers.items():
+        thresholds = FlowThresholds.from_json(plan.manifest.thresholds.get(name, {}))
+        lease_ms = plan.manifest.lease_ms.get(name, DEFAULT_LEASE_MS)
+        Servers(target).add(name, ServerEntry(own, lease_ms, thresholds))
+    target.sync([file.path.removeprefix(f"{DOMAIN}/") for file in plan.manifest.files if not is_records(file.path)])
+    for server, uri in stores.items():
+        load(read_records(backup, server), uri)
+    domain: dict[str, Any] = {**plan.manifest.domain, "store": plan.store}
+    if not target.create(DOMAIN_FILE, json.dumps(domain, indent=1).encode(), durable=True):
+        raise BackupError(
+            f"another process has created a domain in {target.uri} while the backup was restored: restore into a place of its own"
+        )
+    return plan
+
+
+def _stores(plan: RestorePlan) -> dict[str, str]:
+    """server -> the URI of its store, each another one. Raises BackupError."""
+    own = str(plan.manifest.domain["id"])
+    found = {HOME: store_uri(plan.root, plan.store, own)}
+    for name, store in plan.servers.items():
+        uri = server_store_uri(plan.root, name, store, own)
+        if any(same_store(uri, other) for other in found.values()):
+            raise BackupError(f"server {name} would share the store {store!r} with another one: name one of its own")
+        found[name] = uri
+    return found
+
+
+def _check(backup: Storage, expected: CopiedFile, found: CopiedFile) -> None:
+    if (found.bytes, found.digest) != (expected.bytes, expected.digest):
+        raise BackupError(
+            f"the backup {backup.uri} is damaged: {expected.path} has {found.bytes} bytes with checksum {found.digest}, but "
+            f"{expected.bytes} with {expected.digest} were written; use another backup"
+        )
+
+
+def _refuse_used(root: str) -> None:
+    """A damaged store or domain is no obstacle: it may be the reason to restore."""
+    try:
+        domain = Domain(root)
+        servers = [HOME, *domain.servers.names()]
+    except JmsqError:
+        return
+    for server in servers:
+        try:
+            with open_store(domain.server_uri(server), create=False) as store:
+                users = [info.label or info.session_id for info in store.sessions().values()]
+        except (JmsqError, StoreError):
+            continue
+        if users:
+            raise BackupError(f"{domain.root} is used by {', '.join(users)}: stop them, then restore")
+
+
+def _empty(target: Storage) -> None:
+    target.delete(DOMAIN_FILE)  # from here on it is not a domain
+    for file in list(target.list("")):
+        target.delete(file.path)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The staged files that a backup needs: of transactions and transfers that the copied records leave open.
+#
+# They are in no table yet and may be the only copy of their messages. Whether a target has them, its own copy says: what is appended
+# there is among its data files. The backup does not complete what is open, because a target may be paused, full or away for long.
+
+
+class StagedTarget(NamedTuple):
+    """What a transaction or transfer has staged at one of its targets."""
+
+    ticket: Ticket
+    target: TransferTarget
+
+    def needed(self, transactions: Mapping[str, int]) -> frozenset[str]:
+        """The files that a copy of the target's table with these transactions lacks."""
+        if outcome_of(self.ticket, transactions.get(self.ticket.app_id)) is not TargetOutcome.UNDECIDED:
+            return frozenset()
+        return frozenset(file.path for file in self.target.files)
+
+
+def staged_targets(records: Iterable[DumpedRecord]) -> dict[str, list[StagedTarget]]:
+    """By the id of the target's table."""
+    found: dict[str, list[StagedTarget]] = {}
+    for record in records:
+        try:
+            for staged in _staged(record):
+                found.setdefault(staged.target.table_id, []).append(staged)
+        except (RecordSetError, FormatVersionError) as error:
+            log.warning("the backup has a record that cannot be read, as the domain has: %s", error)
+    return found
+
+
+def _staged(record: DumpedRecord) -> Iterator[StagedTarget]:
+    objects = dict(record.objects)
+    if record.name.startswith(COORDINATORS_PREFIX):
+        state = coordinator_from_bytes(objects.get(COORDINATOR_KEY), record.name)
+        if state is not None and state.open is not None:
+            for target in state.open.targets:
+                yield StagedTarget(state.open.ticket, target)
+        return
+    for intent in intents_of(objects, record.name):
+        for target in intent.targets:
+            yield StagedTarget(intent.ticket, target)

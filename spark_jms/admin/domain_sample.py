@@ -7,28 +7,31 @@ Features: M5, M8 (docs/FEATURES.md)
 
 from __future__ import annotations
 
+import hmac
+import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from spark_jms.admin.high_marks import HighMarkRow, high_marks
 from spark_jms.admin.quota import QuotaRow, quota_names, quotas
-from spark_jms.admin.servers import ServerRow, list_servers
-from spark_jms.admin.service_reports import ServiceReport, service_reports
-from spark_jms.admin.statistics import DestinationStatistics, collect
-from spark_jms.admin.transactions import TransactionRow, transactions
-from spark_jms.claims import views
-from spark_jms.claims.views import ClaimRow
-from spark_jms.log.domain import Domain
-from spark_jms.log.storage import now_ms
+from spark_jms.admin.servers import ServerRow, TransactionRow, list_servers, transactions
+from spark_jms.admin.services import ServiceReport, service_reports
+from spark_jms.admin.statistics import DestinationStatistics, HighMarkRow, collect, high_marks
+from spark_jms.claims.upkeep import views
+from spark_jms.claims.upkeep.views import ClaimRow
+from spark_jms.errors import OptionError
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.storage import now_ms
 from spark_jms.store import SessionInfo, Store, StoreError
-from spark_jms.store.admin import counts
-from spark_jms.store.reports import StoreInfo
-from spark_jms.store.shown_uri import shown_uri
+from spark_jms.store.contract import StoreInfo
+from spark_jms.store.errors import shown_uri
+from spark_jms.store.kinds.administration import counts
 
-if TYPE_CHECKING:  # its packages are of another extra
+if TYPE_CHECKING:
     from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
+
 
 T = TypeVar("T")
 DESTINATIONS, SESSIONS, SERVERS, QUOTAS = "destinations", "sessions", "servers", "quotas"
@@ -133,8 +136,8 @@ def _looked(what: str, problems: dict[str, str], look: Callable[[], T]) -> T | N
 def _cluster(store: str) -> ClusterSample | None:
     if not store.startswith("replicated:"):
         return None
-    from spark_jms.store.records.settings import parse_replicated
     from spark_jms.store.regions.admin.api import Admin
+    from spark_jms.store.replicated.store import parse_replicated
 
     try:
         settings = parse_replicated(store)
@@ -142,3 +145,38 @@ def _cluster(store: str) -> ClusterSample | None:
             return ClusterSample(tuple(admin.daemons()), tuple(admin.regions()))
     except (StoreError, OSError) as error:
         return ClusterSample(error=str(error))
+
+
+# -- who may read a page that a command serves: this machine without a token, any other only with one ------------------
+
+
+def read_token(file: Path) -> str:
+    """What the file has, without the blanks around it. Raises OptionError for what no header of a request can carry."""
+    try:
+        token = file.read_text(encoding="ascii").strip()
+    except UnicodeDecodeError as error:
+        raise OptionError(
+            f"the token in {file} has byte 0x{error.object[error.start]:02x} at {error.start}: write letters and digits of ASCII, "
+            "which every browser and scraper sends as they are"
+        ) from None
+    if not token.isprintable() or " " in token:
+        raise OptionError(f"the token in {file} has blanks, lines or control characters: write one word")
+    if not token:
+        raise OptionError(f"{file} is empty: write a token into it")
+    return token
+
+
+def check_exposure(host: str, token: str | None) -> None:
+    """Raises OptionError for an address off loopback without a token."""
+    try:
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local and not token:
+        raise OptionError(f"{host} can be reached from other machines: give --token-file, or serve 127.0.0.1")
+
+
+def is_allowed(token: str | None, authorization: str, parameter: str = "") -> bool:
+    """Whether a request with this Authorization header, or this token as a parameter of its address, may read the page."""
+    given = parameter or authorization.removeprefix("Bearer ")
+    return token is None or hmac.compare_digest(given.encode(), token.encode())

@@ -9,21 +9,19 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from spark_jms.claims import views
-from spark_jms.claims.acknowledgement_table import AcknowledgementTable
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.open_records import OpenRecords, opened_records
-from spark_jms.claims.record_sets import label_of, state_of
-from spark_jms.claims.stores import record_of
-from spark_jms.core.acknowledgement import PURGER
-from spark_jms.core.ranges import Ranges
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.subscription_place import kept_at, named_by
+from spark_jms.claims.records.life_cycle import AcknowledgementTable
+from spark_jms.claims.servers.stores import OpenRecords, label_of, opened_records, record_of, state_of
+from spark_jms.claims.upkeep import views
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.core.destinations.subscriptions import kept_at, named_by
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records.life_cycle import PURGER
+from spark_jms.core.records.record_set import RecordSet
 from spark_jms.errors import DestinationReplacedError, InvalidDestinationError
-from spark_jms.log.domain import Domain
-from spark_jms.log.purge import finished_files, purge
-from spark_jms.log.report import HousekeepingReport
-from spark_jms.log.storage import now_ms
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.log.upkeep.health import HousekeepingReport
+from spark_jms.log.upkeep.purge import finished_files, purge
 from spark_jms.store import Store
 
 _MAX_PURGE_COMMITS = 10_000

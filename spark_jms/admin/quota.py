@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from spark_jms.claims.usage_history import UsageHistoryRow, usage_history
-from spark_jms.claims.views import moment
-from spark_jms.core.quota import OpenRequest
-from spark_jms.core.usage import MessageUsage
+from spark_jms.claims.upkeep.usage import UsageHistoryRow, usage_history
+from spark_jms.claims.upkeep.views import moment
+from spark_jms.core.limits.quota import MessageUsage, OpenRequest
 from spark_jms.errors import JmsqError
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.settings.quota import SERVER_QUOTA
 
 

@@ -1,29 +1,30 @@
 """The servers of a domain as people see them.
 
-Features: D1, D4, M10 (docs/FEATURES.md)
+Features: C14, D1, D4, M10, T16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
-from spark_jms.claims.stores import open_stores, why_silent
-from spark_jms.claims.views import moment
-from spark_jms.core.address import DestinationAddress
-from spark_jms.core.placement import HOME
-from spark_jms.core.server_lease import LeaseFile
-from spark_jms.errors import MemberUnavailableError
-from spark_jms.log.domain import Domain
-from spark_jms.log.server_leases import ServerLeases
-from spark_jms.log.storage import now_ms
-from spark_jms.settings.extras import MissingExtraError
+from spark_jms.claims.servers.stores import open_stores, why_silent
+from spark_jms.claims.transactions.transaction import Coordinators, open_transactions
+from spark_jms.claims.upkeep.views import moment
+from spark_jms.core.destinations.routing import DestinationAddress
+from spark_jms.core.destinations.servers import HOME, LeaseFile
+from spark_jms.errors import DomainError, InvalidDestinationError, JmsqError, MemberUnavailableError
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.destinations.servers import ServerLeases, decide_stop
+from spark_jms.log.tables.commit import commit
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.settings.table import MissingExtraError
 from spark_jms.store import Store
-from spark_jms.store.shown_uri import shown_uri
+from spark_jms.store.errors import shown_uri
 
 ANSWER_S = 5.0
 LOOK_S = 3.0  # of one call, where several stores are asked in turn
@@ -120,3 +121,107 @@ def _why_silent(stores: Store, server: str) -> str:
         return why_silent(stores, server, ANSWER_S)
     except MissingExtraError as error:  # this host may lack what one server's store needs
         return str(error)
+
+
+# -- the open transactions of a domain, as `jmsq transactions` shows them ----------------------------------------------
+
+DAMAGED = "damaged"
+
+
+@dataclass(frozen=True)
+class TransactionRow:
+    """`waits`: the steps that are left of a transaction that is decided, and what keeps them back. `owner_lives`: its own process
+    completes it; otherwise any other does. Of a coordinator that cannot be read there is a row too, `DAMAGED`: `transaction` names
+    its record, `waits` the damage, and the rest is unknown."""
+
+    transaction: str
+    state: str
+    made: datetime | None
+    owner: str
+    owner_lives: bool
+    targets: tuple[str, ...]
+    origins: tuple[str, ...]
+    waits: tuple[str, ...]
+
+
+def transactions(domain: Domain, store: Store) -> list[TransactionRow]:
+    """Oldest first, behind coordinators that cannot be read. Changes nothing."""
+    looks = open_transactions(domain, store)
+    damaged = [
+        TransactionRow(record, DAMAGED, None, "", False, (), (), (problem,))
+        for record, problem in looks.damaged.items()
+    ]
+    return damaged + [
+        TransactionRow(
+            str(look.transaction.ticket),
+            look.transaction.state.value,
+            moment(look.transaction.made_ms),
+            look.transaction.owner,
+            look.owner_lives,
+            tuple(target.destination for target in look.transaction.targets),
+            tuple(sorted({origin.destination for origin in look.transaction.origins})),
+            look.waits,
+        )
+        for look in looks.open
+    ]
+
+
+def decide_transaction(domain: Domain, store: Store, transaction: str, *, commit: bool) -> tuple[str, ...]:
+    """A transaction in doubt whose database is lost. Returns why it does not end. Raises IllegalStateException."""
+    coordinators = Coordinators(domain, store)
+    try:
+        return coordinators.force(transaction, commit=commit)
+    finally:
+        coordinators.close()
+
+
+def complete_transactions(domain: Domain, store: Store) -> tuple[str, ...]:
+    """Those whose owners are dead, as housekeeping does. Returns why some do not end."""
+    coordinators = Coordinators(domain, store)
+    try:
+        return coordinators.recover()
+    finally:
+        coordinators.close()
+
+
+def stop_server(domain: Domain, server: str) -> list[str]:
+    """The destinations for which it is down now and was not before. Raises DomainError when there is no such server."""
+    _check(domain, server)
+    domain.servers.stop(server, now_ms())  # first: a destination that comes to it meanwhile finds it
+    return _change(domain, server, domain.servers.stopped().get(server, now_ms()))
+
+
+def start_server(domain: Domain, server: str) -> list[str]:
+    """The destinations for which it is up again. Raises DomainError when there is no such server."""
+    _check(domain, server)
+    domain.servers.start(server)
+    return _change(domain, server, None)
+
+
+def _check(domain: Domain, server: str) -> None:
+    if server == HOME:
+        raise DomainError(
+            f"server {HOME} is the domain's own store and cannot be stopped: pause its destinations with `jmsq pause`"
+        )
+    domain.servers.entry(server)
+
+
+def _change(domain: Domain, server: str, since_ms: int | None) -> list[str]:
+    """The first error is raised once all destinations have been tried: one that cannot be read keeps no other from its state. Raises
+    DomainError when the root is gone, where none could be tried."""
+    changed: list[str] = []
+    failed: list[tuple[str, Exception]] = []
+    for name in domain.registered():
+        try:
+            with suppress(InvalidDestinationError):  # it is being dropped
+                if commit(domain.log(name), lambda s: decide_stop(s, server, since_ms)) is not None:
+                    changed.append(name)
+        except (JmsqError, OSError) as error:
+            failed.append((name, error))
+    if failed:
+        name, first = failed[0]
+        raise DomainError(
+            f"server {server} is {'started' if since_ms is None else 'stopped'}, and all destinations but {len(failed)} know it. "
+            f"{name}: {type(first).__name__}: {first}. Mend that, and repeat the command"
+        ) from first
+    return changed

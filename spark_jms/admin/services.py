@@ -4,28 +4,32 @@ Each loop has a thread of its own, so one that hangs or fails holds up no other;
 service does is safe to be killed at any moment, and may run in several processes: a lease, or the record's holder, decides
 who does it. So a restart needs nothing but the start.
 
-Features: C13, D5, T3, T6, T17 (docs/FEATURES.md)
+Features: C13, C14, D5, T3, T6, T17 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
 
-from spark_jms.admin.forward import Forwarders
-from spark_jms.admin.high_marks import note_looks
-from spark_jms.admin.housekeeping import Rounds
-from spark_jms.admin.statistics import DestinationStatistics, collect
-from spark_jms.claims.usage_history import UsageHistory
-from spark_jms.claims.views import moment
-from spark_jms.core.health import pause
-from spark_jms.errors import JmsqError
-from spark_jms.log.domain import Domain
-from spark_jms.log.storage import now_ms
+from spark_jms.admin.statistics import DestinationStatistics, collect, note_looks
+from spark_jms.admin.transfer import Forwarders
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.claims.upkeep.usage import UsageHistory
+from spark_jms.claims.upkeep.views import moment
+from spark_jms.errors import DomainError, JmsqError
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.storage import NamedFiles, now_ms
+from spark_jms.log.upkeep.health import BackgroundFailure, pause
 from spark_jms.store import Store, StoreError
 
 EXPIRATION, HOUSEKEEPING, FORWARDING, LAG, USAGE = "expiration", "housekeeping", "forwarding", "lag", "usage"
@@ -255,3 +259,162 @@ class DomainServices:
 
 def told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+# -- rounds of housekeeping over several destinations ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Round:
+    """The result of one round on a destination; `busy`: another process has its housekeeping lease, which `holder` names.
+    `failures`: steps that fail, and data files that cannot be read."""
+
+    destination: str
+    busy: bool
+    purged_messages: int = 0
+    purged_files: int = 0
+    compacted_files: int = 0
+    checkpoints: int = 0
+    deleted_files: int = 0
+    expired_messages: int = 0
+    failures: tuple[BackgroundFailure, ...] = ()
+    holder: str = ""
+
+    @property
+    def did_something(self) -> bool:
+        done = (
+            self.purged_files or self.compacted_files or self.checkpoints or self.deleted_files or self.expired_messages
+        )
+        return bool(done or self.failures)
+
+
+class Rounds:
+    """Housekeeping of several destinations in turn; with `clean_up`, every round cleans up, not only once a minute."""
+
+    def __init__(self, domain: Domain, store: Store, *, clean_up: bool) -> None:
+        self._domain, self._store, self._clean_up = domain, store, clean_up
+        self._housekeepers: dict[str, Housekeeper] = {}
+
+    def run(self, destinations: Sequence[str]) -> list[Round]:
+        return [self._run(name) for name in destinations]
+
+    def _run(self, name: str) -> Round:
+        if name not in self._housekeepers:
+            made = self._housekeepers[name] = Housekeeper(self._domain, self._store, name)
+            if self._clean_up:
+                made.rounds.CLEAN_UP_EVERY_S = made.ABANDONED_EVERY_S = 0.0
+                made.scans_at_once = True
+        housekeeper = self._housekeepers[name]
+        before = replace(housekeeper.rounds.total)
+        if not housekeeper.run():
+            return Round(name, busy=True, holder=housekeeper.holder())
+        after = housekeeper.rounds.total
+        return Round(
+            name,
+            False,
+            after.purged_messages - before.purged_messages,
+            after.purged_files - before.purged_files,
+            after.compacted_files - before.compacted_files,
+            after.checkpoints - before.checkpoints,
+            after.deleted_files - before.deleted_files,
+            after.expired_messages - before.expired_messages,
+            tuple(housekeeper.health.failures.values()),
+        )
+
+    def close(self) -> None:
+        for housekeeper in self._housekeepers.values():
+            housekeeper.close()
+
+
+# -- what processes with services tell of themselves: for `jmsq services --status` -------------------------------------
+#
+# ROOT/_jmsq/services/<host>-<pid>    its engine, its services, and the lag, every few seconds; deleted when it ends
+
+SERVICES_FOLDER = "_jmsq/services"
+_FORGOTTEN = timedelta(days=1)
+_SILENT_S, _MISSED = 60.0, 3  # reports that a live process may miss
+
+
+@dataclass(frozen=True)
+class ServiceReport:
+    """`services` and `lag` as they were `at`; `silent`: that is a minute ago, or three intervals of the
+    process, so it was killed or hangs."""
+
+    process: str
+    engine: str
+    at: datetime
+    silent: bool
+    services: tuple[dict[str, Any], ...]
+    lag: tuple[dict[str, Any], ...]
+
+
+class ServiceReporter:
+    """Of this process."""
+
+    def __init__(self, domain: Domain, engine: str, every_s: float = 10.0) -> None:
+        """`every_s`: how often it reports."""
+        self._domain, self._files, self._engine = domain, _files(domain), engine
+        self.process = f"{socket.gethostname()}-{os.getpid()}"
+        self._silent_s, self._has_forgotten = max(_SILENT_S, _MISSED * every_s), False
+
+    def report(self, services: Sequence[ServiceStatus], lag: Sequence[LagRow]) -> str:
+        """What prevented it; "" when nothing did. The first report deletes those of processes that were killed a day ago."""
+        try:
+            if not self._has_forgotten:
+                self.forget_old()
+                self._has_forgotten = True
+            try:
+                self._write(services, lag)
+            except FileNotFoundError:  # the folder was deleted, and the storage remembers that it had made it
+                self._domain.check_present()
+                self._files = _files(self._domain)
+                self._write(services, lag)
+        except (DomainError, OSError) as error:
+            return f"the report for --status cannot be written: {error}"
+        return ""
+
+    def _write(self, services: Sequence[ServiceStatus], lag: Sequence[LagRow]) -> None:
+        document = {
+            "atMs": now_ms(),
+            "silentAfterS": self._silent_s,
+            "engine": self._engine,
+            "services": [{**asdict(one), "state": one.state} for one in services],
+            "lag": [asdict(row) for row in lag],
+        }
+        self._files.put(self.process, json.dumps(document, default=datetime.isoformat).encode())
+
+    def end(self) -> None:
+        with suppress(OSError):  # the report stays for a day, silent
+            self._files.delete(self.process)
+
+    def forget_old(self) -> None:
+        """The files of processes that were killed more than a day ago."""
+        for name in self._files.names():
+            data = self._files.get(name)
+            report = None if data is None else _report(name, data)
+            if data is not None and (report is None or moment(now_ms()) - report.at > _FORGOTTEN):
+                self._files.delete(name)
+
+
+def _files(domain: Domain) -> NamedFiles:
+    folder, name = SERVICES_FOLDER.rsplit("/", 1)
+    return NamedFiles(domain.storage.child(folder), name)
+
+
+def service_reports(domain: Domain) -> list[ServiceReport]:
+    """Of the processes that run services, and of those that were killed in the last day."""
+    files = _files(domain)
+    reports = (_report(name, files.get(name) or b"") for name in files.names())
+    return [report for report in reports if report is not None]
+
+
+def _report(name: str, data: bytes) -> ServiceReport | None:
+    """None: it is damaged."""
+    try:
+        document = json.loads(data)
+        at = moment(int(document["atMs"]))
+        services, lag = tuple(document["services"]), tuple(document["lag"])
+        silent = moment(now_ms()) - at > timedelta(seconds=document.get("silentAfterS", _SILENT_S))
+        return ServiceReport(name, document["engine"], at, silent, services, lag)
+    except (ValueError, KeyError, TypeError, ArithmeticError, OSError):  # also of a time that no calendar has
+        return None

@@ -23,18 +23,23 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from spark_jms.claims.record_sets import label_of, operations
-from spark_jms.core.batch import claim_number
-from spark_jms.core.query_progress import PROGRESS, QueryProgress
-from spark_jms.core.record_names import consumer_record, member_record
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.record_set_v1 import STATE_KEY, RecordSetV1, from_v1, record_name_v1
+from spark_jms.claims.servers.stores import label_of, operations
+from spark_jms.core.records.batch import PROGRESS, QueryProgress, claim_number
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.stored_form import (
+    STATE_KEY,
+    RecordSetV1,
+    consumer_record,
+    from_v1,
+    member_record,
+    record_name_v1,
+)
 from spark_jms.errors import InvalidDestinationError, JmsqError, RecordSetError
-from spark_jms.log.commit import Decision, commit
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import Domain
-from spark_jms.log.snapshot import Snapshot
-from spark_jms.log.usage_history import USAGE_HISTORY
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.commit import Decision, commit
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.snapshot import Snapshot
+from spark_jms.log.upkeep.usage_history import USAGE_HISTORY
 from spark_jms.store import Delete, Put, Session, Store
 
 

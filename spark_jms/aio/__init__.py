@@ -10,11 +10,8 @@ async with aio.connect(root) as context:
 Features: M7 (docs/FEATURES.md)
 """
 
-from spark_jms.aio.consumer import AsyncConsumer
-from spark_jms.aio.context import AsyncContext, ConnectArguments, ConsumerArguments, connect
-from spark_jms.aio.message import AsyncMessage
-from spark_jms.aio.opening import AsyncOpening
-from spark_jms.aio.producer import AsyncProducer
+from spark_jms.aio.clients import AsyncConsumer, AsyncMessage, AsyncProducer
+from spark_jms.aio.context import AsyncContext, AsyncOpening, ConnectArguments, ConsumerArguments, connect
 
 __all__ = [
     "AsyncConsumer",

@@ -7,29 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, TypedDict
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypedDict, TypeVar
 
 from spark_jms import client
-from spark_jms.aio.blocking_calls import BlockingCalls
-from spark_jms.aio.consumer import AsyncConsumer
-from spark_jms.aio.opening import AsyncOpening
-from spark_jms.aio.producer import AsyncProducer
-from spark_jms.aio.room import SendRoom
-from spark_jms.claims.subscription_request import Sharing
+from spark_jms.aio.blocking_calls import BlockingCalls, SendLimit
+from spark_jms.aio.clients import AsyncConsumer, AsyncProducer
+from spark_jms.claims.records.subscriptions import Sharing
 from spark_jms.client import AcknowledgeMode, Context, ContextStatistics, Message, MessageArguments, StartingPosition
-from spark_jms.client.asynchronous_send import MAX_BYTES, MAX_MESSAGES
-from spark_jms.client.closing import end
-from spark_jms.client.producer import DEFAULT_SEND_TIMEOUT_S
-from spark_jms.client.request import ReplyWait
-from spark_jms.core.client_identity import ClientIdPolicy
+from spark_jms.client.messages.message import end
+from spark_jms.client.receiving.request import ReplyWait
+from spark_jms.client.sending.asynchronous_send import MAX_BYTES, MAX_MESSAGES
+from spark_jms.client.sending.producer import DEFAULT_SEND_TIMEOUT_S
+from spark_jms.core.destinations.subscriptions import ClientIdPolicy
 from spark_jms.settings.connection_factory import ConnectionFactory
-from spark_jms.settings.duration import DurationLike
+from spark_jms.settings.types import DurationLike
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
 
 _BROWSED_AT_ONCE = 100
 
@@ -83,7 +82,7 @@ class AsyncContext:
     def __init__(self, blocking: Context, calls: BlockingCalls) -> None:
         self.blocking, self.root, self.client_id = blocking, blocking.root, blocking.client_id
         self._calls = calls
-        self._room = SendRoom(MAX_MESSAGES, MAX_BYTES)
+        self._room = SendLimit(MAX_MESSAGES, MAX_BYTES)
 
     def producer(
         self,
@@ -180,3 +179,38 @@ class AsyncContext:
 
     def __repr__(self) -> str:
         return repr(self.blocking).replace("<Context", "<AsyncContext", 1)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What opens something asynchronously: `await` it, or use it in `async with`, which also closes what it has opened.
+
+
+class AsyncClosable(Protocol):
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+T = TypeVar("T", bound=AsyncClosable)
+
+
+class AsyncOpening(Generic[T]):
+    """`await context.producer("orders")` returns the producer; `async with context.producer("orders") as producer` closes it at
+    its end."""
+
+    def __init__(self, open_it: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._open = open_it
+        self._opened: T | None = None
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> T:
+        self._opened = await self._open()
+        return self._opened
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._opened is not None
+        await self._opened.__aexit__(kind, error, trace)

@@ -1,4 +1,4 @@
-"""The `jmsq` command: see `spark_jms.cli.main`.
+"""The `jmsq` command: see `spark_jms.cli.__main__`.
 
 Features: C14 (docs/FEATURES.md)
 """

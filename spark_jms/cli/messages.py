@@ -13,19 +13,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from spark_jms.cli.settings import DURATION, CommandSettings, command, destination_argument
+from spark_jms.cli.command import DURATION, CommandSettings, command, destination_argument
 
 if TYPE_CHECKING:
-    from spark_jms.cli.output import Output
-    from spark_jms.client import (
-        Consumer,
-        Context,
-        Message,
-        MessageArguments,
-        Producer,
-        PropertyValue,
-    )
-    from spark_jms.core.client_identity import ClientIdPolicy
+    from spark_jms.cli.command import Output
+    from spark_jms.client import Consumer, Context, Message, MessageArguments, Producer, PropertyValue
+    from spark_jms.core.destinations.subscriptions import ClientIdPolicy
 
 EXIT_NOTHING = 3
 _CHUNK_MESSAGES = 1000
@@ -358,8 +351,8 @@ def _received(consumer: Consumer, limit: int, timeout_s: float, ack: bool) -> It
 
 
 def _print_message(out: Output, message: Message) -> None:
-    from spark_jms.client.encoding import with_legible_body
-    from spark_jms.core.unit_of_work import UNIT
+    from spark_jms.client.messages.encoding import with_legible_body
+    from spark_jms.core.ordering.units_of_work import UNIT
 
     message = with_legible_body(message)
     if out.as_json:
@@ -424,7 +417,7 @@ def browse(
     """
     if everything and subscription:
         raise click.UsageError("--all shows every message of the table regardless of subscriptions: use one of the two")
-    from spark_jms.client.encoding import with_legible_body
+    from spark_jms.client.messages.encoding import with_legible_body
 
     out = settings.out
     with _connect(settings, factory) as context:
@@ -448,8 +441,8 @@ def browse(
 
 
 def _table(out: Output, messages: Iterable[Message], empty: str) -> None:
-    from spark_jms.claims.views import moment
-    from spark_jms.cli.output import clip
+    from spark_jms.claims.upkeep.views import moment
+    from spark_jms.cli.command import clip
 
     rows = [
         (

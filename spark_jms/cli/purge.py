@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_jms.cli.settings import (
-    CommandSettings,
-    announce,
-    command,
-    destination_argument,
-    dry_run_option,
-    wait_option,
-)
+from spark_jms.cli.command import CommandSettings, announce, command, destination_argument, dry_run_option, wait_option
 
 if TYPE_CHECKING:
     from spark_jms.admin.purge import Purged

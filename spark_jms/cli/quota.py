@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_jms.cli.settings import MOMENT, CommandGroup, CommandSettings, command
+from spark_jms.cli.command import MOMENT, CommandGroup, CommandSettings, command
 
 if TYPE_CHECKING:
     from spark_jms.admin.quota import QuotaRow

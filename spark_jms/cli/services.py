@@ -1,26 +1,28 @@
 """`jmsq services`: expiration, housekeeping, forwarding, lag and the usage history in one process.
 
-Features: C13, C14, D5, T3, T6 (docs/FEATURES.md)
+Features: C13, C14, D5, M5, M8, T3, T6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_jms.cli.settings import CommandSettings, command, destinations_argument, every_option, names_or_all
+from spark_jms.cli.command import CommandSettings, command, destinations_argument, every_option, names_or_all, served_at
 
 if TYPE_CHECKING:
-    from spark_jms.admin.service_reports import ServiceReporter
-    from spark_jms.admin.services import DomainServices, ServiceLoop, ServiceRunner
+    from spark_jms.admin.services import DomainServices, Round, ServiceLoop, ServiceReporter, ServiceRunner
+
 
 SPARK, THREADS = "spark", "threads"
 _RUNS_AS = {SPARK: "streaming queries of Spark", THREADS: "threads of this process, without Spark"}
@@ -63,9 +65,8 @@ def services(
     if status:
         _show_status(settings)
         return
-    from spark_jms.admin.forward import STORE_LIMIT_S
-    from spark_jms.admin.service_reports import ServiceReporter
-    from spark_jms.admin.services import SERVICES, DomainServices, ServiceRunner
+    from spark_jms.admin.services import SERVICES, DomainServices, ServiceReporter, ServiceRunner
+    from spark_jms.admin.transfer import STORE_LIMIT_S
 
     with _until_sigterm(once=once) as ends, settings.opened(STORE_LIMIT_S) as (domain, store):
         names_or_all(domain, destinations)  # a wrong name ends the command now
@@ -115,8 +116,7 @@ def default_engine() -> str:
 
     if find_spec("pyspark") is None:
         return THREADS
-    from spark_jms.setup.errors import SetupError
-    from spark_jms.setup.java import find_java
+    from spark_jms.setup.machine import SetupError, find_java
 
     try:
         find_java()
@@ -129,7 +129,7 @@ def _queries(
     stack: ExitStack, runner: ServiceRunner, loops: Sequence[ServiceLoop], checkpoint: str | None
 ) -> tuple[Callable[[], None], Callable[[], None]]:
     """How they begin, and what to do now and then. The stack ends them."""
-    from spark_jms.jobs.service_queries import ServiceQueries, ServiceQuery, service_session
+    from spark_jms.jobs.services import ServiceQueries, ServiceQuery, service_session
 
     spark = stack.enter_context(service_session())
     place = checkpoint or stack.enter_context(TemporaryDirectory(prefix="jmsq-services-"))
@@ -176,7 +176,7 @@ def _run(
 
 
 def _show_status(settings: CommandSettings) -> None:
-    from spark_jms.admin.service_reports import service_reports
+    from spark_jms.admin.services import service_reports
 
     found = service_reports(settings.domain())
     if settings.as_json:
@@ -227,3 +227,149 @@ def _show(settings: CommandSettings, work: DomainServices, runner: ServiceRunner
     if work.lag:
         lags = [(row.destination, row.backlog, row.claimed, row.oldest) for row in work.lag]
         settings.out.table("Lag", ("destination", "backlog", "claimed", "oldest"), lags, "")
+
+
+# -- `jmsq console` ----------------------------------------------------------------------------------------------------
+
+
+@command("console", short_help="Serve a read-only web page about the domain.")
+@served_at(8850)
+def console(settings: CommandSettings, host: str, port: int, token_file: Path | None) -> None:
+    """Serve a read-only page with destinations, backlog and rates over time, subscriptions, claims, servers, and the daemons
+    and regions of a replicated store. Ctrl-C ends it."""
+    import asyncio
+
+    from spark_jms.settings.table import needs
+
+    with needs("console"):
+        from spark_jms.admin.domain_sample import take
+        from spark_jms.console.server import serve
+
+    from spark_jms.admin.domain_sample import read_token
+
+    token = read_token(token_file) if token_file else None
+    with settings.opened() as (domain, store):
+        asyncio.run(serve(partial(take, domain, store), host, port, token, _announce))
+
+
+def _announce(address: str) -> None:
+    click.echo(f"the console is at {address}")
+
+
+# -- `jmsq housekeep`: housekeeping for domains without running jobs ---------------------------------------------------
+
+
+@command("housekeep", short_help="Expire, purge, compact, checkpoint and clean up.")
+@destinations_argument
+@click.option("--once", is_flag=True, help="One round, with clean-up, then stop.")
+@every_option("5s", 0.1)
+def housekeep(settings: CommandSettings, destinations: tuple[str, ...], once: bool, every_s: float) -> None:
+    """Search for expired messages, purge finished ones, compact small files, write Delta checkpoints and clean up, until
+    interrupted.
+
+    Running jobs also do this; the command is for domains without jobs. One process at a time does it for a destination;
+    this command waits while another process does. With --once, the exit code is 1 when a step failed.
+    """
+    from spark_jms.admin.services import Rounds
+
+    with settings.opened() as (domain, store):
+        rounds = Rounds(domain, store, clean_up=once)
+        try:
+            while True:
+                done = rounds.run(names_or_all(domain, destinations))
+                if settings.as_json:
+                    (settings.out.document if once else settings.out.record)(done)
+                elif once or any(d.busy is False and d.did_something for d in done):
+                    columns = (
+                        "destination",
+                        "expired messages",
+                        "purged messages",
+                        "purged files",
+                        "compacted files",
+                        "checkpoints",
+                        "deleted files",
+                        "",
+                    )
+                    settings.out.table("", columns, [_row(d) for d in done], "there are no destinations")
+                if once:
+                    if any(d.failures for d in done):
+                        raise click.exceptions.Exit(1)
+                    return
+                time.sleep(every_s)
+        finally:
+            rounds.close()
+
+
+def _row(done: Round) -> tuple[object, ...]:
+    if done.busy:
+        result = f"another process does it{done.holder and f': {done.holder}'}"
+    else:
+        result = "; ".join(f"{failure.what} failed: {failure.error}" for failure in done.failures) or "done"
+    return (
+        done.destination,
+        done.expired_messages,
+        done.purged_messages,
+        done.purged_files,
+        done.compacted_files,
+        done.checkpoints,
+        done.deleted_files,
+        result,
+    )
+
+
+# -- `jmsq metrics`: the domain's figures for Prometheus ---------------------------------------------------------------
+
+
+@command("metrics", short_help="Serve the domain's figures to Prometheus.")
+@served_at(8851)
+@click.option("--once", is_flag=True, help="Print the figures instead, as a scrape has them.")
+@every_option("10s", 0.1)
+def metrics(
+    settings: CommandSettings, host: str, port: int, token_file: Path | None, once: bool, every_s: float
+) -> None:
+    """Serve what `jmsq stat`, `jmsq claims`, `jmsq quota list`, `jmsq server list`, `jmsq services --status` and `jmsq transactions`
+    show as metrics, in the text format of Prometheus, until SIGTERM or Ctrl-C.
+
+    Scrapes read the domain at most once in `--every`. A destination that cannot be read and a server that does not answer are
+    metrics of their own, 0 while that lasts; the other figures stay.
+    """
+    from spark_jms.admin.domain_sample import take
+    from spark_jms.admin.servers import LOOK_S
+    from spark_jms.settings.table import needs
+
+    with needs("metrics"):
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        from spark_jms.metrics import WAIT_S, DomainCollector, MetricsServer
+
+    from spark_jms.admin.domain_sample import read_token
+
+    token = read_token(token_file) if token_file else None
+    with settings.opened(LOOK_S) as (domain, store):
+        registry = CollectorRegistry()
+        sampled = partial(take, domain, store)
+        registry.register(DomainCollector(sampled, every_s, None if once else WAIT_S))
+        if once:
+            _print(settings, registry, generate_latest)
+            return
+        server = MetricsServer(registry, host, port, token)
+        before = signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.stop).start())
+        try:
+            click.echo(f"the metrics are at {server.address}")
+            server.serve()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            server.close()
+
+
+def _print(settings: CommandSettings, registry: Any, text: Any) -> None:
+    if not settings.as_json:
+        settings.out.say(text(registry).decode().rstrip("\n"))
+        return
+    settings.out.document(
+        [
+            {"name": sample.name, "labels": sample.labels, "value": sample.value}
+            for family in registry.collect()
+            for sample in family.samples
+        ]
+    )

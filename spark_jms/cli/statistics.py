@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_jms.cli.settings import (
+from spark_jms.cli.command import (
     CommandSettings,
     DurationParameter,
     command,
@@ -23,14 +23,13 @@ from spark_jms.cli.settings import (
 from spark_jms.errors import JmsqError
 
 if TYPE_CHECKING:
-    from spark_jms.admin.high_marks import HighMarkRow
-    from spark_jms.admin.statistics import DestinationStatistics
-    from spark_jms.claims.views import SubscriptionRow
-    from spark_jms.core.clock_skew import ClockReading
+    from spark_jms.admin.statistics import DestinationStatistics, HighMarkRow
+    from spark_jms.claims.upkeep.views import SubscriptionRow
     from spark_jms.core.selector import Selector
-    from spark_jms.log.domain import Domain
+    from spark_jms.log.destinations.domain import Domain
+    from spark_jms.log.tables.storage import ClockReading
     from spark_jms.store import Store
-    from spark_jms.store.reports import ConnectionInfo, StoreInfo
+    from spark_jms.store.contract import ConnectionInfo, StoreInfo
 
 _DEFAULT_WATCH = "2s"
 _FAILING = "Housekeeping that fails"
@@ -64,11 +63,10 @@ def stat(
 ) -> None:
     """Show backlog, claims, holders, files and rates of all destinations, or of those named; `server@destination` is the
     member of a destination on that server. High marks and bytes received are those that `jmsq services` has seen."""
-    from spark_jms.admin.high_marks import high_marks
     from spark_jms.admin.servers import LOOK_S
-    from spark_jms.admin.statistics import collect
+    from spark_jms.admin.statistics import collect, high_marks
     from spark_jms.core.selector import Selector
-    from spark_jms.store.admin import counts
+    from spark_jms.store.kinds.administration import counts
 
     if times is not None and watch_s is None:
         raise click.UsageError("--times goes with --watch")
@@ -94,13 +92,13 @@ def stat(
 
 def _plain_names(given: Sequence[str]) -> list[str]:
     """Of destinations, where their members on a server are named."""
-    from spark_jms.core.address import DestinationAddress
+    from spark_jms.core.destinations.routing import DestinationAddress
 
     return [DestinationAddress.parse(name).destination for name in given]
 
 
 def _reset(settings: CommandSettings, destinations: tuple[str, ...]) -> None:
-    from spark_jms.admin.high_marks import reset_high_marks
+    from spark_jms.admin.statistics import reset_high_marks
 
     domain = settings.domain()
     names = names_or_all(domain, destinations)
@@ -156,9 +154,9 @@ def _screen(root: str, found: Sequence[DestinationStatistics], width: int) -> li
     """One look of --watch: a clock, and the tables cut to the terminal. Backlogs that grow are yellow, failures red."""
     from rich.text import Text
 
-    from spark_jms.claims.views import moment
-    from spark_jms.cli.output import cell, narrow_table
-    from spark_jms.log.storage import now_ms
+    from spark_jms.claims.upkeep.views import moment
+    from spark_jms.cli.command import cell, narrow_table
+    from spark_jms.log.tables.storage import now_ms
 
     growing = [s.destination for s in found if s.rates and s.backlog and s.rates.sent_per_s > s.rates.finished_per_s]
     clock = f"{cell(moment(now_ms()))}  {root}"
@@ -175,7 +173,7 @@ def _screen(root: str, found: Sequence[DestinationStatistics], width: int) -> li
 
 def _clock(domain: Domain) -> ClockReading | None:
     """None where this process may not write."""
-    from spark_jms.log.clock import read_clock
+    from spark_jms.log.tables.storage import read_clock
 
     try:
         return read_clock(domain.storage)
@@ -186,8 +184,8 @@ def _clock(domain: Domain) -> ClockReading | None:
 def _document(
     root: str, found: Sequence[DestinationStatistics], clock: ClockReading | None = None
 ) -> dict[str, object]:
-    from spark_jms.claims.views import moment
-    from spark_jms.log.storage import now_ms
+    from spark_jms.claims.upkeep.views import moment
+    from spark_jms.log.tables.storage import now_ms
 
     measured = {"clock": clock} if clock else {}
     return {"root": root, "time": moment(now_ms()), **measured, "destinations": list(found)}
@@ -202,7 +200,7 @@ def _show(
     marks: Sequence[HighMarkRow] = (),
 ) -> None:
     """`counted`: the store's own counts, where its kind has any."""
-    from spark_jms.cli.output import table
+    from spark_jms.cli.command import table
 
     out = settings.out
     if out.as_json:
@@ -235,7 +233,7 @@ def _tables(found: Sequence[DestinationStatistics], watched: bool) -> list[_Colu
 
 
 def _of_destinations(found: Sequence[DestinationStatistics], watched: bool) -> _Columns:
-    from spark_jms.cli.output import human_bytes
+    from spark_jms.cli.command import human_bytes
 
     columns: tuple[str, ...]
     if watched:  # the columns that change, so that they fit a terminal
@@ -280,7 +278,7 @@ def _of_destinations(found: Sequence[DestinationStatistics], watched: bool) -> _
 
 
 def _of_members(found: Sequence[DestinationStatistics]) -> _Columns:
-    from spark_jms.cli.output import human_bytes
+    from spark_jms.cli.command import human_bytes
 
     rows: list[tuple[object, ...]] = []
     for s in found:
@@ -296,7 +294,7 @@ def _of_members(found: Sequence[DestinationStatistics]) -> _Columns:
 
 def _of_marks(marks: Sequence[HighMarkRow]) -> _Columns:
     """The sums of destinations, and of servers; --json has members and subscriptions too."""
-    from spark_jms.cli.output import human_bytes
+    from spark_jms.cli.command import human_bytes
 
     rows: list[tuple[object, ...]] = [
         (
@@ -350,7 +348,7 @@ def _of_refusals(found: Sequence[DestinationStatistics]) -> _Columns:
 
 def _of_troubles(found: Sequence[DestinationStatistics]) -> list[_Columns]:
     """Tables of what does not take its usual course; none without rows."""
-    from spark_jms.claims.views import moment
+    from spark_jms.claims.upkeep.views import moment
 
     failures: list[tuple[object, ...]] = [
         (s.destination, f.what, f.count, moment(f.since_ms), moment(f.retry_ms), f.error)

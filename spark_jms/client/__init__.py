@@ -7,24 +7,21 @@ with connect(root) as context:
 Features: C11 (docs/FEATURES.md)
 """
 
-from spark_jms.client.browser import Browser
-from spark_jms.client.completion import Completion, CompletionListener
-from spark_jms.client.consumer import Consumer
-from spark_jms.client.consumer_arguments import StartingPosition
-from spark_jms.client.context import Context, connect
-from spark_jms.client.context_statistics import ContextStatistics
-from spark_jms.client.delivery import ConsumerStatistics
-from spark_jms.client.message import MapValue, Message, MessageArguments, MessageHeaders, PropertyValue
-from spark_jms.client.pool import ClientPool, PoolStatistics
-from spark_jms.client.producer import Producer
-from spark_jms.client.receiver import AcknowledgeMode
-from spark_jms.client.send_report import ProducerStatistics, SendReport
-from spark_jms.client.temporary import TemporaryDestination
-from spark_jms.client.transacted_producer import TransactedProducer
-from spark_jms.client.transacted_session import TransactedConsumer, TransactedSession
-from spark_jms.core.destination import Subscription
+from spark_jms.client.context.context import Context, connect
+from spark_jms.client.context.destinations import TemporaryDestination
+from spark_jms.client.context.metrics import ContextStatistics
+from spark_jms.client.context.pool import ClientPool, PoolStatistics
+from spark_jms.client.messages.message import MapValue, Message, MessageArguments, MessageHeaders, PropertyValue
+from spark_jms.client.receiving.browser import Browser
+from spark_jms.client.receiving.consumer import Consumer, StartingPosition
+from spark_jms.client.receiving.delivery import ConsumerStatistics
+from spark_jms.client.receiving.receiver import AcknowledgeMode
+from spark_jms.client.sending.asynchronous_send import Completion, CompletionListener, ProducerStatistics, SendReport
+from spark_jms.client.sending.producer import Producer
+from spark_jms.client.transactions.session import TransactedConsumer, TransactedProducer, TransactedSession
+from spark_jms.core.destinations.destination import Subscription
 from spark_jms.settings.connection_factory import ConnectionFactory
-from spark_jms.settings.duration import DurationLike
+from spark_jms.settings.types import DurationLike
 
 __all__ = [
     "AcknowledgeMode",

@@ -9,11 +9,10 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import PurePosixPath
 
+from spark_jms.admin.destinations import PauseRow
 from spark_jms.admin.domain_sample import ClusterSample, DomainSample
-from spark_jms.admin.pause import PauseRow
-from spark_jms.claims.views import moment
-from spark_jms.console.chart import chart
-from spark_jms.console.history import History
+from spark_jms.claims.upkeep.views import moment
+from spark_jms.console.history import History, chart
 
 STYLE = """
 body{font:14px system-ui,sans-serif;margin:1.5rem;color:#1f2937;background:#fff}

@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator, Callable
 
 from aiohttp import web
 
-from spark_jms.admin.domain_sample import DomainSample
-from spark_jms.admin.exposure import check_exposure, is_allowed
+from spark_jms.admin.domain_sample import DomainSample, check_exposure, is_allowed
 from spark_jms.console.history import History
 from spark_jms.console.page import page
 

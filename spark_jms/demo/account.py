@@ -13,9 +13,14 @@ the queue what it believes; the only thing taken from it is how many messages of
 
 from __future__ import annotations
 
+import json
+import threading
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +28,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_jms.core.message import arrow_schema
-from spark_jms.demo.commits import row_commits
+from spark_jms.claims.servers.stores import open_stores
+from spark_jms.claims.upkeep import views
+from spark_jms.core.messages.columns import arrow_schema
+from spark_jms.core.messages.ranges import Ranges
 from spark_jms.demo.flights import FEED_SCHEMA, FLIGHT_COLUMNS
 from spark_jms.demo.queries import MESSAGE_COLUMNS
-from spark_jms.demo.watch import DepthSample
+from spark_jms.errors import JmsqError
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.store import StoreError
 
 Integers = npt.NDArray[np.int64]
 _SCHEMA = pa.schema([*arrow_schema(MESSAGE_COLUMNS), *(field for field in FEED_SCHEMA if field.name != "leg")])
@@ -248,3 +257,136 @@ def _two_hands(samples: Sequence[DepthSample], units: Mapping[int, Integers]) ->
                 if member == other_member and consumer < other:
                     guilty |= mine & theirs
     return shared, len(guilty)
+
+
+# -- observes the queue from outside: depth over time, and which consumer has claimed which messages -------------------
+
+EVERY_S = 0.5
+
+
+@dataclass(frozen=True)
+class OpenClaim:
+    """Messages of one member that a consumer has claimed."""
+
+    member: int
+    consumer: str
+    picks: Ranges
+
+
+@dataclass(frozen=True)
+class DepthSample:
+    """The destination at one moment. `backlog` counts unacknowledged messages."""
+
+    second: float
+    sent: int
+    backlog: int
+    claims: tuple[OpenClaim, ...]
+
+    def members_of(self, consumer: str) -> list[int]:
+        return sorted({claim.member for claim in self.claims if claim.consumer == consumer})
+
+
+class Watch:
+    """Samples a queue twice a second in a thread, read-only. `check()` raises the thread's error. Who waits for something asks
+    `look()`: a sample may be late, or miss what lasted a moment."""
+
+    def __init__(self, root: Path, destination: str) -> None:
+        self.samples: list[DepthSample] = []
+        self.marks: list[tuple[float, str]] = []
+        self._domain, self._destination = Domain(str(root)), destination
+        self._store = open_stores(self._domain)
+        self._started_s = time.monotonic()
+        self._stop = threading.Event()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._loop, name="demo watch", daemon=True)
+        self._thread.start()
+
+    @property
+    def second(self) -> float:
+        return time.monotonic() - self._started_s
+
+    @property
+    def last(self) -> DepthSample:
+        return self.samples[-1] if self.samples else DepthSample(0.0, 0, 0, ())
+
+    def mark(self, what: str) -> None:
+        self.marks.append((self.second, what))
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=10)
+        self._store.close()
+
+    def look(self) -> DepthSample:
+        """The log and the records as they are now. Raises JmsqError and OSError."""
+        states = views.states(self._domain, self._store, self._destination, None)
+        snapshot = self._domain.log(self._destination).snapshot
+        last = {member: snapshot.last_sequence(member) for member in states}
+        claims = tuple(
+            OpenClaim(member, claim.consumer, claim.picks)
+            for member, state in states.items()
+            for claim in state.claims.values()
+        )
+        backlog = sum(state.unfinished(1, last[member]).count for member, state in states.items())
+        return DepthSample(self.second, sum(last.values()), backlog, claims)
+
+    def _loop(self) -> None:
+        while not self._stop.wait(EVERY_S):
+            try:
+                self.samples.append(self.look())
+            except (JmsqError, StoreError, OSError) as error:  # check() raises it in the demo's own thread
+                self._error = error
+                return
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The commits that added rows to a Delta table, read from its log as a program would that knows no spark-jms.
+
+
+@dataclass(frozen=True)
+class RowCommit:
+    """A commit with at least one row, and the files that it added."""
+
+    commit_ms: int
+    rows: int
+    files: tuple[Path, ...]
+
+
+def row_commits(table: Path) -> list[RowCommit]:
+    """In the order of the log. What only rearranges rows, as compaction does, adds none."""
+    found = []
+    for entry in sorted((table / "_delta_log").glob("*.json")):
+        actions = [json.loads(line) for line in entry.read_text().splitlines() if line]
+        added = [action["add"] for action in actions if "add" in action and action["add"].get("dataChange", True)]
+        commit_ms = next((a["commitInfo"]["timestamp"] for a in actions if "commitInfo" in a), 0)
+        rows = sum(_rows(table, add) for add in added)
+        if rows:
+            found.append(RowCommit(commit_ms, rows, tuple(table / unquote(add["path"]) for add in added)))
+    return found
+
+
+def _rows(table: Path, add: Mapping[str, Any]) -> int:
+    stats = json.loads(add.get("stats") or "{}")
+    if "numRecords" in stats:
+        return int(stats["numRecords"])
+    return int(pq.read_metadata(table / unquote(add["path"])).num_rows)
+
+
+@dataclass
+class DemoResult:
+    """The result of a run. `problems` is empty if every promise held."""
+
+    queue: QueueAccount
+    subscriptions: list[SubscriptionAccount]
+    speeds: list[Speed]
+    samples: list[DepthSample]
+    marks: list[tuple[float, str]]
+    in_doubt: int
+    taken_over: int
+    application_s: float  # until this application's Spark was there
+    start_up_s: float  # from the kill until the application of `a` was ready again
+    problems: list[str] = field(default_factory=list)

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_jms.demo.errors import DemoError
+from spark_jms.demo.queries import DemoError
 
 ROWS = 336_776
 MOST_FEED_FILES = 12

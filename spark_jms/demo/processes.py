@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import queue
@@ -11,13 +13,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, TextIO
 
-from spark_jms.demo.errors import DemoError
-from spark_jms.demo.received import Received, ReceivedBatch
+from spark_jms.demo.queries import (
+    SUBSCRIPTIONS,
+    DemoError,
+    create_output,
+    receive_flights,
+    receive_subscription,
+    session,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
 
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
@@ -41,7 +55,7 @@ class ReceiverProcess:
         command = [
             sys.executable,
             "-m",
-            "spark_jms.demo.receiver",
+            "spark_jms.demo.processes",
             "--name",
             self.name,
             "--work",
@@ -171,3 +185,165 @@ def _kill(pids: list[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+# -- the receiver `b`: a query in the demo's own Spark application -----------------------------------------------------
+
+_LOOK_EVERY_S = 0.2
+
+
+class QueryReceiver:
+    """`check` brings `received` up to date."""
+
+    def __init__(self, name: str, work: Path, batch: int) -> None:
+        self.name, self._work, self._batch = name, work, batch
+        self.received = Received()
+        self._query: StreamingQuery | None = None
+        self._preparing: threading.Thread | None = None
+        self._seen, self._looked_s = -1, 0.0
+
+    def prepare(self, spark: SparkSession) -> None:
+        """Create the table, beside whatever the application does until `go`."""
+        self._preparing = threading.Thread(target=create_output, args=(spark, self._work, self.name), daemon=True)
+        self._preparing.start()
+
+    def go(self, spark: SparkSession) -> None:
+        if self._preparing is not None:
+            self._preparing.join()
+        self._query = receive_flights(spark, self._work, self.name, self._batch)
+
+    def check(self) -> None:
+        """Raises the error that ended the query."""
+        if self._query is None or time.monotonic() - self._looked_s < _LOOK_EVERY_S:
+            return
+        self._looked_s = time.monotonic()
+        for done in batches_after(self._query, self._seen):
+            self._seen = done.batch
+            self.received.add(done)
+        if (error := self._query.exception()) is not None:
+            raise error
+
+    def stop(self) -> None:
+        if self._query is not None:
+            self._query.stop()
+
+
+# -- what a receiver has received so far, by the progress of its query -------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ReceivedBatch:
+    """A micro-batch with messages. `consumer` is the query's name in the queue."""
+
+    batch: int
+    rows: int
+    ms: int
+    consumer: str
+
+
+@dataclass
+class Received:
+    """All micro-batches of a receiver, over its restarts. A repeated one counts once."""
+
+    batches: dict[int, int] = field(default_factory=dict)  # batch id -> rows
+    batch_ms: list[int] = field(default_factory=list)
+    batch_rows: list[int] = field(default_factory=list)
+    consumer: str = ""
+
+    @property
+    def rows(self) -> int:
+        return sum(self.batches.values())
+
+    @property
+    def pace(self) -> list[tuple[float, int]]:
+        """Of each batch: the seconds that it and those before it took, and its messages. Idle time does not count."""
+        return list(zip((ms / 1000 for ms in accumulate(self.batch_ms)), self.batch_rows, strict=True))
+
+    def add(self, batch: ReceivedBatch) -> None:
+        self.batches[batch.batch] = batch.rows
+        self.batch_ms.append(batch.ms)
+        self.batch_rows.append(batch.rows)
+        self.consumer = batch.consumer
+
+
+def batches_after(query: StreamingQuery, seen: int) -> Iterator[ReceivedBatch]:
+    """The finished micro-batches with messages whose id is above `seen`."""
+    for progress in query.recentProgress:
+        if progress["batchId"] > seen and progress["numInputRows"]:
+            end = progress["sources"][0]["endOffset"]
+            consumer = (json.loads(end) if isinstance(end, str) else end)["consumer"]
+            yield ReceivedBatch(
+                progress["batchId"], progress["numInputRows"], progress["durationMs"]["triggerExecution"], consumer
+            )
+
+
+# -- the receiver `a`: a Spark application of its own, so that the demo can kill it ------------------------------------
+# It reports in JSON lines.
+#
+#     out   {"event": "ready"}, {"event": "batch", …} for each micro-batch, {"event": "stopped"}
+#     in    the name of a subscription: it receives what waits there and reports {"event": name};
+#           "go" starts the query, "stop" (or the end of the input: the demo is gone) ends it
+#
+# Everything it has to remember is in its checkpoint and in the queue: started again after kill -9, it goes on.
+
+_LOOK_S = 0.1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m spark_jms.demo.processes", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--batch", type=int, required=True, help="most messages of a micro-batch")
+    parser.add_argument("--master", required=True)
+    given = parser.parse_args(arguments)
+    # Only our lines go to the demo; the standard output of Spark and its children goes to the log.
+    out = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)
+    orders: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_listen, args=(sys.stdin, orders), daemon=True).start()
+    spark = session(f"demo receiver {given.name}", given.work / "warehouse" / given.name, given.master)
+    create_output(spark, given.work, given.name)
+    _tell(out, "ready")
+    order = orders.get()
+    while order in SUBSCRIPTIONS:
+        receive_subscription(spark, given.work, order).awaitTermination()
+        _tell(out, order)
+        order = orders.get()
+    if order == "go":
+        query = receive_flights(spark, given.work, given.name, given.batch)
+        _follow(query, orders, out)
+        query.stop()
+    _tell(out, "stopped")
+    spark.stop()
+    return 0
+
+
+def _listen(source: TextIO, orders: queue.Queue[str]) -> None:
+    for line in source:
+        orders.put(line.strip())
+    orders.put("stop")
+
+
+def _follow(query: StreamingQuery, orders: queue.Queue[str], out: TextIO) -> None:
+    """Report each micro-batch until the demo stops the receiver. Raises the error that ends the query."""
+    seen = -1
+    while True:
+        for done in batches_after(query, seen):
+            seen = done.batch
+            _tell(out, "batch", **dataclasses.asdict(done))
+        try:
+            if orders.get(timeout=_LOOK_S) == "stop":
+                return
+        except queue.Empty:
+            if (error := query.exception()) is not None:
+                raise error from None
+
+
+def _tell(out: TextIO, event: str, **values: object) -> None:
+    out.write(json.dumps({"event": event, **values}) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,28 +3,39 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+from rich.text import Text
 
 import spark_jms
-from spark_jms.demo import answers, flights, queries
-from spark_jms.demo.account import QueueAccount, Speed, SubscriptionAccount, queue_account, subscription_account
-from spark_jms.demo.commits import row_commits
-from spark_jms.demo.errors import DemoError
-from spark_jms.demo.processes import READY_TIMEOUT_S, ReceiverProcess
-from spark_jms.demo.query_receiver import QueryReceiver
-from spark_jms.demo.screen import Screen
-from spark_jms.demo.watch import DepthSample, Watch
-from spark_jms.log.domain import Domain
+from spark_jms.demo import flights, queries
+from spark_jms.demo import flights as demo_flights
+from spark_jms.demo.account import (
+    DemoResult,
+    Speed,
+    SubscriptionAccount,
+    Watch,
+    queue_account,
+    row_commits,
+    subscription_account,
+)
+from spark_jms.demo.processes import READY_TIMEOUT_S, QueryReceiver, ReceiverProcess
+from spark_jms.demo.queries import DemoError
+from spark_jms.log.destinations.domain import Domain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
+
 
 MEMBERS = 4
 MODULE = {
@@ -40,22 +51,6 @@ BATCHES = 10  # micro-batches that one receiver alone would need …
 LEAST_BATCH = 500  # … but not smaller ones
 STUCK_AFTER_S = 120.0
 _TICK_S = 0.2
-
-
-@dataclass
-class DemoResult:
-    """The result of a run. `problems` is empty if every promise held."""
-
-    queue: QueueAccount
-    subscriptions: list[SubscriptionAccount]
-    speeds: list[Speed]
-    samples: list[DepthSample]
-    marks: list[tuple[float, str]]
-    in_doubt: int
-    taken_over: int
-    application_s: float  # until this application's Spark was there
-    start_up_s: float  # from the kill until the application of `a` was ready again
-    problems: list[str] = field(default_factory=list)
 
 
 class Stage:
@@ -78,8 +73,8 @@ class Story:
     def __init__(self, work: Path, rows: int | None, screen: Screen, master: str) -> None:
         self.work, self.screen, self.master = work, screen, master
         self.root = work / "domain"
-        self.total = rows or flights.ROWS
-        self.files = flights.feed_files(self.total)
+        self.total = rows or demo_flights.ROWS
+        self.files = demo_flights.feed_files(self.total)
         batch = max(self.total // BATCHES, LEAST_BATCH)
         self.a, self.b = ReceiverProcess("a", work, batch, master), QueryReceiver("b", work, batch)
         self.receivers = (self.a, self.b)
@@ -114,7 +109,7 @@ class Story:
         self._watch = Watch(self.root, "flights")
         started = time.monotonic()
         self.a.start()
-        self._flights = flights.load(self.total)
+        self._flights = demo_flights.load(self.total)
         self._spark = queries.session("spark-jms demo", self.work / "warehouse" / "demo", self.master)
         self.application_s = time.monotonic() - started
         self.b.prepare(self.spark)
@@ -125,14 +120,14 @@ class Story:
             'A streaming query reads files as they arrive and writes messages: format("jmsq"). Each micro-batch is one\n'
             "   commit. JMSXGroupID = tail number: the flights of an aircraft keep their order.",
         )
-        rows = flights.write_feed(self.flights, self.work / "feed", 0, self.files // 2, self.files)
+        rows = demo_flights.write_feed(self.flights, self.work / "feed", 0, self.files // 2, self.files)
         self._timed("send, no receiver", rows, "flights")
 
     def ask_the_backlog(self) -> None:
         self.screen.stage("Ask the backlog", "The backlog is a table. Browsing it by SQL consumes nothing.")
-        found = answers.by_spark(self.spark, self.root)
+        found = queries.by_spark(self.spark, self.root)
         try:
-            found += answers.by_delta_readers(self.root)
+            found += queries.by_delta_readers(self.root)
         except ModuleNotFoundError as error:
             self.screen.say(f"(no {error.name}: pip install {error.name} to see any Delta reader do the same)")
         for answer in found:
@@ -151,7 +146,7 @@ class Story:
         with spark_jms.connect(self.root, housekeeping=False) as context:
             for name, selector in SUBSCRIPTIONS.items():
                 context.consumer("delays", subscription=name, selector=selector).close()
-        self.rest = flights.write_feed(self.flights, self.work / "feed", self.files // 2, self.files, self.files)
+        self.rest = demo_flights.write_feed(self.flights, self.work / "feed", self.files // 2, self.files, self.files)
         expected = {"ops": _where(self.flights, 60), "statistics": _where(self.flights, 15)}
         published = len(expected["statistics"])
         self._timed("publish to the topic", published, "delays", DELAYED, max(self.files // 3, 1))
@@ -336,3 +331,102 @@ def _where(table: pa.Table, minutes: int) -> pa.Table:
 
 def _list(claims: list) -> str:  # type: ignore[type-arg]
     return ", ".join(str(member) for member in sorted({claim.member for claim in claims})) or "none"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The demo's output: stages, bars and the queue's depth; with rich on a terminal, as plain lines elsewhere.
+
+PLAIN_EVERY_S = 5.0
+PLAIN_UNCHANGED_EVERY_S = 30.0
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int = 60) -> str:
+    """The values as a row of blocks, each the maximum of its slice, so that peaks stay visible."""
+    if not values:
+        return ""
+    top, size = max(*values, 1), min(width, len(values))
+    slices = [values[len(values) * i // size : len(values) * (i + 1) // size] for i in range(size)]
+    return "".join(_BLOCKS[-(-max(part) * 8 // top).__int__()] for part in slices)
+
+
+class Screen:
+    """A context manager. Thread-safe."""
+
+    def __init__(self, plain: bool = False) -> None:
+        self.console = Console(highlight=False)
+        if not self.console.is_terminal:
+            self.console.width = 120
+        self.plain = plain or not self.console.is_terminal
+        self._progress = Progress(
+            TextColumn("  {task.description:<22}"),
+            BarColumn(30),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._totals: dict[str, int] = {}
+        self._footer = Text("")
+        self._live: Live | None = None
+        self._started_s = self._said_s = time.monotonic()
+        self._said = ""
+        self._stage = 0
+
+    def __enter__(self) -> Screen:
+        if not self.plain:
+            self._live = Live(Group(self._progress, self._footer), console=self.console, refresh_per_second=5)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        """Stop moving: later output appears below the final state of the bars."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def stage(self, title: str, explanation: str) -> None:
+        self._stage += 1
+        elapsed = time.monotonic() - self._started_s
+        self.console.print(f"\n[bold]{self._stage}. {title}[/bold]  [dim]({elapsed:.0f} s)[/dim]")
+        self.console.print(f"   {explanation}", style="dim" if not self.plain else None, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        self.console.print(f"   {text}", soft_wrap=True)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        made = Table(box=None, padding=(0, 2))
+        for column in columns:
+            right = all(isinstance(row[columns.index(column)], int | float | None) for row in rows)
+            made.add_column(column, justify="right" if right else "left")
+        for row in rows:
+            made.add_row(*map(_shown, row))
+        self.console.print(f"\n[bold]{title}[/bold]", soft_wrap=True)
+        self.console.print(made)
+
+    def bar(self, name: str, done: int, total: int, note: str = "") -> None:
+        """Show `done` of `total` on the bar of this name, and create the bar if it is new."""
+        self._totals[name] = total
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=total, note=note)
+        self._progress.update(self._tasks[name], completed=min(done, total), total=total, note=note)
+
+    def depth(self, values: Sequence[int], now: int) -> None:
+        """The queue's depth so far. In plain mode this also prints the bars now and then."""
+        line = f"  waiting in the queue: {now:>8,}  {sparkline(values, 60)}"
+        self._footer.plain = line
+        if not self.plain:
+            return
+        bars = ", ".join(f"{task.description} {task.completed:,.0f}" for task in self._progress.tasks)
+        said, silent_s = f"waiting {now:,}; {bars}", time.monotonic() - self._said_s
+        if silent_s > (PLAIN_UNCHANGED_EVERY_S if said == self._said else PLAIN_EVERY_S):
+            self._said, self._said_s = said, time.monotonic()
+            self.console.print(f"   [{self._said_s - self._started_s:4.0f} s] {said}", markup=False)
+
+
+def _shown(value: object) -> str:
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spark_jms.admin.domain_sample import PARTS, ClusterSample, DomainSample
-from spark_jms.admin.high_marks import HighMarkRow
 from spark_jms.admin.quota import QuotaRow
 from spark_jms.admin.servers import ServerRow
-from spark_jms.admin.statistics import DestinationStatistics, MemberStatistics
-from spark_jms.claims.views import SubscriptionRow
-from spark_jms.store.reports import StoreInfo
+from spark_jms.admin.statistics import DestinationStatistics, HighMarkRow, MemberStatistics
+from spark_jms.claims.upkeep.views import SubscriptionRow
+from spark_jms.store.contract import StoreInfo
 
 if TYPE_CHECKING:  # its packages are of another extra
     from spark_jms.store.regions.admin.port import DaemonInfo

@@ -15,13 +15,21 @@ from typing import Any
 import attrs
 
 from spark_jms.errors import ModuleFileError
-from spark_jms.settings.destination_key import KeyText
-from spark_jms.settings.expiration import DISCARD, EXPIRATION_POLICIES, REDIRECT, LoggedFieldsText
-from spark_jms.settings.promoted_property import MAX_PROMOTED, PromotedText, doubled
+from spark_jms.settings.fields import (
+    DISCARD,
+    EXPIRATION_POLICIES,
+    MAX_PROMOTED,
+    NO_THRESHOLD,
+    REDIRECT,
+    KeyText,
+    LoggedFieldsText,
+    PromotedText,
+    doubled,
+    wrong_pair,
+)
 from spark_jms.settings.quota import BYTES_MAXIMUM, NO_MAXIMUM, QuotaSettings
 from spark_jms.settings.quota import POLICIES as QUOTA_POLICIES
 from spark_jms.settings.table import REQUIRED, Setting, Table, setting, settings_of
-from spark_jms.settings.threshold import NO_THRESHOLD, wrong_pair
 from spark_jms.settings.types import Choice, Duration, Flag, ListOf, NumberChoice, Size, Text, Whole
 
 UNLIMITED = -1  # of redeliveries, and of a subscription's messages

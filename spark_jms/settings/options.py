@@ -10,8 +10,7 @@ import attrs
 from spark_jms.settings.connection_factory import LOAD_BALANCING, PRODUCER_POLICIES, PRODUCER_POLICY
 from spark_jms.settings.environment import ROOT_VARIABLE
 from spark_jms.settings.table import REQUIRED, Table, setting, settings_of
-from spark_jms.settings.types import Choice, Duration, Flag, ListOf, Text, Whole
-from spark_jms.settings.use import ALL, READS, WRITES, Use
+from spark_jms.settings.types import ALL, READS, WRITES, Choice, Duration, Flag, ListOf, Text, Use, Whole
 
 VIEWS = {
     "messages": "messages that are not finished: in the queue, or for the topic's `subscription`",

@@ -5,17 +5,19 @@
         retention_ms: int = setting("retention", Duration(high="36500 days"), 0, "How long finished messages stay.")
 
 The class is an attrs class: it checks each value when it is made. `settings_of(Limits)` gives the declarations back.
+
+Features: C11 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import attrs
 
-from spark_jms.settings.types import NotAllowed, ValueType, near_to
-from spark_jms.settings.use import Use
+from spark_jms.settings.types import NotAllowed, Use, ValueType, near_to
 
 REQUIRED = attrs.NOTHING
 _METADATA = "setting"
@@ -117,3 +119,53 @@ def _check(instance: Table, attribute: attrs.Attribute[Any], value: object) -> N
         row.type.checked(value)
     except NotAllowed as error:
         raise instance.refusal(row, value, error.allowed) from None
+
+
+# -- the extras of an installation, and the error for a part whose packages are not installed --------------------------
+#
+# `pip install spark-jms` brings the client and `jmsq`. Everything else imports its packages inside `needs(extra)`, or is
+# reached through it, so that a missing one is named together with the command that installs it.
+
+EXTRAS: Mapping[str, tuple[str, ...]] = {  # extra -> what Python imports; setup.py names the distributions
+    "spark": ("pyspark", "delta", "pandas"),
+    "replicated": ("msgspec", "aiohttp", "uvloop", "prompt_toolkit", "psutil"),
+    "postgresql": ("sqlalchemy", "psycopg", "msgspec"),
+    "objectstore": ("obstore",),
+    "console": ("aiohttp", "msgspec"),
+    "metrics": ("prometheus_client",),
+    "tracing": ("opentelemetry",),
+}
+
+
+class MissingExtraError(ImportError):
+    """A part of spark-jms needs packages that are not installed: install the extra that the message names."""
+
+    def __init__(self, extra: str, package: str) -> None:
+        super().__init__(extra, package)
+        self.extra, self.package = extra, package
+        self.name = package
+
+    def __str__(self) -> str:
+        return f"{self.package} is not installed: pip install 'spark-jms[{self.extra}]'"
+
+
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Imports inside raise MissingExtraError when a package of the extra is missing. Other errors stay as they are."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = _package(error)
+        if package not in EXTRAS[extra]:
+            raise
+        raise MissingExtraError(extra, package) from error
+
+
+def missing_extra(error: ModuleNotFoundError) -> MissingExtraError | None:
+    """The error to show for this one: None when no extra brings the module."""
+    package = _package(error)
+    return next((MissingExtraError(extra, package) for extra, names in EXTRAS.items() if package in names), None)
+
+
+def _package(error: ModuleNotFoundError) -> str:
+    return (error.name or "").partition(".")[0]

@@ -1,17 +1,18 @@
 """Prepares the machine: Java, Delta's jars, and a Spark session with both. Imports nothing heavy."""
 
-from spark_jms.setup.errors import (
+from spark_jms.setup.machine import (
     DeltaJarsCorruptError,
     DeltaJarsMissingError,
     DeltaJarsResolveError,
+    Java,
     JavaInstallError,
     JavaNotFoundError,
     SessionConflictError,
     SetupError,
+    find_java,
+    install_java,
 )
-from spark_jms.setup.jars import delta_jars, ensure_delta_jars
-from spark_jms.setup.java import Java, find_java, install_java
-from spark_jms.setup.session import spark_session
+from spark_jms.setup.session import delta_jars, ensure_delta_jars, spark_session
 
 __all__ = [
     "spark_session",

@@ -7,10 +7,20 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from spark_jms.setup.errors import JavaNotFoundError, PostgresqlInstallError, PostgresqlNotFoundError, SetupError
-from spark_jms.setup.jars import FETCHED, cache_dir, delta_jars, ensure_delta_jars, jar_dir, resolve_by_ivy
-from spark_jms.setup.java import PREFERRED_MAJORS, Java, can_install, find_java, install_java
-from spark_jms.setup.postgresql import find_postgresql, install_postgresql
+from spark_jms.setup.machine import (
+    PREFERRED_MAJORS,
+    Java,
+    JavaNotFoundError,
+    PostgresqlInstallError,
+    PostgresqlNotFoundError,
+    SetupError,
+    can_install,
+    find_java,
+    find_postgresql,
+    install_java,
+    install_postgresql,
+)
+from spark_jms.setup.session import FETCHED, cache_dir, delta_jars, ensure_delta_jars, jar_dir, resolve_by_ivy
 from spark_jms.setup.step import step
 
 

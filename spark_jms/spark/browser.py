@@ -17,22 +17,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from spark_jms.core.message import spark_schema
-from spark_jms.errors import OptionError
+from spark_jms.core.messages.columns import spark_schema
+from spark_jms.errors import IllegalStateException, OptionError
 from spark_jms.settings.options import Options
-from spark_jms.spark.options import address_of, browsed_subscription, check_browsing
+from spark_jms.spark.options import address_of, browsed_subscription, check_browsing, freeze_loaded
 from spark_jms.spark.source import MemberPartition, read_partition
-from spark_jms.spark.worker import freeze_loaded
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql.types import StructType
 
-    from spark_jms.core.destination import Destination
-    from spark_jms.log.delta_log import DeltaLog
-    from spark_jms.log.domain import Domain
+    from spark_jms.core.destinations.destination import Destination
+    from spark_jms.log.destinations.domain import Domain
+    from spark_jms.log.tables.delta_log import DeltaLog
+
 
 _TARGET_PARTITION_BYTES = 128 * 2**20
 VIEW_SCHEMAS = {
@@ -81,9 +82,9 @@ class JmsqReader(DataSourceReader):
         self.options, self._address = options, address_of(options)
 
     def partitions(self) -> Sequence[InputPartition]:
-        from spark_jms.claims import life_cycle_view, views
-        from spark_jms.claims.opened_domain import open_domain
-        from spark_jms.claims.usage_history import usage_history
+        from spark_jms.claims.upkeep import life_cycle_view, views
+        from spark_jms.claims.upkeep.power_loss import open_domain
+        from spark_jms.claims.upkeep.usage import usage_history
 
         o = self.options
         domain = open_domain(o.root)
@@ -100,7 +101,7 @@ class JmsqReader(DataSourceReader):
         return self._message_partitions(domain, table, only, subscription)
 
     def _subscription(self, declared: Destination) -> str | None:
-        from spark_jms.core.subscription_place import kept_at
+        from spark_jms.core.destinations.subscriptions import kept_at
 
         kept = browsed_subscription(self.options)
         return None if kept is None else kept_at(declared, self._address.server, kept)
@@ -108,11 +109,11 @@ class JmsqReader(DataSourceReader):
     def _message_partitions(
         self, domain: Domain, table: DeltaLog, only: list[int] | None, subscription: str | None
     ) -> list[InputPartition]:
-        from spark_jms.claims import views
-        from spark_jms.claims.scan import Question, scan
-        from spark_jms.core.ranges import EMPTY, Ranges
+        from spark_jms.claims.messages.scan import Question, scan
+        from spark_jms.claims.upkeep import views
+        from spark_jms.core.destinations.subscriptions import missed
+        from spark_jms.core.messages.ranges import EMPTY, Ranges
         from spark_jms.core.selector import Selector
-        from spark_jms.core.subscription_place import missed
 
         o = self.options
         snapshot, states = table.snapshot, {}
@@ -173,3 +174,53 @@ def _groups(files: list[Any]) -> Iterator[list[Any]]:
             group, size = [], 0
     if group:
         yield group
+
+
+# -- A view or DataFrame over `format("jmsq")` that shows the current backlog ------------------------------------------
+#
+# Spark 4.2 keeps the partitions that a Python reader has planned with the table of the plan (`PythonDataSourceV2.readInfo`), for
+# all reads of every view and DataFrame made from it. They are planned once, on the driver: to plan in the tasks instead would make
+# each executor open the store, and give each task a snapshot of its own. `REFRESH TABLE` does not reach them. So this clears
+# what Spark keeps, and the next read plans again: one snapshot for all its tasks, as the first read had.
+
+
+def fresh(frame: DataFrame) -> DataFrame:
+    """The same DataFrame, whose next read shows the current messages, claims or positions; so does the next read of the views
+    and DataFrames that it is derived from. For a view: `fresh(spark.table("backlog"))`. No other thread may begin to read them
+    meanwhile. Raises IllegalStateException if it cannot reach the planned partitions, as with Spark Connect, and if Spark has
+    cached the messages."""
+    from py4j.protocol import Py4JError
+
+    try:
+        sources = list(_sources(frame._jdf.queryExecution().analyzed()))
+        for source in sources:
+            source.setReadInfo(None)
+        again = frame.select("*")  # a DataFrame that was collected keeps its physical plan, with the old partitions
+        cached = not frame.isStreaming and len(sources) > len(
+            list(_sources(again._jdf.queryExecution().withCachedData()))
+        )
+    except (AttributeError, TypeError, Py4JError) as error:
+        raise IllegalStateException(
+            f"this Spark does not let its planned partitions be cleared ({error}): recreate the view or DataFrame, with "
+            'CREATE OR REPLACE TEMPORARY VIEW or spark.read.format("jmsq")'
+        ) from error
+    if cached:
+        raise IllegalStateException(
+            "what this DataFrame or view reads is cached, and fresh() cannot renew a cache: call unpersist() on the cached "
+            "DataFrame, or UNCACHE TABLE, and then fresh() again"
+        )
+    return again
+
+
+def _sources(plan: Any) -> Iterator[Any]:
+    """Of `format("jmsq")`, in the plan and its subqueries."""
+    plans = [plan, *_items(plan.subqueriesAll())]
+    for leaf in (leaf for one in plans for leaf in _items(one.collectLeaves())):
+        if leaf.getClass().getSimpleName() == "DataSourceV2Relation" and leaf.table().name() == "jmsq":
+            field = leaf.table().getClass().getDeclaredField("ds")
+            field.setAccessible(True)
+            yield field.get(leaf.table())
+
+
+def _items(sequence: Any) -> list[Any]:
+    return [sequence.apply(index) for index in range(sequence.size())]

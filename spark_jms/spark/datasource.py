@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from spark_jms.settings.use import Use
+from spark_jms.settings.types import Use
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (

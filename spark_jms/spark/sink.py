@@ -16,34 +16,36 @@ Features: C1, C4, C5, T1, T5, T14 (docs/FEATURES.md)
 from __future__ import annotations
 
 import functools
+import json
+import logging
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import attrs
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from spark_jms.claims.opened_domain import open_domain
-from spark_jms.core.balancing import Balancing, balancing_of
-from spark_jms.core.pause import PRODUCTION
-from spark_jms.core.staged_file import StagedFile
-from spark_jms.core.thresholds import thresholds_of
+from spark_jms.claims.upkeep.power_loss import open_domain
+from spark_jms.core.destinations.pause import PRODUCTION
+from spark_jms.core.destinations.routing import Balancing, balancing_of
+from spark_jms.core.limits.flow_control import FREE, UNARMED, Arming, Pace, parameters_of, thresholds_of
+from spark_jms.core.transactions.transfer import StagedFile
 from spark_jms.errors import DuplicateTransactionError, OptionError, QueryIdError
-from spark_jms.log.admission import Sender
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import TransactionId, send
-from spark_jms.log.sender_housekeeping import SenderHousekeeping
-from spark_jms.log.servers import home_server
-from spark_jms.log.snapshot import RouteId
-from spark_jms.log.staged_file import discard, patience_ms
-from spark_jms.log.storage import now_ms
+from spark_jms.log.destinations.domain import Domain, watched_of
+from spark_jms.log.destinations.servers import home_server
+from spark_jms.log.limits.usage import FLOW
+from spark_jms.log.messages.data_files import discard, patience_ms
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending.send import Sender, TransactionId, send
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.snapshot import RouteId
+from spark_jms.log.tables.storage import NamedFiles, now_ms
+from spark_jms.log.upkeep.housekeeping import SenderHousekeeping
 from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.options import Options
-from spark_jms.spark.flow import SinkFlow
-from spark_jms.spark.options import address_of, check_written
-from spark_jms.spark.worker import freeze_loaded
+from spark_jms.spark.options import address_of, check_written, freeze_loaded
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,7 +102,7 @@ class _Writer:
     """Spark creates one on the driver for each batch and another for its commit; a pickled copy runs in each task."""
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
-        from spark_jms.core.message import IN_SQL, check_sendable
+        from spark_jms.core.messages.columns import IN_SQL, check_sendable
 
         if overwrite:
             raise OptionError('messages are sent, not overwritten: use mode("append") and outputMode("append")')
@@ -242,3 +244,85 @@ class JmsqWriter(_Writer, DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         self._discard(messages)
+
+
+# -- flow control of a query's sink ------------------------------------------------------------------------------------
+# core/flow_control.py has the rules.
+#
+# Spark makes a new writer for each batch, and a new process may commit it, so the pace of a query stands in a file under the
+# query's id. A commit waits until the batches before it are paid for, in bounds; its own messages then join the debt, once for
+# each batch, however often Spark repeats its commit.
+#
+# ROOT/_jmsq/flow/<table id>/<query id>     JSON: the newest batch, the pace, what is armed; none while the query is free
+
+LONGEST_COMMIT_WAIT_S = 30.0
+_SHORTEST_S, _LOOK_AGAIN_S = 0.001, 1.0
+log = logging.getLogger("spark_jms")
+
+
+@dataclass(frozen=True)
+class QueryPace:
+    """Of a query. `batch`: the newest whose messages have joined the debt."""
+
+    batch: int = -1
+    pace: Pace = FREE
+    armed: Mapping[str, Arming] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        armed = {name: [arming.messages, arming.bytes] for name, arming in self.armed.items()}
+        return json.dumps({"v": 1, "batch": self.batch, "pace": self.pace.to_json(), "armed": armed}).encode()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> QueryPace:
+        """Raises KeyError, ValueError or TypeError."""
+        stored = json.loads(data)
+        armed = {str(name): Arming(bool(messages), bool(size)) for name, (messages, size) in stored["armed"].items()}
+        return QueryPace(int(stored["batch"]), Pace.from_json(stored["pace"]), armed)
+
+
+@dataclass(frozen=True)
+class SinkFlow:
+    """Of one destination, for the queries that send to it."""
+
+    domain: Domain
+    table: DeltaLog
+    factory: ConnectionFactory
+    clock_ms: Callable[[], int] = now_ms
+    sleep: Callable[[float], object] = time.sleep
+
+    def wait(self, query: str, batch: int, messages: int, longest_s: float) -> float:
+        """Before the commit of a batch: wait until the batches before it are paid for, at most `longest_s` and
+        LONGEST_COMMIT_WAIT_S. Returns how long, in seconds."""
+        watched = watched_of(self.domain, self.table)
+        if not self.factory.flow_control_enabled or not any(one.thresholds() for one in watched):
+            return 0.0
+        files = NamedFiles(self.domain.storage, f"{FLOW}/{self.table.snapshot.table_id}")
+        stored = self._read(files, query)
+        known, pace, armed = stored or QueryPace(), (stored or QueryPace()).pace, dict((stored or QueryPace()).armed)
+        pace = pace.not_after(self.clock_ms())
+        most_s, waited_s = min(longest_s, LONGEST_COMMIT_WAIT_S), 0.0
+        while True:
+            armed = {one.name: one.after(armed.get(one.name, UNARMED)) for one in watched}
+            pace = pace.at(self.clock_ms(), parameters_of(self.factory), armed=any(armed.values()))
+            left_s = min(pace.wait_ms(pace.due) / 1000, most_s - waited_s, _LOOK_AGAIN_S)
+            if left_s < _SHORTEST_S:
+                break
+            self.sleep(left_s)
+            waited_s += left_s
+        if known.batch != batch:
+            pace = pace.with_debt(messages)
+        if pace.limit is not None:
+            files.put(query, QueryPace(batch, pace, armed).to_bytes())
+        elif stored is not None:
+            files.delete(query)
+        return waited_s
+
+    def _read(self, files: NamedFiles, query: str) -> QueryPace | None:
+        data = files.get(query)
+        if data is None:
+            return None
+        try:
+            return QueryPace.from_bytes(data)
+        except (KeyError, ValueError, TypeError) as error:
+            log.warning("%s is damaged and counts as missing: %r", files.shown(query), error)
+            return None

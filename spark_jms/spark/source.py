@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from spark_jms.core.pause import CONSUMPTION
+from spark_jms.core.destinations.pause import CONSUMPTION
 from spark_jms.errors import (
     DataLossError,
     DestinationReplacedError,
@@ -30,20 +30,26 @@ from spark_jms.errors import (
     TriggerError,
 )
 from spark_jms.settings.options import Options
-from spark_jms.spark.options import address_of, check_streaming, identity_of
-from spark_jms.spark.worker import SparkContextWatch, StopSignal, freeze_loaded
+from spark_jms.spark.options import (
+    SparkContextWatch,
+    StopSignal,
+    address_of,
+    check_streaming,
+    freeze_loaded,
+    identity_of,
+)
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-    from spark_jms.claims.distributed import AnySubscriber
-    from spark_jms.core.batch import Batch, Limits
-    from spark_jms.core.delivery_order import DeliveryOrder
-    from spark_jms.core.ranges import Ranges
+    from spark_jms.claims.consumers.distributed import AnySubscriber
+    from spark_jms.core.messages.ranges import Ranges
+    from spark_jms.core.ordering.sort_order import DeliveryOrder
+    from spark_jms.core.records.batch import Batch, Limits
     from spark_jms.core.selector import Selector
-    from spark_jms.log.data_file import FileHint
-    from spark_jms.log.delta_log import DeltaLog
-    from spark_jms.log.domain import Domain
+    from spark_jms.log.destinations.domain import Domain
+    from spark_jms.log.tables.delta_log import DeltaLog
+    from spark_jms.log.tables.files import FileHint
     from spark_jms.store import Store
 
 log = logging.getLogger("spark_jms")
@@ -114,18 +120,16 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _opened(self, batch: Batch) -> AnySubscriber:
         """`_closing` closes it, and whatever was opened before a failure."""
-        from spark_jms.claims.background import BackgroundThread
-        from spark_jms.claims.batches import ConsumerSettings
-        from spark_jms.claims.checkpoint_origin import check_origin
-        from spark_jms.claims.client_claim import claim_client_id
-        from spark_jms.claims.distributed import open_subscriber
-        from spark_jms.claims.housekeeper import Housekeeper
-        from spark_jms.claims.life_cycle_table import flush_at_close
-        from spark_jms.claims.progress import OPEN_TIMEOUT_S
-        from spark_jms.claims.stores import open_stores
-        from spark_jms.claims.subscription_request import SubscriptionRequest
-        from spark_jms.claims.usage import PUBLISH_EVERY_S, UsagePublisher
-        from spark_jms.core.destination import QUEUE_SUBSCRIPTION
+        from spark_jms.claims.batches.acknowledgement import check_origin
+        from spark_jms.claims.batches.batch import ConsumerSettings
+        from spark_jms.claims.consumers.distributed import open_subscriber
+        from spark_jms.claims.records.life_cycle import flush_at_close
+        from spark_jms.claims.records.members import OPEN_TIMEOUT_S
+        from spark_jms.claims.records.subscriptions import SubscriptionRequest, claim_client_id
+        from spark_jms.claims.servers.stores import open_stores
+        from spark_jms.claims.upkeep.housekeeping import BackgroundThread, Housekeeper
+        from spark_jms.claims.upkeep.usage import PUBLISH_EVERY_S, UsagePublisher
+        from spark_jms.core.destinations.destination import QUEUE_SUBSCRIPTION
 
         o, consumer = self.options, batch.consumer
         domain, kept, selector = self._resolved()
@@ -178,9 +182,8 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _warn_of_other_reads(self, store: Store, subscription: str, consumer: str) -> None:
         """This source is the second one of a query, perhaps: Spark does not tell a source which query it belongs to."""
-        from spark_jms.claims.members import session_label
-        from spark_jms.claims.stores import timed_stores
-        from spark_jms.claims.this_process import is_sibling
+        from spark_jms.claims.records.members import session_label
+        from spark_jms.claims.servers.stores import is_sibling, timed_stores
 
         begin, own = (session_label(self._name, subscription, name) for name in (_QUERY, consumer))
         labels = sorted(info.label for info in timed_stores(store).sessions().values() if is_sibling(info.label))
@@ -195,9 +198,9 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _resolved(self) -> tuple[Domain, str | None, Selector | None]:
         """The domain, what the subscription is kept as (None: a queue), and the selector."""
-        from spark_jms.claims.opened_domain import open_domain
+        from spark_jms.claims.upkeep.power_loss import open_domain
+        from spark_jms.core.destinations.subscriptions import kept_at
         from spark_jms.core.selector import Selector
-        from spark_jms.core.subscription_place import kept_at
 
         o = self.options
         domain, selector = open_domain(o.root), Selector.parse(o.selector)
@@ -215,7 +218,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _continued(self, table: DeltaLog, name: str | None, selector: Selector | None) -> str:
         """The subscription of a query that continues. One that is missing is a loss."""
-        from spark_jms.claims.positions import ensure_subscription, find_subscription
+        from spark_jms.claims.records.subscriptions import ensure_subscription, find_subscription
 
         known = find_subscription(table, name, selector)
         if known is None:
@@ -233,8 +236,8 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """A new query creates its topic subscription; a wrong option or destination fails before Spark logs anything."""
-        from spark_jms.claims.positions import ensure_subscription
-        from spark_jms.core.batch import Batch
+        from spark_jms.claims.records.subscriptions import ensure_subscription
+        from spark_jms.core.records.batch import Batch
 
         domain, name, selector = self._resolved()
         table = domain.log(self._name)
@@ -249,7 +252,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self.options.max_messages or 2**62)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        from spark_jms.log.domain import Domain
+        from spark_jms.log.destinations.domain import Domain
 
         snapshot = Domain(self.options.root).log(self._name).refresh()
         self._targets = {m: snapshot.last_sequence(m) for m in snapshot.destination.member_ids}
@@ -268,7 +271,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield
 
     def _latest_offset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        from spark_jms.core.batch import Batch
+        from spark_jms.core.records.batch import Batch
 
         if isinstance(limit, ReadAllAvailable):  # the default limit is a ReadMaxRows, so this is Trigger.Once
             raise TriggerError()
@@ -284,8 +287,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def limits_for(self, subscriber: AnySubscriber) -> Limits:
         """Where no minMessagesPerTrigger is given, with the destination's messagingPerformancePreference."""
-        from spark_jms.core.batch import Limits
-        from spark_jms.core.batching import query_limits
+        from spark_jms.core.records.batch import Limits, query_limits
 
         o = self.options
         if o.min_messages is None:
@@ -367,7 +369,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The backlog; Spark shows it as `latestOffset` in the query progress. What the selector refuses is counted apart: this
         query never takes it. What the selector takes and a unit of order holds back, behind a refused message, is told too."""
-        from spark_jms.core.held_back import SHOWN
+        from spark_jms.claims.batches.units_of_order import SHOWN
 
         if self._subscriber is None or self._subscriber.closed:
             return None
@@ -386,8 +388,8 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._partitions(start, end)
 
     def _partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        from spark_jms.core.batch import Batch
-        from spark_jms.core.delivery_order import delivery_order
+        from spark_jms.core.ordering.sort_order import delivery_order
+        from spark_jms.core.records.batch import Batch
 
         batch = Batch.from_json(end)
         if not batch.claim or end == start:
@@ -467,9 +469,9 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def read_partition(partition: MemberPartition) -> Iterator[RecordBatch]:
     """The partition's messages in order."""
-    from spark_jms.claims.fetch import fetch
-    from spark_jms.core.sort_order import FIFO
-    from spark_jms.log.domain import Domain
+    from spark_jms.claims.messages.fetch import fetch
+    from spark_jms.core.ordering.sort_order import FIFO
+    from spark_jms.log.destinations.domain import Domain
 
     yield from fetch(
         Domain(partition.root).log(partition.destination),

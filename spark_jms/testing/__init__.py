@@ -1,7 +1,6 @@
 """Fakes and helpers for your own tests: no Spark, no disk store, no sleeping."""
 
-from spark_jms.testing.domain import memory_domain
-from spark_jms.testing.waiting import wait_until
+from spark_jms.testing.domain import memory_domain, wait_until
 
 __all__ = ["memory_domain", "wait_until"]
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
+import threading
+import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from spark_jms.core.destination import Destination
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.domain import create_domain
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import create_domain
 from spark_jms.store import MemoryStore
 
 
@@ -32,3 +36,27 @@ def memory_domain(store: str = "memory", /, **destinations: str | Mapping[str, A
             yield root
         finally:
             MemoryStore.forget(name)
+
+
+# -- wait for another thread or process: until a condition holds, never for a fixed time -------------------------------
+
+_POLL_S = 0.005
+# A limit says what a quiet machine needs at most. A busy one may need several times as long, which is no fault of what is waited for.
+PATIENCE = int(os.environ.get("JMSQ_PATIENCE", "1"))
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 10.0, what: str | Callable[[], str] = "") -> None:
+    """Return as soon as `condition()` is true; after `PATIENCE` times the time-out, AssertionError with `what`, evaluated then."""
+    timeout_s *= PATIENCE
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            told = what() if callable(what) else what
+            raise AssertionError(f"not within {timeout_s:g} s: {told or condition}")
+        time.sleep(_POLL_S)
+
+
+def is_waiting(thread: threading.Thread) -> bool:
+    """The thread waits for an event or a condition now."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code is threading.Condition.wait.__code__

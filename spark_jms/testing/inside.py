@@ -10,23 +10,22 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from spark_jms.aio.consumer import AsyncConsumer
+    from spark_jms.aio.blocking_calls import SendLimit
+    from spark_jms.aio.clients import AsyncConsumer
     from spark_jms.aio.context import AsyncContext
-    from spark_jms.aio.room import SendRoom
-    from spark_jms.claims.coordinators import Coordinators
-    from spark_jms.claims.distributed import AnySubscriber
-    from spark_jms.claims.subscription_use import SubscriptionUse
-    from spark_jms.client.acknowledgement import AcknowledgementWriter
-    from spark_jms.client.asynchronous_send import AsynchronousSender
-    from spark_jms.client.consumer import Consumer
-    from spark_jms.client.context import Context
-    from spark_jms.client.delivery import Delivery
-    from spark_jms.client.producer import Producer
-    from spark_jms.client.receiver import Receiver
-    from spark_jms.client.session_transaction import SessionTransaction
-    from spark_jms.client.transacted_session import TransactedSession
-    from spark_jms.log.domain import Domain
-    from spark_jms.log.paging_files import PagingFiles
+    from spark_jms.claims.consumers.distributed import AnySubscriber
+    from spark_jms.claims.records.subscriptions import SubscriptionUse
+    from spark_jms.claims.transactions.transaction import Coordinators
+    from spark_jms.client.context.context import Context
+    from spark_jms.client.receiving.consumer import Consumer
+    from spark_jms.client.receiving.delivery import AcknowledgementWriter, Delivery
+    from spark_jms.client.receiving.receiver import Receiver
+    from spark_jms.client.sending.asynchronous_send import AsynchronousSender
+    from spark_jms.client.sending.producer import Producer
+    from spark_jms.client.transactions.session import TransactedSession
+    from spark_jms.client.transactions.transaction import SessionTransaction
+    from spark_jms.log.destinations.domain import Domain
+    from spark_jms.log.messages.paging import PagingFiles
     from spark_jms.store import Store
 
 
@@ -82,7 +81,7 @@ def asynchronous_sends_of(context: Context) -> AsynchronousSender:
     return context._asynchronous
 
 
-def room_of(context: AsyncContext) -> SendRoom:
+def room_of(context: AsyncContext) -> SendLimit:
     """The sends of coroutines that may be outstanding."""
     return context._room
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_jms.log.storage import FileInfo, now_ms
+from spark_jms.log.tables.storage import FileInfo, now_ms
 
 
 @dataclass

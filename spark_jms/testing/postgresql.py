@@ -17,8 +17,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from spark_jms.setup.postgresql import find_postgresql
-from spark_jms.testing.waiting import wait_until
+from spark_jms.setup.machine import find_postgresql
+from spark_jms.testing.domain import wait_until
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0

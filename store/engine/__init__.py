@@ -17,12 +17,10 @@ and wire.py carry the messages between processes; Liveness (liveness.py) and Ses
 sessions alive; testing.py has the fakes.
 """
 
-from spark_jms.store.engine.backend import EngineBackend
-from spark_jms.store.engine.finder import EngineFinder
-from spark_jms.store.engine.link import Address
-from spark_jms.store.engine.persistence import LedgerBatch, Loaded, OwnershipLostError, Persistence
+from spark_jms.store.engine.backend import EngineBackend, EngineFinder
+from spark_jms.store.engine.connections import Address
+from spark_jms.store.engine.entry_log import LedgerBatch, Loaded, OwnershipLostError, Persistence
 from spark_jms.store.engine.server import Server
-from spark_jms.store.engine.testing import MemoryFinder, MemoryPersistence
 
 __all__ = [
     "Address",
@@ -30,8 +28,6 @@ __all__ = [
     "EngineFinder",
     "LedgerBatch",
     "Loaded",
-    "MemoryFinder",
-    "MemoryPersistence",
     "OwnershipLostError",
     "Persistence",
     "Server",

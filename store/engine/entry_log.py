@@ -19,18 +19,18 @@ gets the entries it missed, any other a snapshot. The position of another incarn
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from spark_jms.store.contract import Put
-from spark_jms.store.engine.persistence import LedgerBatch, Loaded
-from spark_jms.store.engine.scratch_ledger import ScratchLedger
-from spark_jms.store.engine.shared_write import Proposal, SharedWrite
-from spark_jms.store.ledger.entries import Entry, Restored, Written
-from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.ledger.record import LedgerError
+from spark_jms.store.errors import StoreError
+from spark_jms.store.ledger.backend import Transaction
+from spark_jms.store.ledger.ledger import Ledger, ScratchLedger
+from spark_jms.store.ledger.record import Entry, LedgerError, Restored, Written
 
 HISTORY_ENTRIES = 8_192
 HISTORY_BYTES = 32 * 1024 * 1024
@@ -142,3 +142,153 @@ def _size(entry: Entry) -> int:
     if isinstance(entry, Restored):
         return _ENTRY_BYTES + sum(_ENTRY_BYTES + len(value) for _, value in entry.objects)
     return _ENTRY_BYTES
+
+
+# -- the port behind an engine: what keeps the entries of a store, and who owns it -------------------------------------
+#
+# The engine is the process that owns the persistence. `Persistence` hides how entries are kept and how ownership is won and
+# lost: a database under its lock protocol, or the regions of a replicated store.
+
+
+class OwnershipLostError(StoreError):
+    """This process is no longer the engine of the store and writes nothing more. Another process takes over."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What is stored: entries that make the ledger from an empty one, the position after them, and the newest outcomes.
+
+    `outcomes` are the (token, position) of appends that were kept, oldest first. Every append kept after `known_since` is
+    among them. So an append that is not, and that is based on that position or a later one, was not kept.
+    """
+
+    position: int = 0
+    entries: tuple[Entry, ...] = ()
+    outcomes: tuple[tuple[str, int], ...] = ()
+    known_since: int = 0
+
+
+@dataclass(frozen=True)
+class LedgerBatch:
+    """One physical write: the entries of all appends that share it, in order, after position `base`.
+
+    `before` and `after` are the ledger without and with them; `append` may read them while it runs. A persistence that
+    keeps entries ignores them, one that keeps states writes the difference.
+    """
+
+    base: int
+    entries: tuple[Entry, ...]
+    tokens: tuple[str, ...]
+    before: Ledger
+    after: Ledger
+
+    @property
+    def position(self) -> int:
+        return self.base + len(self.entries)
+
+
+class Persistence(ABC):
+    """Owned by this process. The engine calls it in one thread at a time."""
+
+    incarnation: str
+    """The name of this ownership; no other ownership ever has it."""
+
+    had_owner: bool = True
+    """Whether an earlier owner may still run without knowing that it is the owner no more (read_lease.py)."""
+
+    @abstractmethod
+    def load(self) -> Loaded: ...
+
+    @abstractmethod
+    def append(self, batch: LedgerBatch) -> None:
+        """The batch is durable on return. OwnershipLostError when another process may own the persistence: the batch is
+        kept completely or not at all, and nothing is ever kept again. Any other StoreError: nothing of the batch was
+        kept, and the engine continues."""
+
+    @abstractmethod
+    def prove(self) -> None:
+        """This process owns the persistence at a moment during the call. OwnershipLostError: it does not any more. Any other
+        StoreError: that cannot be told now. Called from any thread, also while `append` runs."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the ownership up. Closing twice, or after the ownership was lost, is no error."""
+
+
+"""Milliseconds that never go back."""
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One physical write of the engine in the making, shared by the plans and proposals that arrived meanwhile. Pure.
+#
+# A plan of the engine's own process changes the write directly; a proposal of another process is checked entry by entry
+# (entry_log.py). Both see the entries before their own. The engine's ledger stays as it is until the write is durable.
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Entries that a client asks the engine to append. `base` is the position they were first made on; `again` means that
+    an engine may have them already.
+
+    A token is `<write>` or, for the share that one plan had in a write of the engine's own process, `<write>.<number>`.
+    """
+
+    token: str
+    base: int
+    entries: tuple[Entry, ...]
+    again: bool = False
+
+    @property
+    def write_token(self) -> str:
+        return self.token.partition(".")[0]
+
+    @property
+    def is_first_share(self) -> bool:
+        return self.token.partition(".")[2] in ("", "0")
+
+
+class SharedWrite(Transaction):
+    def __init__(self, ledger: Ledger, base: int, token: str) -> None:
+        super().__init__(ScratchLedger(ledger))
+        self.tokens: list[str] = []
+        self._before = ledger
+        self._base = base
+        self._token = token
+        self._share_count = 0
+
+    def share(self, first: int) -> Share:
+        """The entries from number `first` on are the share of one plan."""
+        if self._share_count == 0:
+            self.tokens.append(self._token)
+        self._share_count += 1
+        return Share(self, self._share_count - 1, first, len(self.entries))
+
+    def proposal(self, share: Share) -> Proposal:
+        return Proposal(f"{self._token}.{share.number}", self._base, tuple(share.entries), again=True)
+
+    def undo(self, entry_count: int) -> None:
+        """Go back to the first `entry_count` entries."""
+        kept = self.entries[:entry_count]
+        self.ledger, self.entries = ScratchLedger(self._before), []
+        for entry in kept:
+            self.do(entry)
+
+    def batch(self) -> LedgerBatch:
+        return LedgerBatch(self._base, tuple(self.entries), tuple(self.tokens), self._before, self.ledger)
+
+
+class Share(NamedTuple):
+    """What one plan added to a write of the engine's own process: its entries from number `first` to `end`."""
+
+    write: SharedWrite
+    number: int
+    first: int
+    end: int
+
+    @property
+    def entries(self) -> list[Entry]:
+        return self.write.entries[self.first : self.end]
+
+    def proposal(self) -> Proposal:
+        """Asks the next engine for these entries if this one is lost."""
+        return self.write.proposal(self)

@@ -6,7 +6,7 @@ wait for the disk; now and then one waits for a proof that this process still ow
 thread, the keeper, watches which sessions are alive, and closes the persistence at the end. When the engine loses its
 ownership it is disabled: it writes nothing more and answers no question.
 
-Features: S6 (docs/FEATURES.md)
+Features: R8, S6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -17,23 +17,27 @@ import secrets
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
-from spark_jms.store.engine import wire
-from spark_jms.store.engine.client_connections import ClientConnections, EngineIdentity, start_thread
-from spark_jms.store.engine.entry_log import EntryLog, Verdict
-from spark_jms.store.engine.liveness import Liveness
-from spark_jms.store.engine.persistence import Clock, LedgerBatch, OwnershipLostError, Persistence
-from spark_jms.store.engine.read_lease import START_WAIT_MS, ReadLease
-from spark_jms.store.engine.session_process import process_gone
-from spark_jms.store.engine.shared_write import Proposal, SharedWrite
+from spark_jms.store.engine import connections
+from spark_jms.store.engine.connections import ClientConnections, EngineIdentity, start_thread
+from spark_jms.store.engine.entry_log import (
+    EntryLog,
+    LedgerBatch,
+    OwnershipLostError,
+    Persistence,
+    Proposal,
+    SharedWrite,
+    Verdict,
+)
 from spark_jms.store.errors import ObjectTooLargeError, ResourceAllocationException, StoreError, StoreFullError
 from spark_jms.store.ledger.codec import DecodeError
-from spark_jms.store.ledger.entries import Ended
-from spark_jms.store.ledger.group import Drain, GroupCommit, GroupRequest, serve
+from spark_jms.store.ledger.group_commit import Drain, GroupCommit, GroupRequest, serve
 from spark_jms.store.ledger.ledger import Ledger
+from spark_jms.store.ledger.record import Ended
+from spark_jms.store.processes import START_WAIT_MS, Clock, ReadLease, process_gone
 
 log = logging.getLogger("store.served")
 T = TypeVar("T")
@@ -118,41 +122,41 @@ class Server:
 
     # ---- questions
 
-    def answer(self, client_id: str, question: wire.Question) -> wire.Answer:
+    def answer(self, client_id: str, question: connections.Question) -> connections.Answer:
         """The answer to a connected client."""
         if self._gone:
-            return wire.Refusal("", (self._gone,))
+            return connections.Refusal("", (self._gone,))
         match question:
-            case wire.Fetch(incarnation, position):
+            case connections.Fetch(incarnation, position):
                 try:
                     self._require_certainty()
                     return self._paged(None, incarnation, position)
                 except OwnershipLostError as error:
-                    return wire.Refusal("", (str(error),))
-            case wire.Append():
+                    return connections.Refusal("", (str(error),))
+            case connections.Append():
                 return self._answer_append(question)
-            case wire.Beat(session_ids):
+            case connections.Beat(session_ids):
                 self._liveness.beat(client_id, session_ids, self._clock_ms())
-                return wire.Done()
-            case wire.Alive(session_ids):
-                return wire.Alive(tuple(self._liveness.alive(session_ids, self._clock_ms())))
+                return connections.Done()
+            case connections.Alive(session_ids):
+                return connections.Alive(tuple(self._liveness.alive(session_ids, self._clock_ms())))
 
-    def _paged(self, verdict: Verdict | None, incarnation: str, position: int) -> wire.Paged:
+    def _paged(self, verdict: Verdict | None, incarnation: str, position: int) -> connections.Paged:
         with self._lock:
             page = self._log.page(incarnation, position)
         self._require_proof()
-        return wire.paged(self.incarnation, verdict, page)
+        return connections.paged(self.incarnation, verdict, page)
 
-    def _answer_append(self, question: wire.Append) -> wire.Answer:
+    def _answer_append(self, question: connections.Append) -> connections.Answer:
         try:
-            proposal = Proposal(question.token, question.base, wire.entries_of(question), question.again)
+            proposal = Proposal(question.token, question.base, connections.entries_of(question), question.again)
             return self._paged(self.append(proposal), question.incarnation, question.position)
         except DecodeError as error:
-            return wire.refusal(StoreError(f"an append that cannot be read: {error}"))
+            return connections.refusal(StoreError(f"an append that cannot be read: {error}"))
         except OwnershipLostError as error:
-            return wire.Refusal("", (str(error),))
+            return connections.Refusal("", (str(error),))
         except StoreError as error:
-            return wire.refusal(error)
+            return connections.refusal(error)
 
     def look(self, question: Callable[[Ledger], T]) -> T:
         """The answer to a question about the newest ledger, for clients in this process. OwnershipLostError."""
@@ -313,3 +317,104 @@ class Server:
             return ServerStatistics(
                 self._physical_write_count, self._append_count, self._liveness.client_count, self._log.position
             )
+
+
+# -- which sessions are alive, as the engine sees it -------------------------------------------------------------------
+# Thread-safe; reads no clock: `now_ms` is an argument.
+#
+#     state     event                                         next
+#     ALIVE     a heartbeat of its client                     ALIVE    until now + session_timeout_ms
+#     ALIVE     no heartbeat for session_timeout_ms           DEAD     until a heartbeat comes, unless another client ended it
+#     ALIVE     all connections of its client have closed     LEAVING  dead at now + grace_ms
+#     LEAVING   its client is back                            ALIVE
+#     any       its process is known to have ended            DEAD
+#
+# The engine can look up a process of its own host, so the records of a killed process are free at once. A session that
+# a new engine finds in the ledger is ALIVE for session_timeout_ms, so that its client can come back. The engine calls `tick`
+# several times a second: a longer silence means that the engine itself was stopped.
+
+LONGEST_OWN_SILENCE_MS = 1_000.0
+
+
+@dataclass
+class _Client:
+    connection_count: int = 0
+    session_ids: set[str] = field(default_factory=set)
+
+
+class Liveness:
+    def __init__(
+        self, session_timeout_ms: float, grace_ms: float, process_gone: Callable[[str], bool] = lambda _: False
+    ) -> None:
+        self._timeout_ms = session_timeout_ms
+        self._grace_ms = grace_ms
+        self._process_gone = process_gone
+        self._lock = threading.Lock()
+        self._alive_until_ms: dict[str, float] = {}
+        self._clients: dict[str, _Client] = {}
+        self._ticked_ms: float | None = None
+
+    def expect(self, session_ids: Iterable[str], now_ms: float) -> None:
+        """Sessions of the engine before this one; their clients have the whole timeout to come back."""
+        with self._lock:
+            self._tick(now_ms)
+            for session_id in session_ids:
+                self._alive_until_ms[session_id] = now_ms + self._timeout_ms
+
+    def connected(self, client_id: str, now_ms: float) -> None:
+        with self._lock:
+            self._tick(now_ms)
+            self._clients.setdefault(client_id, _Client()).connection_count += 1
+
+    def disconnected(self, client_id: str, now_ms: float) -> None:
+        with self._lock:
+            self._tick(now_ms)
+            client = self._clients[client_id]
+            client.connection_count -= 1
+            if client.connection_count == 0:
+                del self._clients[client_id]
+                for session_id in client.session_ids & self._alive_until_ms.keys():
+                    until_ms = min(self._alive_until_ms[session_id], now_ms + self._grace_ms)
+                    self._alive_until_ms[session_id] = until_ms
+
+    def beat(self, client_id: str, session_ids: Collection[str], now_ms: float) -> None:
+        """A heartbeat names all sessions of its client; the client has no others."""
+        with self._lock:
+            self._tick(now_ms)
+            client = self._clients.get(client_id)
+            if client is None:  # it hung up while the heartbeat was on its way
+                return
+            for session_id in client.session_ids - set(session_ids):
+                self._alive_until_ms.pop(session_id, None)
+            client.session_ids = set(session_ids)
+            for session_id in session_ids:
+                self._alive_until_ms[session_id] = now_ms + self._timeout_ms
+
+    def alive(self, session_ids: Collection[str], now_ms: float) -> frozenset[str]:
+        with self._lock:
+            self._tick(now_ms)
+            for session_id in session_ids:
+                if session_id in self._alive_until_ms and self._process_gone(session_id):
+                    del self._alive_until_ms[session_id]
+            return frozenset(s for s in session_ids if self._alive_until_ms.get(s, 0.0) > now_ms)
+
+    def tick(self, now_ms: float) -> None:
+        with self._lock:
+            self._tick(now_ms)
+
+    def _tick(self, now_ms: float) -> None:
+        """While the engine was stopped, heartbeats arrived that it could not read: sessions must not die of that time."""
+        silence_ms = now_ms - self._ticked_ms if self._ticked_ms is not None else 0.0
+        self._ticked_ms = now_ms
+        if silence_ms > LONGEST_OWN_SILENCE_MS:
+            for session_id in self._alive_until_ms:
+                self._alive_until_ms[session_id] += silence_ms
+
+    def forget(self, session_ids: Iterable[str]) -> None:
+        with self._lock:
+            for session_id in session_ids:
+                self._alive_until_ms.pop(session_id, None)
+
+    @property
+    def client_count(self) -> int:
+        return len(self._clients)

@@ -23,27 +23,27 @@ from spark_jms.store.contract import Put
 from spark_jms.store.disk import Disk
 from spark_jms.store.errors import StoreCorruptError, StoreInUseError, StoreNotFoundError
 from spark_jms.store.file.frame import HEADER_BYTES, Frame, Header, decode_header, find_frame, scan
-from spark_jms.store.file.generations import Generations
-from spark_jms.store.file.lock import read_hint
-from spark_jms.store.file.session_locks import SessionLocks
+from spark_jms.store.file.journal_files import Generations
+from spark_jms.store.file.locks import SessionLocks, read_hint
+from spark_jms.store.ledger.administration import Salvaged
 from spark_jms.store.ledger.codec import DecodeError, decode_sections
-from spark_jms.store.ledger.entries import (
+from spark_jms.store.ledger.ledger import Ledger
+from spark_jms.store.ledger.record import (
     Cancelled,
     Change,
     Closed,
     Damaged,
     Ended,
     Entry,
+    LedgerError,
     Opened,
     Prepared,
+    Record,
     Resolved,
     Restored,
     Waited,
     Written,
 )
-from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.ledger.record import LedgerError, Record
-from spark_jms.store.reports import Salvaged
 
 SESSION_TIMEOUT_MS = 10_000
 

@@ -10,27 +10,45 @@ Features: S3, S4, S5, S6, S7, S8 (docs/FEATURES.md)
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import socket
 import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from spark_jms.store.engine.persistence import OwnershipLostError
-from spark_jms.store.engine.server import Server
-from spark_jms.store.engine.serving_address import ServingAddress
+import sqlalchemy as sa
+
+from spark_jms.store.engine.connections import Address
+from spark_jms.store.engine.entry_log import OwnershipLostError
+from spark_jms.store.engine.server import Server, monotonic_ms
 from spark_jms.store.errors import (
     DatabaseUnreachableError,
     ForeignOwnerError,
+    StoreCorruptError,
     StoreError,
     StoreRightsError,
     StoreWriteError,
 )
-from spark_jms.store.jdbc.database import ConnectionLostError, Database
+from spark_jms.store.jdbc.database import ConnectionLostError, Database, DatabaseConnection
 from spark_jms.store.jdbc.persistence import JdbcPersistence
-from spark_jms.store.jdbc.protocol import LockTakenError, Ownership, acquire
-from spark_jms.store.jdbc.published import Published
-from spark_jms.store.jdbc.retry import Clocks, RetryLimit
+from spark_jms.store.jdbc.protocol import (
+    CONNECTION_LOSS,
+    ENGINE_STATES,
+    EngineEvent,
+    EngineState,
+    LockTakenError,
+    Ownership,
+    StateMachine,
+    acquire,
+)
+from spark_jms.store.jdbc.rows import ENGINE, row_of
 from spark_jms.store.jdbc.settings import JdbcSettings
-from spark_jms.store.jdbc.states import CONNECTION_LOSS, ENGINE_STATES, EngineEvent, EngineState, StateMachine
 from spark_jms.store.jdbc.tables import Tables
+from spark_jms.store.net.sockets import ServingAddress
+from spark_jms.store.processes import Clock, process_gone, start_of, this_host
 
 log = logging.getLogger("store.jdbc")
 
@@ -182,3 +200,131 @@ class Engine:
         self.server.close()
         self._monitor.join()
         self._step(EngineEvent.LOCK_RELEASED)
+
+
+# -- what an engine publishes about itself: where it serves, and which process it is -----------------------------------
+#
+# Each engine writes host, port, certificate and a secret into a non-persistent row, which every user with read access to the
+# database can read. Clients prove that they know the secret, and accept only that certificate. `engine_host` is the address at
+# which it listens and that others connect to; the default serves only this host.
+
+PROBE_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Published:
+    """`process` identifies the process, also after its process id was reused; see store/engine/session_process.py."""
+
+    incarnation: str
+    host: str
+    port: int
+    secret: str
+    hostname: str
+    process: str
+    since_ms: int
+    certificate: str = ""
+
+    @staticmethod
+    def of(server: Server, serving: ServingAddress) -> Published:
+        pid = os.getpid()
+        return Published(
+            incarnation=server.incarnation,
+            host=serving.host,
+            port=server.address[1],
+            secret=server.secret.hex(),
+            hostname=socket.gethostname(),
+            process=f"0.{this_host()}.{pid}.{start_of(pid) or '-'}",
+            since_ms=int(time.time() * 1000),
+            certificate=serving.certificate,
+        )
+
+    @property
+    def address(self) -> Address:
+        return Address(self.host, self.port, bytes.fromhex(self.secret), self.incarnation, self.certificate)
+
+    @property
+    def pid(self) -> int:
+        return int(self.process.split(".")[2])
+
+    def shown(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.since_ms / 1000))
+        return f"incarnation {self.incarnation}, process {self.pid} of {self.hostname}, since {since} UTC"
+
+    def answers(self) -> bool:
+        """Its process is not known to be dead, and a socket listens at its address. A hung process listens as well."""
+        if process_gone(self.process):
+            return False
+        try:
+            socket.create_connection((self.host, self.port), PROBE_TIMEOUT_S).close()
+        except OSError:
+            return False
+        return True
+
+    def encode(self) -> bytes:
+        return json.dumps(vars(self)).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> Published:
+        try:
+            return Published(**json.loads(data))
+        except (ValueError, TypeError) as error:
+            raise StoreCorruptError("the row of the engine", 0, str(error)) from error
+
+
+def read_published(connection: DatabaseConnection, tables: Tables) -> Published | None:
+    """None when no engine published itself, or when its row is damaged: then only the lock tells whether one lives."""
+    for table in tables.objects[tables.persistent_count :]:
+        for row in connection.rows(sa.select(*table.c).where(table.c.class_id == ENGINE)):
+            found = row_of(row)
+            if found.checksum == row.checksum:
+                return Published.decode(found.data)
+    return None
+
+
+# -- repeated attempts, bounded by time, with a log line now and then --------------------------------------------------
+
+LOG_EVERY_MS = 10_000.0
+
+
+@dataclass(frozen=True)
+class Clocks:
+    now_ms: Clock = monotonic_ms
+    sleep_ms: Callable[[float], None] = lambda ms: time.sleep(ms / 1000.0)
+
+
+class RetryLimit:
+    """Measures the time since `start`, or since the first failure of a row of failures; `reset` ends the row."""
+
+    def __init__(self, clocks: Clocks, limit_s: float, interval_ms: float) -> None:
+        self.limit_s = limit_s
+        self._clocks = clocks
+        self._interval_ms = min(interval_ms, limit_s * 1000)
+        self._since_ms: float | None = None
+        self._logged_ms = -LOG_EVERY_MS
+
+    def start(self) -> None:
+        """Counts the first attempt, too, which a database that hangs makes long."""
+        self._since_ms = self._clocks.now_ms()
+
+    def waited_s(self) -> float:
+        now_ms = self._clocks.now_ms()
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        return (now_ms - self._since_ms) / 1000
+
+    def is_over(self) -> bool:
+        return self.waited_s() >= self.limit_s
+
+    def is_log_due(self) -> bool:
+        """True once every LOG_EVERY_MS."""
+        now_ms = self._clocks.now_ms()
+        due = now_ms - self._logged_ms >= LOG_EVERY_MS
+        if due:
+            self._logged_ms = now_ms
+        return due
+
+    def pause(self) -> None:
+        self._clocks.sleep_ms(self._interval_ms)
+
+    def reset(self) -> None:
+        self._since_ms = None

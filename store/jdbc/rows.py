@@ -17,9 +17,25 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from spark_jms.store.engine.entry_log import LedgerBatch
+from spark_jms.store.ledger.record import (
+    Cancelled,
+    Change,
+    Closed,
+    Connected,
+    Ended,
+    Opened,
+    Prepared,
+    Record,
+    Resolved,
+    Restored,
+    Waited,
+    Written,
+)
 
 RECORD, OBJECT, SESSION, HOLDER, WAITER, ENGINE = range(1, 7)
 CLASSES: Mapping[int, tuple[str, bool]] = {
@@ -135,3 +151,154 @@ def row_of(found: Any) -> Row:
 def describe(row: Row) -> str:
     kind = CLASSES.get(row.class_id, (f"class {row.class_id}", False))[0]
     return f"row {row.id} ({kind} {row.name!r})"
+
+
+# -- from ledger entries to rows of the SIBnnn tables ------------------------------------------------------------------
+# Pure.
+#
+# A batch is written as its result: a key that one batch changes ten times is one row.
+
+_NEW_DATA_ONLY = (OBJECT, SESSION)  # an update changes nothing else of these, and the map does not know the data
+
+
+@dataclass
+class Touched:
+    """What a batch may have changed: record sets, (record set, key), sessions."""
+
+    records: dict[str, None] = field(default_factory=dict)
+    objects: dict[tuple[str, str], None] = field(default_factory=dict)
+    sessions: dict[str, None] = field(default_factory=dict)
+
+    def add_objects(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            for operation in change.operations:
+                self.objects[change.name, operation.key] = None
+
+
+def touched(batch: LedgerBatch) -> Touched:
+    found = Touched()
+    promised: dict[str, tuple[Change, ...]] = dict(batch.before.prepared)
+    for entry in batch.entries:
+        match entry:
+            case Connected(session_id):
+                found.sessions[session_id] = None
+            case Ended(session_ids):
+                found.sessions.update(dict.fromkeys(session_ids))
+                gone = set(session_ids)
+                for name, record in batch.before.records.items():
+                    if record.holder in gone or not gone.isdisjoint(record.waiters):
+                        found.records[name] = None
+            case Opened(name) | Closed(name) | Waited(name) | Cancelled(name):
+                found.records[name] = None
+            case Written(changes):
+                found.add_objects(changes)
+            case Prepared(xid, changes):
+                promised[xid] = changes
+            case Resolved(xid):
+                found.add_objects(promised[xid])
+            case Restored(name=name, objects=objects):
+                found.records[name] = None
+                found.objects.update({(name, key): None for key, _ in objects})
+    return found
+
+
+@dataclass(frozen=True)
+class RowChanges:
+    inserts: Mapping[RowKey, Row]
+    updates: Mapping[RowKey, Row]
+    deletes: Mapping[RowKey, Row]
+
+
+class RowMap:
+    """The rows that exist, by key, without their data: the ledger has the values, and a second copy would double the
+    memory."""
+
+    def __init__(self) -> None:
+        self._rows: dict[RowKey, Row] = {}
+
+    def load(self, rows: Iterable[tuple[RowKey, Row]]) -> None:
+        self._rows = dict(rows)
+
+    def changes(self, batch: LedgerBatch, new_id: Callable[[], int]) -> RowChanges:
+        """Changes nothing; `apply` does, once the changes are committed."""
+        return _Differences(self._rows, batch, new_id).changes()
+
+    def apply(self, changes: RowChanges) -> None:
+        for key, row in (*changes.inserts.items(), *changes.updates.items()):
+            if row.class_id not in _NEW_DATA_ONLY or key in changes.inserts:
+                self._rows[key] = row.without_data()
+        for key in changes.deletes:
+            if key not in changes.inserts:
+                del self._rows[key]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+class _Differences:
+    def __init__(self, rows: Mapping[RowKey, Row], batch: LedgerBatch, new_id: Callable[[], int]) -> None:
+        self._rows = rows
+        self._batch = batch
+        self._new_id = new_id
+        self._inserts: dict[RowKey, Row] = {}
+        self._updates: dict[RowKey, Row] = {}
+        self._deletes: dict[RowKey, Row] = {}
+
+    def changes(self) -> RowChanges:
+        what, after = touched(self._batch), self._batch.after
+        for name in what.records:
+            self._record(name, after.records[name])
+        for name, key in what.objects:
+            value = after.records[name].objects.get(key)
+            if value is None:
+                self._delete(RowKey(OBJECT, name, key))
+            else:
+                self._put(RowKey(OBJECT, name, key), Row(0, self._id_of(name), OBJECT, key, 0, value))
+        for session_id in what.sessions:
+            label = after.sessions.get(session_id)
+            if label is None:
+                self._delete(RowKey(SESSION, session_id))
+            else:
+                self._put(RowKey(SESSION, session_id), Row(0, 0, SESSION, session_id, 0, label.encode()))
+        return RowChanges(self._inserts, self._updates, self._deletes)
+
+    def _id_of(self, record_name: str) -> int:
+        key = RowKey(RECORD, record_name)
+        return (self._inserts.get(key) or self._rows[key]).id
+
+    def _record(self, name: str, record: Record) -> None:
+        self._put(RowKey(RECORD, name), Row(0, 0, RECORD, name, record.epoch, b""))
+        record_id = self._id_of(name)
+        if record.holder is None:
+            self._delete(RowKey(HOLDER, name))
+        else:
+            self._put(RowKey(HOLDER, name), Row(0, record_id, HOLDER, record.holder, 0, b""))
+        before = self._batch.before.records.get(name)
+        was, now = (before.waiters if before else []), record.waiters
+        for session_id in was:
+            if session_id not in now:
+                self._delete(RowKey(WAITER, name, session_id))
+        # A session that left and came back within the batch is at the end of the line now: it gets a new row.
+        stayed = [session_id for session_id in was if session_id in now]
+        if now[: len(stayed)] != stayed:
+            for session_id in stayed:
+                self._delete(RowKey(WAITER, name, session_id))
+            stayed = []
+        for session_id in now[len(stayed) :]:
+            self._insert(RowKey(WAITER, name, session_id), Row(0, record_id, WAITER, session_id, 0, b""))
+
+    def _delete(self, key: RowKey) -> None:
+        if key in self._rows:
+            self._deletes[key] = self._rows[key]
+
+    def _insert(self, key: RowKey, wanted: Row) -> None:
+        self._inserts[key] = wanted.with_id(self._new_id())
+
+    def _put(self, key: RowKey, wanted: Row) -> None:
+        existing = self._rows.get(key)
+        if existing is None or key in self._deletes:
+            self._insert(key, wanted)
+            return
+        row = wanted.with_id(existing.id)
+        if wanted.class_id in _NEW_DATA_ONLY or row != existing:
+            self._updates[key] = row

@@ -16,8 +16,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import attrs
 
 from spark_jms.settings.store import JdbcOptions, from_query
-from spark_jms.store.errors import StoreUriError
-from spark_jms.store.shown_uri import shown_uri
+from spark_jms.store.errors import StoreUriError, shown_uri
 
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
 

@@ -1,18 +1,20 @@
 """The port between the rules of a store and the medium that keeps its ledger: `Backend`, and the `Transaction` of one write.
 
-Features: C9 (docs/FEATURES.md)
+Features: C9, C16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
 
 import secrets
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
-from spark_jms.store.contract import StoreStatistics
-from spark_jms.store.ledger.entries import Ended, Entry
+from spark_jms.store.contract import Delete, Put, StoreStatistics
 from spark_jms.store.ledger.ledger import Ledger
+from spark_jms.store.ledger.record import Change, Ended, Entry
 
 T = TypeVar("T")
 
@@ -83,3 +85,48 @@ def evict_dead(transaction: Transaction, backend: Backend, witnesses: Collection
     known = [session_id for session_id in transaction.ledger.sessions if session_id != me]
     alive = backend.alive(known)
     transaction.do(Ended(tuple(session_id for session_id in known if session_id not in alive)))
+
+
+# -- counts the operations of a session, or of a store, for statistics -------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tally:
+    create_count: int = 0
+    update_count: int = 0
+    delete_count: int = 0
+
+
+def tally_of(changes: Iterable[Change], ledger: Ledger) -> Tally:
+    """How many objects these changes would create, update and delete in the ledger."""
+    create = update = delete = 0
+    for change in changes:
+        record = ledger.records.get(change.name)
+        there: dict[str, bool] = {}
+        for operation in change.operations:
+            known = there.get(operation.key, record is not None and operation.key in record.objects)
+            if isinstance(operation, Delete):
+                delete += known
+            elif known:
+                update += 1
+            else:
+                create += 1
+            there[operation.key] = isinstance(operation, Put)
+    return Tally(create, update, delete)
+
+
+class OperationCounter:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.create = self.read = self.update = self.delete = self.commit = 0
+
+    def add_read(self) -> None:
+        with self._lock:
+            self.read += 1
+
+    def add_commit(self, tally: Tally) -> None:
+        with self._lock:
+            self.commit += 1
+            self.create += tally.create_count
+            self.update += tally.update_count
+            self.delete += tally.delete_count

@@ -30,10 +30,9 @@ from spark_jms.store.errors import (
     StoreWriteError,
     ValueInvalidError,
 )
-from spark_jms.store.ledger.backend import Backend, Transaction, evict_dead
-from spark_jms.store.ledger.counter import OperationCounter, Tally, tally_of
-from spark_jms.store.ledger.entries import Cancelled, Change, Closed, Ended
+from spark_jms.store.ledger.backend import Backend, OperationCounter, Tally, Transaction, evict_dead, tally_of
 from spark_jms.store.ledger.ledger import Ledger
+from spark_jms.store.ledger.record import Cancelled, Change, Closed, Ended
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
 Features: R19 (docs/FEATURES.md)
 """
 
+from spark_jms.store.webhdfs.blocks import FilesOptions, FilesStatistics
 from spark_jms.store.webhdfs.files import Files
-from spark_jms.store.webhdfs.options import FilesOptions, FilesStatistics
 
 __all__ = ["Files", "FilesOptions", "FilesStatistics"]

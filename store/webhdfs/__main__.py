@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spark_jms.store.errors import SecurityConfigError, StoreError
-from spark_jms.store.net.tls import server_context
+from spark_jms.store.net.sockets import server_context
 from spark_jms.store.regions.client.objects import MemoryObjects
-from spark_jms.store.webhdfs import security
+from spark_jms.store.webhdfs import door as webhdfs_door
+from spark_jms.store.webhdfs.blocks import FilesOptions
 from spark_jms.store.webhdfs.door import Door, DoorOptions
 from spark_jms.store.webhdfs.files import Files
-from spark_jms.store.webhdfs.options import FilesOptions
 
 
 def clock_us() -> int:
@@ -30,7 +30,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     files = await Files.open(MemoryObjects("webhdfs"), clock_us, FilesOptions(owner=user))
     options = DoorOptions(
         tls=server_context(arguments.certificate, arguments.key) if arguments.key else None,
-        tokens=security.Tokens.from_file(arguments.tokens) if arguments.tokens else None,
+        tokens=webhdfs_door.Tokens.from_file(arguments.tokens) if arguments.tokens else None,
         superuser=user,
     )
     door = Door(lambda: files, options)

@@ -7,17 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spark_jms.store.webhdfs.edits import (
-    AttributesSet,
-    Concatenated,
-    Deleted,
-    Edit,
-    MadeDirectories,
-    Renamed,
-    Spliced,
-    XAttrSet,
-    cut,
-)
 from spark_jms.store.webhdfs.errors import (
     BeingCreatedError,
     FileExistsAlreadyError,
@@ -28,8 +17,22 @@ from spark_jms.store.webhdfs.errors import (
     RemoteIOError,
     TruncateArgumentError,
 )
-from spark_jms.store.webhdfs.inode import Inode
-from spark_jms.store.webhdfs.path import MAX_PATH_LEVELS, join, parts_of, shown
+from spark_jms.store.webhdfs.inode import (
+    MAX_PATH_LEVELS,
+    AttributesSet,
+    Concatenated,
+    Deleted,
+    Edit,
+    Inode,
+    MadeDirectories,
+    Renamed,
+    Spliced,
+    XAttrSet,
+    cut,
+    join,
+    parts_of,
+    shown,
+)
 from spark_jms.store.webhdfs.tree import DirectoryTree
 
 MAX_XATTRS = 32

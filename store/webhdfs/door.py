@@ -11,17 +11,25 @@ The door serves the namespace itself, or forwards the request to the daemon that
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
 import re
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
+import aiohttp
 from aiohttp import ClientError, web
+from yarl import URL
 
-from spark_jms.store.webhdfs import security, wire
+from spark_jms.store.errors import SecurityConfigError
+from spark_jms.store.net.sockets import check_private, is_loopback
+from spark_jms.store.webhdfs import wire
+from spark_jms.store.webhdfs.blocks import DEFAULT_FILE_BLOCK_BYTES
 from spark_jms.store.webhdfs.errors import (
     AccessControlError,
     FaultError,
@@ -32,12 +40,9 @@ from spark_jms.store.webhdfs.errors import (
     StandbyError,
     UnauthenticatedError,
 )
-from spark_jms.store.webhdfs.files import Files
-from spark_jms.store.webhdfs.forward import Forwarder
+from spark_jms.store.webhdfs.files import ContentWriter, Files
 from spark_jms.store.webhdfs.operations import SIMPLE, Caller, DoorReply, check_op, file_checksum
-from spark_jms.store.webhdfs.options import DEFAULT_FILE_BLOCK_BYTES
 from spark_jms.store.webhdfs.wire import DoorRequest
-from spark_jms.store.webhdfs.writer import ContentWriter
 
 DATA_MARK = "data"  # the parameter of the second step, as HttpFS names it
 TOKEN_PATH = "/oauth2/token"
@@ -55,7 +60,7 @@ _BODY_CHUNK_BYTES = 256 * 1024
 @dataclass(frozen=True)
 class DoorOptions:
     tls: ssl.SSLContext | None = None
-    tokens: security.Tokens | None = None
+    tokens: Tokens | None = None
     superuser: str = "hdfs"
     idle_timeout_ms: int = 60_000  # of a body that makes no progress, in either direction
     answer_at_once_bytes: int = 1024 * 1024  # a file up to this size is sent in one write
@@ -96,7 +101,7 @@ class Door:
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> None:
         """Listen; port 0 chooses a free one (see `port`). SecurityConfigError on an address that needs TLS and tokens."""
         options = self.options
-        security.check_binding(host, options.tls is not None, options.tokens is not None)
+        check_binding(host, options.tls is not None, options.tokens is not None)
         self._forwarder = Forwarder(options.forward_tls if options.tls else None, options.tls is not None)
         application = web.Application()
         application.router.add_route("*", "/{path:(?s:.*)}", self._handle)
@@ -260,7 +265,7 @@ class Door:
         """The token's user; None if the door does not require tokens."""
         if self.options.tokens is None:
             return None
-        token = security.bearer(request.headers.get("Authorization"))
+        token = bearer(request.headers.get("Authorization"))
         user = self.options.tokens.user(token) if token else None
         if user is None:
             raise UnauthenticatedError("Authentication required")
@@ -319,3 +324,113 @@ def _response(answer: DoorReply) -> web.Response:
 
 async def _no_content_type(request: web.Request, response: web.StreamResponse) -> None:
     response.headers.popall("Content-Type", None)
+
+
+# -- forwards a request to the daemon that serves the namespace, a chunk at a time in both directions ------------------
+
+_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-authorization", "expect"}
+CONNECT_TIMEOUT_S = 2.0
+IDLE_TIMEOUT_S = 60.0
+
+
+class Forwarder:
+    """Forwards the caller's Host header too, so that the second step of a request comes back through this door."""
+
+    def __init__(self, tls: ssl.SSLContext | None, secure: bool) -> None:
+        self._scheme = "https" if secure else "http"
+        connector = aiohttp.TCPConnector(ssl=tls if tls is not None else True, limit=256)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=IDLE_TIMEOUT_S)
+        self._session = aiohttp.ClientSession(
+            connector=connector, timeout=timeout, auto_decompress=False, skip_auto_headers=("Content-Type",)
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def forward(self, request: web.Request, target: str, mark: dict[str, str]) -> web.StreamResponse:
+        """RetriableError when the other daemon cannot be reached, or closes the connection before it answered."""
+        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _HOP]
+        headers += list(mark.items())
+        url = URL(f"{self._scheme}://{target}{request.raw_path}", encoded=True)
+        response: web.StreamResponse | None = None
+        try:
+            async with self._session.request(
+                request.method,
+                url,
+                headers=headers,
+                data=request.content.iter_any() if request.body_exists else None,
+                allow_redirects=False,
+            ) as answer:
+                response = web.StreamResponse(status=answer.status)
+                for name in ("Location", "WWW-Authenticate"):
+                    if name in answer.headers:
+                        response.headers[name] = answer.headers[name]
+                if answer.content_length is not None and answer.content_length <= 1024 * 1024:
+                    return web.Response(status=answer.status, headers=response.headers, body=await answer.read())
+                response.content_length = answer.content_length
+                await response.prepare(request)
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+                await response.write_eof()
+                return response
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            if response is not None and response.prepared:
+                if request.transport is not None:
+                    request.transport.abort()
+                return response
+            raise RetriableError(f"The daemon at {target} that serves the namespace did not answer: {error}") from error
+
+
+# -- authentication at the door: bearer tokens from a file, and the addresses it may bind to ---------------------------
+
+LEAST_TOKEN_CHARACTERS = 16
+MAX_TOKENS = 1000
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Users and the digests of their tokens; the tokens themselves are not kept."""
+
+    digests: tuple[tuple[str, bytes], ...]
+
+    @classmethod
+    def from_file(cls, path: Path) -> Tokens:
+        """One `user token` per line; # begins a comment. SecurityConfigError names file and line."""
+        check_private(path)
+        digests: list[tuple[str, bytes]] = []
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            words = line.partition("#")[0].split()
+            if not words:
+                continue
+            if len(words) != 2 or len(words[1]) < LEAST_TOKEN_CHARACTERS:
+                reason = f"a line is `user token`, the token has at least {LEAST_TOKEN_CHARACTERS} characters"
+                raise SecurityConfigError(f"{path}:{number}: {reason}")
+            digests.append((words[0], _digest(words[1])))
+        if not 0 < len(digests) <= MAX_TOKENS:
+            raise SecurityConfigError(f"{path}: {len(digests)} tokens, allowed are 1 to {MAX_TOKENS}")
+        return cls(tuple(digests))
+
+    def user(self, token: str) -> str | None:
+        """Compares every token in constant time, so that the time tells nothing about them."""
+        digest, found = _digest(token), None
+        for user, known in self.digests:
+            if hmac.compare_digest(digest, known):
+                found = user
+        return found
+
+
+def bearer(header: str | None) -> str | None:
+    """The token of an Authorization header."""
+    scheme, _, token = (header or "").strip().partition(" ")
+    return token.strip() if scheme.lower() == "bearer" and token.strip() else None
+
+
+def check_binding(host: str, tls: bool, tokens: bool) -> None:
+    """SecurityConfigError when other machines could reach the door without TLS and tokens."""
+    if not is_loopback(host) and not (tls and tokens):
+        missing = " and ".join(name for name, there in (("TLS", tls), ("a token file", tokens)) if not there)
+        raise SecurityConfigError(f"{host or 'every address'} is not loopback and there is no {missing}")
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

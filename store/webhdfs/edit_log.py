@@ -12,13 +12,10 @@ from typing import TypeVar
 
 from spark_jms.store.errors import StoreFullError, StoreWriteError
 from spark_jms.store.regions.client.object_journal import ObjectJournal
-from spark_jms.store.webhdfs.blocks import BlockStore
-from spark_jms.store.webhdfs.edits import Edit, encode_edits, growth_of
+from spark_jms.store.webhdfs.blocks import BlockStore, FilesOptions, StoreGuard
 from spark_jms.store.webhdfs.errors import NoSpaceError
-from spark_jms.store.webhdfs.guard import StoreGuard
-from spark_jms.store.webhdfs.options import FilesOptions
-from spark_jms.store.webhdfs.tree import DirectoryTree
-from spark_jms.store.webhdfs.tree_snapshot import encode_tree
+from spark_jms.store.webhdfs.inode import Edit, encode_edits, growth_of
+from spark_jms.store.webhdfs.tree import DirectoryTree, encode_tree
 
 log = logging.getLogger("store.replicated")
 

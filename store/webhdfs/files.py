@@ -18,26 +18,48 @@ Features: R19 (docs/FEATURES.md)
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from spark_jms.store.regions.client.object_journal import ObjectJournal, SnapshotPolicy
 from spark_jms.store.regions.client.objects import Objects
 from spark_jms.store.webhdfs import decisions
-from spark_jms.store.webhdfs.blocks import BlockStore
+from spark_jms.store.webhdfs.blocks import (
+    DEFAULT_FILE_BLOCK_BYTES,
+    BlockStore,
+    ContentReader,
+    FilesOptions,
+    FilesStatistics,
+    Prove,
+    ReadProof,
+    StoreGuard,
+    nothing_to_prove,
+)
 from spark_jms.store.webhdfs.decisions import TreeDecision
 from spark_jms.store.webhdfs.edit_log import EditLog
-from spark_jms.store.webhdfs.edits import FORMAT_VERSION, AttributesSet
-from spark_jms.store.webhdfs.errors import BadOffsetError, RemoteError, RetriableError
-from spark_jms.store.webhdfs.guard import StoreGuard
-from spark_jms.store.webhdfs.inode import ContentSummary, FileStatus
-from spark_jms.store.webhdfs.leases import Lease, Leases, NewFile
-from spark_jms.store.webhdfs.options import DEFAULT_FILE_BLOCK_BYTES, FilesOptions, FilesStatistics
-from spark_jms.store.webhdfs.path import shown
-from spark_jms.store.webhdfs.read_proof import Prove, ReadProof, nothing_to_prove
-from spark_jms.store.webhdfs.reader import ContentReader
-from spark_jms.store.webhdfs.tree import DirectoryTree
-from spark_jms.store.webhdfs.tree_snapshot import TreeRecovery, encode_tree
-from spark_jms.store.webhdfs.writer import ContentWriter
+from spark_jms.store.webhdfs.errors import (
+    BadOffsetError,
+    BeingCreatedError,
+    LeaseExpiredError,
+    RemoteError,
+    RetriableError,
+)
+from spark_jms.store.webhdfs.inode import (
+    FORMAT_VERSION,
+    AttributesSet,
+    Content,
+    ContentSummary,
+    Edit,
+    Extent,
+    FileStatus,
+    FileWritten,
+    InlineExtent,
+    Inode,
+    Spliced,
+    block_handles,
+    shown,
+)
+from spark_jms.store.webhdfs.tree import DirectoryTree, TreeRecovery, encode_tree
 
 Result = TypeVar("Result")
 
@@ -283,3 +305,161 @@ class Files:
         elif decision.edit is not None:
             self.tree.apply(decision.edit)
         return decision.succeeded
+
+
+# -- leases: a file has one writer -------------------------------------------------------------------------------------
+#
+# Clients see a file from the moment it is created, with length 0. Its content, new or appended, appears at once when the
+# writer closes; a file that is overwritten keeps its old content until then. Creating with overwrite takes the file from
+# another writer, who is refused when it closes. Appending to, truncating or joining a file that has a writer is refused.
+# A writer that breaks off leaves nothing.
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """The attributes a file is created with."""
+
+    owner: str
+    group: str
+    permission: int = 0o644
+    replication: int = 1
+    block_bytes: int = 0
+
+
+@dataclass(eq=False)
+class Lease:
+    """`new` for a file that gets a whole new content; None for an append, which keeps the first `keep` extents.
+    `published`: the content belongs to the tree."""
+
+    inode: Inode
+    new: NewFile | None = None
+    keep: int = 0
+    published: bool = False
+
+
+class Leases:
+    def __init__(self, tree: DirectoryTree, edits: EditLog, clock_us: Callable[[], int], max_writers: int) -> None:
+        self._tree = tree
+        self._edits = edits
+        self._clock_us = clock_us
+        self._max_writers = max_writers
+        self._leases: dict[int, Lease] = {}
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def check_free(self, path: str) -> None:
+        """Refuse a file that has a writer."""
+        inode = self._tree.find(path)
+        if inode is not None and inode.number in self._leases:
+            raise BeingCreatedError(f"{shown(path)} has a writer")
+
+    def take(self, lease: Lease) -> Lease:
+        """Takes the file from an earlier writer."""
+        number = lease.inode.number
+        if number not in self._leases and len(self._leases) >= self._max_writers:
+            self._tree.abandon(lease.inode)
+            raise RetriableError(f"{self._max_writers} files are being written; that is the limit")
+        self._leases[number] = lease
+        return lease
+
+    async def publish(self, lease: Lease, content: Content) -> None:
+        """Make the content visible and durable and end the lease. LeaseExpiredError when the file was removed or taken."""
+        await self._edits.with_room(lambda: self._publish(lease, content))
+        await self._edits.durable()
+
+    def _publish(self, lease: Lease, content: Content) -> None:
+        inode = lease.inode
+        if self._leases.get(inode.number) is not lease or inode.parent is None:
+            raise LeaseExpiredError(f"File does not exist or has another writer: {shown(inode.path)}")
+        edit = self._edit(lease, content)
+        if edit is not None:
+            self._edits.submit(edit)
+            lease.published = True
+        self.end(lease)
+
+    def end(self, lease: Lease) -> None:
+        """A file that never got its first content is removed."""
+        if self._leases.get(lease.inode.number) is lease:
+            del self._leases[lease.inode.number]
+            self._tree.abandon(lease.inode)
+
+    def _edit(self, lease: Lease, content: Content) -> Edit | None:
+        inode, new, now_us = lease.inode, lease.new, self._clock_us()
+        if new is None:
+            return Spliced(inode.path, now_us, lease.keep, content) if content else None
+        number, owner, permission = self._tree.next_inode, new.owner, new.permission
+        if inode.open:
+            number, owner, permission = inode.number, inode.owner, inode.permission  # may have been set meanwhile
+        return FileWritten(
+            inode.path, now_us, number, owner, new.group, permission, new.replication, new.block_bytes, content
+        )
+
+
+# -- A content on its way into a file, a block at a time: never a whole file in memory ---------------------------------
+
+
+class ContentWriter:
+    """One writer of one file, from `Files.create` or `Files.append`. Clients see nothing of it before `close` returns, and
+    nothing ever after `abort` or a refused `close`."""
+
+    def __init__(self, lease: Lease, leases: Leases, blocks: BlockStore, edits: EditLog) -> None:
+        self._lease = lease
+        self._leases = leases
+        self._blocks = blocks
+        self._edits = edits
+        self._extents: list[Extent] = []
+        self._buffer = bytearray()
+        self._grew = False
+        self._done = False
+
+    async def merge_last(self, merge_bytes: int) -> None:
+        """For an append: if the file's last extent is short, it is written again together with what follows."""
+        content, lease = self._lease.inode.content, self._lease
+        if content and content[-1].length < min(merge_bytes, self._blocks.block_bytes):
+            self._buffer += await self._blocks.load(content[-1])
+            lease.keep -= 1
+
+    async def write(self, data: bytes) -> None:
+        if self._done:
+            raise LeaseExpiredError("the writer was closed")
+        self._grew = self._grew or bool(data)
+        view, limit = memoryview(data), self._blocks.block_bytes
+        while view:
+            room = limit - len(self._buffer)
+            self._buffer += view[:room]
+            view = view[room:]
+            if len(self._buffer) >= limit:
+                await self._spill()
+
+    async def close(self) -> None:
+        if self._done:
+            raise LeaseExpiredError("the writer was closed")
+        try:
+            if self._buffer and (self._grew or self._lease.new is not None):
+                if not self._extents and self._edits.fits_inline(len(self._buffer)):
+                    self._extents.append(InlineExtent(bytes(self._buffer)))
+                else:
+                    await self._spill()
+            await self._leases.publish(self._lease, tuple(self._extents))
+        except BaseException:
+            await self.abort()
+            raise
+        self._done = True
+        self._buffer = bytearray()
+
+    async def abort(self) -> None:
+        """Does nothing after `close`."""
+        if not self._done:
+            self._done = True
+            self._buffer = bytearray()
+            self._leases.end(self._lease)
+            if not self._lease.published:
+                self._blocks.discard(block_handles(tuple(self._extents)))
+
+    async def _spill(self) -> None:
+        data, self._buffer = bytes(self._buffer), bytearray()
+        block = await self._blocks.store(data)
+        self._extents.append(block)
+        if self._done:  # aborted while the block was written
+            self._blocks.discard([block.handle])

@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from spark_jms.settings.store import DoorSettings, Thresholds, from_variables
-from spark_jms.store.engine.read_lease import START_WAIT_MS
 from spark_jms.store.errors import (
     MemoryLimitError,
     RegionLostError,
@@ -26,15 +25,16 @@ from spark_jms.store.errors import (
     StoreError,
     StoreVersionError,
 )
-from spark_jms.store.net.tls import client_context, server_context
+from spark_jms.store.net.sockets import client_context, server_context
+from spark_jms.store.processes import START_WAIT_MS
 from spark_jms.store.regions.client.instance import StoreInstance
-from spark_jms.store.regions.client.thresholds import parse_thresholds
-from spark_jms.store.regions.core.placement import SERVICE
-from spark_jms.store.regions.hosting import Host, ServiceFactory
-from spark_jms.store.webhdfs import security
+from spark_jms.store.regions.core.memory_use import parse_thresholds
+from spark_jms.store.regions.core.peers import SERVICE
+from spark_jms.store.regions.daemon.daemon import Host, ServiceFactory
+from spark_jms.store.webhdfs import door as webhdfs_door
+from spark_jms.store.webhdfs.blocks import FilesOptions
 from spark_jms.store.webhdfs.door import Door, DoorOptions
 from spark_jms.store.webhdfs.files import Files
-from spark_jms.store.webhdfs.options import FilesOptions
 
 CONNECTION = "webhdfs.namespace"
 RETRY_S = 0.2
@@ -73,7 +73,7 @@ class NamespaceDoor:
         if settings.certificate:
             tls = server_context(Path(settings.certificate), Path(settings.key or settings.certificate))
             trust = client_context(Path(settings.certificate).read_text())
-        tokens = security.Tokens.from_file(Path(settings.tokens)) if settings.tokens else None
+        tokens = webhdfs_door.Tokens.from_file(Path(settings.tokens)) if settings.tokens else None
         return DoorOptions(tls=tls, tokens=tokens, forward_tls=trust)
 
     @property

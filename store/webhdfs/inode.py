@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from spark_jms.store.webhdfs.edits import Content
-from spark_jms.store.webhdfs.path import join
+import msgspec
+
+from spark_jms.store.webhdfs.errors import IllegalArgumentError, PathComponentTooLongError, RemoteIOError
 
 
 @dataclass(frozen=True)
@@ -147,3 +149,194 @@ class Inode:
             else:
                 directories += 1
         return ContentSummary(length, files, directories, space)
+
+
+# -- edits of the directory tree, as the journal keeps them ------------------------------------------------------------
+# Pure.
+#
+# An edit is decided and complete: it holds the time, the inode numbers and the block handles of what it makes, so that
+# replay asks nothing and the same edits applied to the same tree give the same tree. Content is a tuple of extents: a
+# block object (or its beginning), or a few bytes inline. A batch of the journal is a MessagePack array of edits.
+
+FORMAT_VERSION = 3  # of edits and of snapshots of the tree
+
+
+class BlockExtent(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The first `length` bytes of a block object."""
+
+    handle: int
+    length: int
+
+
+class InlineExtent(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Bytes that the edit itself carries."""
+
+    data: bytes
+
+    @property
+    def length(self) -> int:
+        return len(self.data)
+
+
+Extent = BlockExtent | InlineExtent
+Content = tuple[Extent, ...]
+
+
+class TreeEdit(msgspec.Struct, frozen=True, array_like=True):
+    path: str
+    now_us: int
+
+
+class MadeDirectories(TreeEdit, frozen=True, array_like=True, tag="d"):
+    """Every missing directory of `path` was made, numbered from `first_inode`."""
+
+    first_inode: int
+    owner: str
+    group: str
+    permission: int
+
+
+class FileWritten(TreeEdit, frozen=True, array_like=True, tag="p"):
+    """A file with its whole content replaced the one at `path`, if there was one."""
+
+    inode: int
+    owner: str
+    group: str
+    permission: int
+    replication: int
+    block_bytes: int
+    content: Content
+
+
+class Spliced(TreeEdit, frozen=True, array_like=True, tag="s"):
+    """The first `keep` extents stayed and `tail` followed them: append and truncate."""
+
+    keep: int
+    tail: Content
+
+
+class Concatenated(TreeEdit, frozen=True, array_like=True, tag="c"):
+    """The sources were joined to `path` and removed."""
+
+    sources: tuple[str, ...]
+
+
+class Renamed(TreeEdit, frozen=True, array_like=True, tag="r"):
+    """`path` became `target` and replaced the file or empty directory there."""
+
+    target: str
+
+
+class Deleted(TreeEdit, frozen=True, array_like=True, tag="x"):
+    pass
+
+
+class AttributesSet(TreeEdit, frozen=True, array_like=True, tag="a"):
+    """None leaves an attribute as it is."""
+
+    permission: int | None = None
+    owner: str | None = None
+    group: str | None = None
+    modified_us: int | None = None
+    accessed_us: int | None = None
+    replication: int | None = None
+
+
+class XAttrSet(TreeEdit, frozen=True, array_like=True, tag="t"):
+    """None removes the attribute."""
+
+    name: str
+    value: bytes | None
+
+
+Edit = MadeDirectories | FileWritten | Spliced | Concatenated | Renamed | Deleted | AttributesSet | XAttrSet
+
+ROW_BYTES = 128  # of a file or directory in a snapshot, beside its texts and content
+HEADER_BYTES = 16
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(tuple[Edit, ...])
+
+
+def encode_edits(edits: Sequence[Edit]) -> bytes:
+    return _ENCODER.encode(edits)
+
+
+def decode_edits(data: bytes) -> tuple[Edit, ...]:
+    """ValueError when these are not edits."""
+    return _DECODER.decode(data)
+
+
+def growth_of(edit: Edit) -> int:
+    """By how many bytes the edit makes a snapshot of the tree longer, at most. What it removes is not subtracted."""
+    match edit:
+        case MadeDirectories(path=path, owner=owner, group=group):
+            return len(path.encode()) + path.count("/") * (ROW_BYTES + len(owner.encode()) + len(group.encode()))
+        case FileWritten() | Spliced():
+            return ROW_BYTES + len(_ENCODER.encode(edit))
+        case Renamed(path=path, target=target):
+            return max(0, len(target.rpartition("/")[2].encode()) - len(path.rpartition("/")[2].encode()))
+        case AttributesSet(owner=owner, group=group):
+            return len((owner or "").encode()) + len((group or "").encode())
+        case XAttrSet(name=name, value=value):
+            return 0 if value is None else len(name.encode()) + len(value) + HEADER_BYTES
+    return 0  # Deleted, Concatenated
+
+
+def cut(extent: Extent, length: int) -> Extent:
+    """The first `length` bytes of an extent."""
+    return BlockExtent(extent.handle, length) if isinstance(extent, BlockExtent) else InlineExtent(extent.data[:length])
+
+
+def block_handles(content: Content) -> list[int]:
+    return [extent.handle for extent in content if isinstance(extent, BlockExtent)]
+
+
+def inline_bytes(content: Content) -> int:
+    return sum(extent.length for extent in content if isinstance(extent, InlineExtent))
+
+
+# -- paths of the namespace: absolute, with names between single slashes -----------------------------------------------
+# Pure.
+
+MAX_PATH_CHARACTERS = 8000  # HDFS's own limits
+MAX_PATH_LEVELS = 1000
+MAX_NAME_BYTES = 255
+
+
+@lru_cache(256)  # an operation takes the same path apart several times
+def parts_of(path: str) -> tuple[str, ...]:
+    """The names of a path. `//` and a slash at the end do not count; `.`, `..` and control characters are refused."""
+    if not path.startswith("/"):
+        raise IllegalArgumentError(f'Invalid value: "{shown(path)}" is not an absolute path')
+    if len(path) > MAX_PATH_CHARACTERS or path.count("/") > MAX_PATH_LEVELS:
+        raise RemoteIOError(
+            f"Pathname too long.  Limit {MAX_PATH_CHARACTERS} characters, {MAX_PATH_LEVELS} levels: {shown(path)}"
+        )
+    names = tuple(name for name in path.split("/") if name)
+    for name in names:
+        _check(name, path)
+    return names
+
+
+def join(names: tuple[str, ...]) -> str:
+    return "/" + "/".join(names)
+
+
+def shown(text: str) -> str:
+    """`text` for a message, shortened: a client may send a very long one."""
+    return text if len(text) <= 200 else f"{text[:200]}... ({len(text)} characters)"
+
+
+def _check(name: str, path: str) -> None:
+    if name in (".", "..") or any(character < " " or character == "\x7f" for character in name):
+        raise IllegalArgumentError(f"Invalid path name Invalid file name: {shown(path)!a}")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise IllegalArgumentError(f"Invalid path name {shown(path)!a}: not Unicode") from None
+    if size > MAX_NAME_BYTES:
+        raise PathComponentTooLongError(
+            f"The maximum path component name limit of {shown(name)} in directory {shown(path)} is exceeded: "
+            f"limit={MAX_NAME_BYTES} length={size}"
+        )

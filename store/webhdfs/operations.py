@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from spark_jms.store.webhdfs import wire
+from spark_jms.store.webhdfs.blocks import DEFAULT_FILE_BLOCK_BYTES
 from spark_jms.store.webhdfs.errors import (
     AccessControlError,
     IllegalArgumentError,
@@ -21,8 +22,7 @@ from spark_jms.store.webhdfs.errors import (
     UnsupportedError,
 )
 from spark_jms.store.webhdfs.files import Files
-from spark_jms.store.webhdfs.options import DEFAULT_FILE_BLOCK_BYTES
-from spark_jms.store.webhdfs.path import join, parts_of, shown
+from spark_jms.store.webhdfs.inode import join, parts_of, shown
 from spark_jms.store.webhdfs.wire import DoorRequest
 
 LIST_BATCH = 1000  # dfs.ls.limit

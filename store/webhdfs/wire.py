@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from spark_jms.store.webhdfs.errors import IllegalArgumentError, NoSuchFileError, RemoteError
-from spark_jms.store.webhdfs.inode import ContentSummary, FileStatus
-from spark_jms.store.webhdfs.path import join, parts_of, shown
+from spark_jms.store.webhdfs.inode import ContentSummary, FileStatus, join, parts_of, shown
 
 PREFIX = "/webhdfs/v1"
 MAX_TARGET_BYTES = 64 * 1024

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.subscriber import Subscriber
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.client import Context
-from spark_jms.core.batch import Batch
-from spark_jms.log.storage import now_ms
+from spark_jms.core.records.batch import Batch
+from spark_jms.log.tables.storage import now_ms
 from spark_jms.testing.inside import domain_of, records_of
 
 

@@ -9,16 +9,16 @@ from typing import Any
 
 from spark_jms import connect
 from spark_jms.admin.statistics import collect
-from spark_jms.claims.active_subscriptions import not_durable
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.expiration_scan import ExpirationScan
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.client.context import Context
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.log.storage import now_ms
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.failures.expiration import ExpirationScan
+from spark_jms.claims.servers.stores import not_durable
+from spark_jms.client.context.context import Context
+from spark_jms.core.records.batch import Batch, Limits
+from spark_jms.log.tables.storage import now_ms
 from spark_jms.testing import memory_domain
+from spark_jms.testing.domain import wait_until
 from spark_jms.testing.inside import domain_of, records_of
-from spark_jms.testing.waiting import wait_until
 
 HOUR_MS = 3_600_000
 REDIRECTED = {"kind": "queue", "expiration_policy": "Redirect", "error_destination": "failed"}

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spark_jms.log.local_storage import LocalStorage
-from spark_jms.log.storage import settled
+from spark_jms.log.tables.storage import LocalStorage, settled
 
 Hook = Callable[[str, str], object]  # step ("before create", "after delete" ...), path
 

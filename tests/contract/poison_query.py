@@ -10,10 +10,9 @@ from typing import Any
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_jms import connect
-from spark_jms.client.message import Message
-from spark_jms.spark.options import parse_options
+from spark_jms.client.messages.message import Message
+from spark_jms.spark.options import StopSignal, parse_options
 from spark_jms.spark.source import JmsqStreamReader, read_partition
-from spark_jms.spark.worker import StopSignal
 
 Offset = dict[str, Any]
 Row = dict[str, Any]

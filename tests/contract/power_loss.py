@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from spark_jms.log.local_storage import LocalStorage
+from spark_jms.log.tables.storage import LocalStorage
 
 BLOCK = 512
 STORES = "_jmsq/store"  # forces by itself what it acknowledges: not ours to tear

@@ -10,7 +10,7 @@ import pytest
 
 from spark_jms import apply
 from spark_jms.client import Context
-from spark_jms.core.quota import QuotaState
+from spark_jms.core.limits.quota import QuotaState
 from spark_jms.testing.inside import domain_of
 
 LIMIT_S = 30

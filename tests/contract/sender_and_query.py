@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable
 
 import spark_jms
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.distributed import DistributedSubscriber, open_subscriber
-from spark_jms.claims.stores import open_stores
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.log.domain import Domain
-from spark_jms.testing.waiting import wait_until
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.distributed import DistributedSubscriber, open_subscriber
+from spark_jms.claims.servers.stores import open_stores
+from spark_jms.core.records.batch import Batch, Limits
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.testing.domain import wait_until
 
 LIMIT_S = 90.0
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import spark_jms
-from spark_jms.claims.distributed import DistributedSubscriber
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.log.domain import Domain
-from spark_jms.log.server_state import start_server, stop_server
-from spark_jms.testing.waiting import wait_until
+from spark_jms.admin.servers import start_server, stop_server
+from spark_jms.claims.consumers.distributed import DistributedSubscriber
+from spark_jms.core.records.batch import Batch, Limits
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.testing.domain import wait_until
 
 EVERYTHING = Limits()
 SERVERS = {name: {"store": "file"} for name in "abc"}

@@ -7,7 +7,7 @@ from typing import Any
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_jms.spark.source import JmsqStreamReader, MemberPartition, read_partition
-from spark_jms.testing.waiting import wait_until
+from spark_jms.testing.domain import wait_until
 
 LIMIT = ReadMaxRows(1000)
 

@@ -11,25 +11,27 @@ from typing import cast
 
 import pytest
 
-from spark_jms.claims.timed_store import TimedStore
-from spark_jms.store import (
-    MemoryStore,
-    Session,
-    Store,
-    StoreError,
-)
+from spark_jms.claims.servers.timed_stores import TimedStore
+from spark_jms.store import MemoryStore, Session, Store, StoreError
 from spark_jms.store.disk import Disk
-from spark_jms.store.engine import EngineBackend, EngineFinder, MemoryFinder, Server
-from spark_jms.store.engine.testing import SharedMemory
-from spark_jms.store.file import FileStore
-from spark_jms.store.file.backend import FileBackend
-from spark_jms.store.jdbc.finder import JdbcFinder
-from spark_jms.store.jdbc.retry import Clocks
+from spark_jms.store.engine.backend import EngineBackend, EngineFinder
+from spark_jms.store.engine.server import Server
+from spark_jms.store.file.store import FileBackend, FileStore
+from spark_jms.store.jdbc.engine import Clocks
 from spark_jms.store.jdbc.settings import parse_jdbc
+from spark_jms.store.jdbc.store import JdbcFinder
 from spark_jms.store.ledger.store import LedgerStore
-from spark_jms.store.records.finder import RegionEngineFinder
-from spark_jms.store.records.settings import parse_replicated
-from spark_jms.store.testing import backend_of, end_session, send_heartbeats, server_of, stop_heartbeat, stop_session
+from spark_jms.store.replicated.store import RegionEngineFinder, parse_replicated
+from spark_jms.store.testing import (
+    MemoryFinder,
+    SharedMemory,
+    backend_of,
+    end_session,
+    send_heartbeats,
+    server_of,
+    stop_heartbeat,
+    stop_session,
+)
 
 TIMEOUT_MS = 10_000
 

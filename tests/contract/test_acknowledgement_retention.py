@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 from spark_jms import connect
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.core.destination import Destination
-from spark_jms.log.compaction import compact
-from spark_jms.log.purge import purge_acknowledgements
-from spark_jms.log.storage import now_ms
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.log.upkeep.compaction import compact
+from spark_jms.log.upkeep.purge import purge_acknowledgements
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import domain_of, records_of, subscriber_of
 

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 
 import spark_jms
+from spark_jms.admin.servers import start_server, stop_server
 from spark_jms.client import Context
-from spark_jms.core.balancing import Balancing
+from spark_jms.core.destinations.routing import Balancing
 from spark_jms.errors import (
     ConsumerClosedException,
     InvalidDestinationError,
@@ -20,14 +21,13 @@ from spark_jms.errors import (
     OptionError,
     ServerDownError,
 )
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import send as send_files
-from spark_jms.log.server_state import start_server, stop_server
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending.send import send as send_files
 from spark_jms.spark.browser import JmsqReader, ViewPartition
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader, MemberPartition
-from spark_jms.testing.waiting import wait_until
+from spark_jms.testing.domain import wait_until
 from tests.contract.servers import Away, applied, queue_on, stopped
 from tests.contract.source_steps import LIMIT, next_offset, texts_of
 

@@ -13,8 +13,8 @@ import pytest
 import spark_jms
 from spark_jms import admin as administration
 from spark_jms.admin import Administrator, Moved, Purged
-from spark_jms.claims.members import session_label
-from spark_jms.claims.stores import open_stores, store_of
+from spark_jms.claims.records.members import session_label
+from spark_jms.claims.servers.stores import open_stores, store_of
 from spark_jms.client import Context
 from spark_jms.errors import (
     ClosedError,
@@ -26,7 +26,7 @@ from spark_jms.errors import (
     OptionError,
     ProductionPausedError,
 )
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.settings.environment import ROOT_VARIABLE
 from spark_jms.testing import wait_until
 

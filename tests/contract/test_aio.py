@@ -19,7 +19,7 @@ import spark_jms
 from spark_jms import aio
 from spark_jms.aio.blocking_calls import AT_ONCE, BlockingCalls
 from spark_jms.client import Context, Message
-from spark_jms.client.producer import flow_of
+from spark_jms.client.sending.producer import flow_of
 from spark_jms.errors import (
     ClosedError,
     DomainError,

@@ -15,14 +15,11 @@ import pytest
 
 from spark_jms import connect
 from spark_jms.client import Completion, Context, Message, Producer
-from spark_jms.client.asynchronous_send import AsynchronousSender
-from spark_jms.errors import (
-    ClosedError,
-    IllegalStateException,
-)
+from spark_jms.client.sending.asynchronous_send import AsynchronousSender
+from spark_jms.errors import ClosedError, IllegalStateException
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.domain import is_waiting
 from spark_jms.testing.inside import asynchronous_sends_of
-from spark_jms.testing.waiting import is_waiting
 from tests import forked
 from tests.contract.completions import (
     LIMIT_S,

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 
 from spark_jms import apply, connect
-from spark_jms.admin.pause import pause, resume
-from spark_jms.client import Completion, ConnectionFactory, Context, Message, shared_send
-from spark_jms.core.pause import INSERTION, PRODUCTION
+from spark_jms.admin.destinations import pause, resume
+from spark_jms.client import Completion, ConnectionFactory, Context, Message
+from spark_jms.client.sending import shared_send
+from spark_jms.core.destinations.pause import INSERTION, PRODUCTION
 from spark_jms.errors import (
     ClosedError,
     CommitOutcomeUnknownError,
@@ -26,7 +27,8 @@ from spark_jms.errors import (
     OptionError,
     ProductionPausedError,
 )
-from spark_jms.log.admission import QuotaExceededError
+from spark_jms.log.sending import send
+from spark_jms.log.sending.send import QuotaExceededError
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import asynchronous_sends_of, domain_of
 from tests.contract.completions import (
@@ -214,7 +216,7 @@ def test_insertion_that_resumes_between_two_messages_keeps_their_order(
 ) -> None:
     """T11, T14: the ones behind the message that met the pause wait for it."""
     outcomes, producer = Outcomes(), context.producer("orders", send_timeout=LIMIT_S)
-    original, met, queued = shared_send.send, 0, threading.Event()
+    original, met, queued = send.send, 0, threading.Event()
 
     def resuming(*arguments: Any, **more: Any) -> Any:
         nonlocal met
@@ -243,7 +245,7 @@ def test_room_that_comes_between_two_messages_keeps_their_order(
 ) -> None:
     """T11, T1: the ones behind the message that found no room wait for it."""
     outcomes, producer = Outcomes(), context.producer("orders", send_timeout=LIMIT_S)
-    original, met, queued = shared_send.send, 0, threading.Event()
+    original, met, queued = send.send, 0, threading.Event()
 
     def full(*arguments: Any, **more: Any) -> Any:
         nonlocal met

@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from spark_jms import connect
-from spark_jms.claims.housekeeper import Housekeeper, published_failures
-from spark_jms.cli.main import cli
-from spark_jms.client import context_destinations
+from spark_jms.claims.upkeep.housekeeping import Housekeeper, published_failures
+from spark_jms.cli.__main__ import cli
+from spark_jms.client.context import destinations as client_destinations
 from spark_jms.errors import UnreadableTableError
-from spark_jms.log import housekeeping
-from spark_jms.log.purge import purge
+from spark_jms.log.upkeep import housekeeping
+from spark_jms.log.upkeep.purge import purge
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import domain_of, records_of, subscriber_of
 
@@ -141,7 +141,7 @@ def test_failing_housekeeping_fails_no_send_and_no_receive(monkeypatch: pytest.M
         raise OSError("a damaged file")
 
     monkeypatch.setattr(Housekeeper, "run", broken)
-    monkeypatch.setattr(context_destinations, "HOUSEKEEPING_EVERY_S", 0.01)
+    monkeypatch.setattr(client_destinations, "HOUSEKEEPING_EVERY_S", 0.01)
     with memory_domain(orders="queue") as root, connect(root) as context, context.consumer("orders") as consumer:
         assert context.statistics().healthy
         looked.set()

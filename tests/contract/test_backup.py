@@ -12,17 +12,15 @@ from click.testing import CliRunner
 
 import spark_jms
 from spark_jms.admin import backup as backups
-from spark_jms.admin.backup import back_up
-from spark_jms.admin.backup_files import MANIFEST, RECORDS
-from spark_jms.admin.restore import restore
-from spark_jms.claims.views import opened_store
-from spark_jms.cli.main import cli
+from spark_jms.admin.backup import MANIFEST, RECORDS, back_up, restore
+from spark_jms.claims.upkeep.views import opened_store
+from spark_jms.cli.__main__ import cli
 from spark_jms.client import Context
 from spark_jms.errors import BackupError, DomainError, FormatVersionError
-from spark_jms.log import purge as purging
-from spark_jms.log.clean_up import clean_up
-from spark_jms.log.domain import Domain
-from spark_jms.log.storage import now_ms
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.log.upkeep import purge as purging
+from spark_jms.log.upkeep.clean_up import clean_up
 from spark_jms.store import ForeignOwnerError, StoreInUseError
 from spark_jms.testing import memory_domain
 from tests.daemons import Daemons

@@ -11,18 +11,16 @@ from click.testing import CliRunner
 
 import spark_jms
 from spark_jms.admin import backup as backups
-from spark_jms.admin.backup import back_up
-from spark_jms.admin.backup_files import MANIFEST
-from spark_jms.admin.restore import restore
-from spark_jms.claims.record_sets import state_of
-from spark_jms.claims.views import opened_store, subscriptions
-from spark_jms.cli.main import cli
+from spark_jms.admin.backup import MANIFEST, back_up, restore
+from spark_jms.admin.servers import start_server, stop_server
+from spark_jms.claims.servers.stores import state_of
+from spark_jms.claims.upkeep.views import opened_store, subscriptions
+from spark_jms.cli.__main__ import cli
 from spark_jms.errors import BackupError
-from spark_jms.log.clean_up import clean_up
-from spark_jms.log.domain import Domain
-from spark_jms.log.purge import purge
-from spark_jms.log.server_state import start_server, stop_server
-from spark_jms.log.storage import now_ms
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.log.upkeep.clean_up import clean_up
+from spark_jms.log.upkeep.purge import purge
 from spark_jms.store import StoreInUseError
 from tests.contract.servers import Away, applied
 

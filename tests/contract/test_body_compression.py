@@ -11,14 +11,14 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 import spark_jms
-from spark_jms.admin.move import MoveOrder, move
+from spark_jms.admin.transfer import MoveOrder, move
 from spark_jms.client import ConnectionFactory, Context, Message
-from spark_jms.client.compressed import CompressedMessage
-from spark_jms.core import body_compression
-from spark_jms.core.destination import FORMAT_VERSION
+from spark_jms.client.messages.message import CompressedMessage
+from spark_jms.core.destinations.destination import FORMAT_VERSION
+from spark_jms.core.messages import compression
 from spark_jms.errors import FormatVersionError, MessageFormatError, MessageSizeError, OptionError
-from spark_jms.log.compaction import compact
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.upkeep.compaction import compact
 from spark_jms.spark.browser import JmsqReader
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.sink import JmsqWriter
@@ -166,14 +166,14 @@ def test_damaged_body_is_named_by_its_sequence(root: str, context: Context, monk
     """T8: not by its row in a file."""
     for text in ("short", LONG, LONG):
         context.producer("orders").send(text=text)
-    whole, bodies = body_compression.unpack, 0
+    whole, bodies = compression.unpack, 0
 
     def second_is_damaged(packed: bytes) -> bytes:
         nonlocal bodies
         bodies += 1
         return whole(packed if bodies == 1 else packed[:-9])
 
-    monkeypatch.setattr(body_compression, "unpack", second_is_damaged)
+    monkeypatch.setattr(compression, "unpack", second_is_damaged)
     with pytest.raises(MessageFormatError, match="orders, member 0, sequence 3: the compressed body is damaged"):
         query(root, "orders", columns="text")
 
@@ -194,7 +194,7 @@ def test_first_compressed_body_raises_the_format(root: str, context: Context, mo
     commits = sorted(Path(Domain(root).log("orders").storage.uri, "_delta_log").glob("*.json"))
     assert ["metaData" in commit.read_text() for commit in commits] == [True, False, True, False, False]
     plain.close()
-    monkeypatch.setattr("spark_jms.core.destination.FORMAT_VERSION", FORMAT_VERSION - 1)
+    monkeypatch.setattr("spark_jms.core.destinations.destination.FORMAT_VERSION", FORMAT_VERSION - 1)
     with pytest.raises(FormatVersionError):
         _ = Domain(root).log("orders").refresh().destination
 

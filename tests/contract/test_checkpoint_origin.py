@@ -13,13 +13,13 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from spark_jms import connect
-from spark_jms.claims import views
+from spark_jms.claims.upkeep import views
 from spark_jms.errors import DestinationReplacedError, ForeignCheckpointError, JmsqError, OptionError, TriggerError
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.store.errors import StoreAbsentError
-from spark_jms.store.file.backend import FileBackend
+from spark_jms.store.file.store import FileBackend
 from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.store.testing import backend_of, directory_of
 from spark_jms.testing import memory_domain

@@ -9,13 +9,12 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_jms.errors import UnreadableTableError
-from spark_jms.log.checkpoint_writer import LAST_CHECKPOINT, checkpoint_path, write_checkpoint
-from spark_jms.log.checkpoints import LogListing, commit_path
-from spark_jms.log.clean_up import checkpoint
-from spark_jms.log.compaction import compact
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.purge import purge
-from spark_jms.log.subscriptions import create_subscription
+from spark_jms.log.destinations.declarations import create_subscription
+from spark_jms.log.tables.checkpoints import LAST_CHECKPOINT, LogListing, checkpoint_path, commit_path, write_checkpoint
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.upkeep.clean_up import checkpoint
+from spark_jms.log.upkeep.compaction import compact
+from spark_jms.log.upkeep.purge import purge
 from tests.contract.test_log import fresh, local_table, put, texts
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.messages.ranges import Ranges
 from spark_jms.errors import ForeignWriteError, UnreadableTableError
-from spark_jms.log.checkpoints import LOG, NEWEST_OWN_COMMIT, LogListing, commit_path, newest_checkpoint_version
-from spark_jms.log.clean_up import checkpoint
-from spark_jms.log.delta_log import DeltaLog
+from spark_jms.log.tables.checkpoints import LOG, NEWEST_OWN_COMMIT, LogListing, commit_path, newest_checkpoint_version
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.upkeep.clean_up import checkpoint
 from tests.contract.test_log import fresh, local_table, put, texts
 
 HINT = f"{LOG}/_last_checkpoint"

@@ -10,16 +10,14 @@ from attrs import evolve
 from deltalake import DeltaTable
 
 from spark_jms.errors import UnreadableTableError
-from spark_jms.log import housekeeping, log_expiry
-from spark_jms.log.checkpoint_writer import checkpoint_path
-from spark_jms.log.checkpoints import LOG, Checkpoint, LogListing, commit_path
-from spark_jms.log.clean_up import CleanUp, checkpoint, clean_up
-from spark_jms.log.compaction import compact
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.housekeeping import HousekeepingRounds
-from spark_jms.log.local_storage import LocalStorage
-from spark_jms.log.log_expiry import first_checkpoint
-from spark_jms.log.storage import now_ms
+from spark_jms.log.tables.checkpoints import LOG, Checkpoint, LogListing, checkpoint_path, commit_path
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.storage import LocalStorage, now_ms
+from spark_jms.log.upkeep import clean_up as log_clean_up
+from spark_jms.log.upkeep import housekeeping
+from spark_jms.log.upkeep.clean_up import CleanUp, checkpoint, clean_up, first_checkpoint
+from spark_jms.log.upkeep.compaction import compact
+from spark_jms.log.upkeep.housekeeping import HousekeepingRounds
 from tests.contract.test_log import ORDERS, fresh, local_table, put, staged, texts
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
@@ -166,7 +164,7 @@ def test_log_begins_at_a_checkpoint_older_than_its_retention(table: DeltaLog) ->
 
 def test_number_of_log_files_is_bounded(table: DeltaLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """C13: beyond the last versions, and a minute, log files go although they are young."""
-    monkeypatch.setattr(log_expiry, "KEPT_VERSIONS", 20)
+    monkeypatch.setattr(log_clean_up, "KEPT_VERSIONS", 20)
     clean, most = CleanUp(table), 0
     for i in range(100):
         put(table, f"{i}")
@@ -182,8 +180,8 @@ def test_number_of_log_files_is_bounded(table: DeltaLog, monkeypatch: pytest.Mon
 
 def test_checkpoints_of_every_round_are_deleted(table: DeltaLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """C13: rounds write a Delta checkpoint much more often than they clean up; none is left behind the log's beginning."""
-    monkeypatch.setattr(log_expiry, "KEPT_VERSIONS", 20)
-    monkeypatch.setattr(log_expiry, "KEPT_MS", -1)
+    monkeypatch.setattr(log_clean_up, "KEPT_VERSIONS", 20)
+    monkeypatch.setattr(log_clean_up, "KEPT_MS", -1)
     monkeypatch.setattr(housekeeping, "checkpoint", lambda log, report: checkpoint(log, report, every=1))
     clock = [0.0]
     rounds = HousekeepingRounds({"messages": table}, lambda *_: False, lambda: clock[0])

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import spark_jms
 from spark_jms.client import Context
-from spark_jms.client.metric_names import CLIENT_METRICS
+from spark_jms.client.context.metrics import CLIENT_METRICS
 from spark_jms.testing import memory_domain
 
 

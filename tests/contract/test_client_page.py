@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 import spark_jms
-from spark_jms.cli.main import cli
+from spark_jms.cli.__main__ import cli
 from spark_jms.client import Completion, Context, Message
 from spark_jms.errors import IllegalStateException, InvalidDestinationError
 from spark_jms.settings.options import OPTIONS

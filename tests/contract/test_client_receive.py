@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 import spark_jms
-from spark_jms.claims import batches
+from spark_jms.claims.batches import batch
 from spark_jms.client import Context, Message
-from spark_jms.errors import (
-    IllegalStateException,
-)
-from spark_jms.log.storage import now_ms
+from spark_jms.errors import IllegalStateException
+from spark_jms.log.tables.storage import now_ms
 from spark_jms.testing import wait_until
 from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.messages import send_texts, texts
@@ -100,7 +98,7 @@ def test_close_releases_messages_at_once(context: Context) -> None:
 
 def test_acknowledgements_reach_their_table(client_root: str) -> None:
     """C5, C14: at the latest when the consumer closes."""
-    from spark_jms.claims.views import acknowledgements
+    from spark_jms.claims.upkeep.views import acknowledgements
 
     with spark_jms.connect(client_root) as context:
         send_texts(context, *"ab")
@@ -230,7 +228,7 @@ def test_listener_may_close_its_consumer(context: Context) -> None:
 
 def test_client_that_never_acknowledges_is_stopped(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """C9, C11: its record set stays bounded; the error says what to do, and after it the consumer continues."""
-    monkeypatch.setattr(batches, "MAX_OPEN_CLAIMS", 5)
+    monkeypatch.setattr(batch, "MAX_OPEN_CLAIMS", 5)
     send_texts(context, *"abcdefgh")
     with context.consumer("orders", acknowledge="individual", prefetch=1) as consumer:
         got = [consumer.receive(timeout=5) for _ in range(5)]

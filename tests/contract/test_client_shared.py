@@ -14,12 +14,12 @@ import pytest
 import spark_jms
 from spark_jms.client import Consumer, Context, Message
 from spark_jms.errors import ClosedError, ConsumerClosedException, DataLossError
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.domain import is_waiting
 from spark_jms.testing.inside import domain_of, subscriber_of
-from spark_jms.testing.waiting import is_waiting
 
 FOUR = {"kind": "distributed-queue", "members": 4}
 
@@ -273,7 +273,7 @@ def test_many_threads_send_through_one_producer(context: Context) -> None:
 
 def test_compaction_disturbs_neither_browser_nor_consumer(context: Context) -> None:
     """C11, C13: even if the replaced files are deleted at once."""
-    from spark_jms.log.compaction import compact
+    from spark_jms.log.upkeep.compaction import compact
 
     producer = context.producer("orders")
     for n in range(20):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import spark_jms
 from spark_jms.admin.statistics import collect, with_rates
 from spark_jms.client import ContextStatistics, ProducerStatistics
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import records_of
 

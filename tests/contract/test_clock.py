@@ -7,16 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from spark_jms import connect
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.housekeeper import Housekeeper, published_failures
-from spark_jms.claims.subscriber import Subscriber
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.upkeep.housekeeping import Housekeeper, published_failures
 from spark_jms.client import Context
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.ranges import EMPTY
-from spark_jms.log import clock
-from spark_jms.log.clock import read_clock
-from spark_jms.log.domain import Domain
-from spark_jms.log.storage import now_ms
+from spark_jms.core.messages.ranges import EMPTY
+from spark_jms.core.records.batch import Batch, Limits
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables import storage
+from spark_jms.log.tables.storage import now_ms, read_clock
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
 
@@ -67,7 +66,7 @@ def test_clock_is_compared_with_the_roots(context: Context) -> None:
 
 def test_housekeeping_names_a_wrong_clock(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """C17, C20: published for `jmsq stat`; housekeeping itself works on."""
-    monkeypatch.setattr(clock, "now_ms", lambda: now_ms() - HOUR_MS)
+    monkeypatch.setattr(storage, "now_ms", lambda: now_ms() - HOUR_MS)
     housekeeper = Housekeeper(Domain(context.root), records_of(context), "orders")
     assert housekeeper.run()
     (failure,) = published_failures(domain_of(context), records_of(context), "orders")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import types as t
 
-from spark_jms.core.message import COLUMNS
+from spark_jms.core.messages.columns import COLUMNS
 from spark_jms.errors import MessageFormatError
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.sink import JmsqStreamWriter, JmsqWriter

@@ -11,18 +11,19 @@ import attrs
 import pytest
 
 from spark_jms import connect
-from spark_jms.claims import acknowledgement_table
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.core.destination import Destination
-from spark_jms.log import commit as commit_module
-from spark_jms.log import compaction, declarations, purge, send, subscriptions
-from spark_jms.log.compaction import compact
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.domain import Domain
-from spark_jms.log.local_storage import LocalStorage
-from spark_jms.log.snapshot import Snapshot
-from spark_jms.log.subscriptions import create_subscription, drop_subscription
-from spark_jms.store.memory import MemoryStore
+from spark_jms.claims.records import life_cycle
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.log.destinations import declarations
+from spark_jms.log.destinations.declarations import apply_destinations, create_subscription, drop_subscription
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.sending import send
+from spark_jms.log.tables import commit as commit_module
+from spark_jms.log.tables.snapshot import Snapshot
+from spark_jms.log.tables.storage import LocalStorage
+from spark_jms.log.upkeep import compaction, purge
+from spark_jms.log.upkeep.compaction import compact
+from spark_jms.store.ledger.store import MemoryStore
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
 
@@ -110,13 +111,13 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> Guard:
 
         return commit_prepared(log, prepare, decide_guarded, **limits)
 
-    for module in (commit_module, send, compaction, declarations, acknowledgement_table):
+    for module in (commit_module, send, compaction, declarations, life_cycle):
         monkeypatch.setattr(module, "commit_prepared", guarded)
     for name in ("get", "create", "sync", "put", "exists", "list", "delete", "open_input", "open_output"):
         monkeypatch.setattr(LocalStorage, name, made.watched(f"storage.{name}", getattr(LocalStorage, name)))
     for name in ("connect", "peek", "infos", "sessions"):
         monkeypatch.setattr(MemoryStore, name, made.watched(f"store.{name}", getattr(MemoryStore, name)))
-    for module in (compaction, purge, subscriptions, acknowledgement_table, send):
+    for module in (compaction, purge, declarations, life_cycle, send):
         if hasattr(module, "now_ms"):
             monkeypatch.setattr(module, "now_ms", made.watched("now_ms", module.now_ms))
     return made

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from spark_jms.log import compaction
-from spark_jms.log.compaction import compact
-from spark_jms.log.data_file import DataFile
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.purge import purge
-from spark_jms.log.staged_file import StagedFile
-from spark_jms.log.subscriptions import create_subscription
+from spark_jms.core.transactions.transfer import StagedFile
+from spark_jms.log.destinations.declarations import create_subscription
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.files import DataFile
+from spark_jms.log.upkeep import compaction
+from spark_jms.log.upkeep.compaction import compact
+from spark_jms.log.upkeep.purge import purge
 from tests.contract.test_log import fresh, local_table, put, texts
 
 

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 import spark_jms
-from spark_jms.claims import coordinators
-from spark_jms.claims.coordinators import Coordinator
-from spark_jms.claims.stores import home_of
+from spark_jms.claims.servers.stores import home_of
+from spark_jms.claims.transactions import transaction
+from spark_jms.claims.transactions.transaction import Coordinator
 from spark_jms.client import Context, TransactedSession
-from spark_jms.core.transaction import COORDINATORS_PREFIX, coordinator_record
-from spark_jms.errors import (
-    TransactionRolledBackException,
-)
+from spark_jms.core.transactions.transaction import COORDINATORS_PREFIX, coordinator_record
+from spark_jms.errors import TransactionRolledBackException
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import coordinators_of, records_of
 from tests.contract.messages import send_texts
@@ -91,7 +89,7 @@ def test_no_number_of_open_sessions_refuses_a_commit() -> None:
 
 def test_commit_without_a_coordinator_is_rolled_back(alone: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """T16: nothing was decided, so the error does not say "committed"."""
-    monkeypatch.setattr(coordinators, "MAX_COORDINATORS", 1)
+    monkeypatch.setattr(transaction, "MAX_COORDINATORS", 1)
     send_texts(alone, "a")
     with records_of(alone).connect("other") as other, alone.transacted_session() as session:
         handle = other.open(coordinator_record(0))

@@ -10,17 +10,18 @@ import pytest
 
 import spark_jms
 from spark_jms.admin.purge import purge_files
-from spark_jms.claims import subscription_use, views
-from spark_jms.claims.active_subscriptions import active_subscriptions
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.distributed import DistributedSubscriber
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.members import Members
-from spark_jms.claims.record_sets import read_state
+from spark_jms.admin.servers import start_server, stop_server
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.distributed import DistributedSubscriber
+from spark_jms.claims.records import subscriptions
+from spark_jms.claims.records.members import Members
+from spark_jms.claims.servers.stores import active_subscriptions, read_state
+from spark_jms.claims.upkeep import views
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
 from spark_jms.client import Consumer, Context
-from spark_jms.core.batch import Batch, Limits, MemberPick
-from spark_jms.core.destination import FORMAT_VERSION, Destination
-from spark_jms.core.record_set import RecordSet
+from spark_jms.core.destinations.destination import FORMAT_VERSION, Destination
+from spark_jms.core.records.batch import Batch, Limits, MemberPick
+from spark_jms.core.records.record_set import RecordSet
 from spark_jms.errors import (
     ConsumerClosedException,
     FormatVersionError,
@@ -31,13 +32,12 @@ from spark_jms.errors import (
     ModuleFileError,
     ServerDownError,
 )
-from spark_jms.log.domain import Domain
-from spark_jms.log.server_state import start_server, stop_server
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.store import OutcomeUnknownError
+from spark_jms.testing.domain import wait_until
 from spark_jms.testing.inside import domain_of, records_of
-from spark_jms.testing.waiting import wait_until
 from tests.contract.servers import SERVERS, Away, applied
 from tests.contract.source_steps import LIMIT, next_offset, texts_of
 
@@ -480,6 +480,6 @@ def test_store_that_fails_at_the_end_is_left_to_housekeeping(context: Context, m
     consumer = context.consumer("prices")
     send(context, "1", "2", "3")
     assert received(consumer, 3) == ["1", "2", "3"]
-    monkeypatch.setattr(subscription_use, "_clear", fails)
+    monkeypatch.setattr(subscriptions, "_clear", fails)
     consumer.close()
     assert uses(context) == set()

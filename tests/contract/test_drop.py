@@ -13,17 +13,16 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from spark_jms.admin import drop as drop_module
-from spark_jms.admin import rename as rename_module
-from spark_jms.admin.drop import drop_destination, plan_drop
-from spark_jms.admin.rename import rename_destination
-from spark_jms.claims import views
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.cli.main import cli
+from spark_jms.admin import destinations as drop_module
+from spark_jms.admin import destinations as rename_module
+from spark_jms.admin.destinations import drop_destination, plan_drop, rename_destination
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.upkeep import views
+from spark_jms.cli.__main__ import cli
 from spark_jms.client import connect
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.destination import Destination
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.errors import (
     DestinationDroppedError,
     DestinationInUseError,
@@ -33,12 +32,10 @@ from spark_jms.errors import (
     MemberUnavailableError,
     ModuleFileError,
 )
-from spark_jms.log.declarations import DeclarationChange, apply_destinations
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import Domain
-from spark_jms.log.local_storage import LocalStorage
-from spark_jms.log.named_files import NamedFiles
-from spark_jms.log.register import ACKNOWLEDGEMENTS, REGISTER, Register
+from spark_jms.log.destinations.declarations import DeclarationChange, apply_destinations
+from spark_jms.log.destinations.domain import ACKNOWLEDGEMENTS, REGISTER, Domain, Register
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.storage import LocalStorage, NamedFiles
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader, read_partition
 from spark_jms.store import Store

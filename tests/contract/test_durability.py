@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from spark_jms import connect
-from spark_jms.core.destination import Destination
-from spark_jms.log.clean_up import checkpoint
-from spark_jms.log.compaction import compact
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.domain import Domain
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.upkeep.clean_up import checkpoint
+from spark_jms.log.upkeep.compaction import compact
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of
 

@@ -13,21 +13,24 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_jms import connect
-from spark_jms.admin.pause import pause, resume
-from spark_jms.claims import expiration, expiration_scan, planner, views
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.record_sets import state_of
-from spark_jms.claims.scan import Question
-from spark_jms.client.context import Context
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.expiration import EXPIRER
-from spark_jms.core.life_event import LifeEvent
-from spark_jms.core.pause import INSERTION
-from spark_jms.core.ranges import EMPTY, Ranges
-from spark_jms.log.storage import now_ms
+from spark_jms.admin.destinations import pause, resume
+from spark_jms.claims.failures import expiration
+from spark_jms.claims.messages import scan
+from spark_jms.claims.messages.scan import Question
+from spark_jms.claims.servers.stores import state_of
+from spark_jms.claims.upkeep import views
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.client.context.context import Context
+from spark_jms.core.destinations.pause import INSERTION
+from spark_jms.core.messages.ranges import EMPTY, Ranges
+from spark_jms.core.records.batch import Batch, Limits
+from spark_jms.core.records.expiration import EXPIRER
+from spark_jms.log.messages import data_files
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.settings.fields import LifeEvent
 from spark_jms.testing import memory_domain
+from spark_jms.testing.domain import wait_until
 from spark_jms.testing.inside import domain_of, records_of
-from spark_jms.testing.waiting import wait_until
 from tests.contract.expirations import (
     HOUR_MS,
     Later,
@@ -92,7 +95,7 @@ def test_consumers_and_search_meet_the_same_messages(
     """T6: 20,000 messages, of which a consumer and the search each find parts; each is counted and logged once, and the others
     are delivered."""
     monkeypatch.setattr(expiration, "LOGGED", 300)
-    monkeypatch.setattr(expiration_scan, "WAIT_S", 60)
+    monkeypatch.setattr(expiration, "WAIT_S", 60)
     send(context, "logged", *map(str, range(10_000)))
     send(context, "logged", *map(str, range(10_000, 10_100)), time_to_live=None)
     send(context, "logged", *map(str, range(10_100, 20_100)))
@@ -115,7 +118,7 @@ def test_consumers_and_search_meet_the_same_messages(
 
 def test_busy_consumer_is_left_alone(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """T6: it keeps its record, and the next search tries again."""
-    monkeypatch.setattr(expiration_scan, "WAIT_S", 0.01)
+    monkeypatch.setattr(expiration, "WAIT_S", 0.01)
     send(context, "plain", "a", "b")
     busy, search = Later(context, "plain"), Search(context, "plain")
     busy.now_ms = now_ms()
@@ -153,9 +156,9 @@ def test_file_is_looked_at_when_its_next_message_expires(context: Context, monke
     """T6: not in every round."""
     context.producer("plain").send_many([{"text": "a", "time_to_live": "3 h"}, {"text": "for ever"}])
     search, reads = Search(context, "plain"), []
-    read_stored = expiration_scan.read_stored
+    read_stored = data_files.read_stored
     monkeypatch.setattr(
-        expiration_scan, "read_stored", lambda *given, **more: reads.append(1) or read_stored(*given, **more)
+        expiration, "read_stored", lambda *given, **more: reads.append(1) or read_stored(*given, **more)
     )
     assert [search.run() for _ in range(5)] == [0] * 5
     assert len(reads) == 1
@@ -182,7 +185,7 @@ def test_missed_message_does_not_expire(context: Context) -> None:
     rows = pa.table({"text": ["a", "b"], "JMSExpiration": over, "JMSDeliveryMode": pa.array([1, 1], pa.int32())})
     context.producer("plain").send_table(rows)
     question = Question(now_ms=now_ms(), missed=Ranges.of((1, 1)))
-    found = planner.scan(domain_of(context).log("plain"), 0, Ranges.of((1, 2)), question)
+    found = scan.scan(domain_of(context).log("plain"), 0, Ranges.of((1, 2)), question)
     assert (found.missed, found.expired, found.picks) == (Ranges.of((1, 1)), Ranges.of((2, 2)), EMPTY)
 
 

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from spark_jms import connect
-from spark_jms.claims import expiration, expiration_scan, planner
-from spark_jms.claims.scan import Scan
-from spark_jms.client.context import Context
-from spark_jms.core.ranges import Ranges
-from spark_jms.log import breath
-from spark_jms.log.delta_log import DeltaLog
+from spark_jms.claims.batches import planner
+from spark_jms.claims.failures import expiration
+from spark_jms.claims.messages import scan as claims_scan
+from spark_jms.claims.messages.scan import Scan
+from spark_jms.claims.servers import stores
+from spark_jms.client.context.context import Context
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.upkeep import health
 from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.expirations import (
     HOUR_MS,
@@ -41,7 +44,7 @@ def test_consumer_is_not_held_up_by_many_expired_messages(
     monkeypatch.setattr(expiration, "DELIVERING", 10)
     monkeypatch.setattr(expiration, "IDLE", 15)
     looked: list[int] = []
-    looks = planner.scan
+    looks = claims_scan.scan
 
     def scan(table: DeltaLog, member: int, candidates: Ranges, *given: Any, **more: Any) -> Scan:
         looked.append(candidates.count)
@@ -75,7 +78,7 @@ def test_search_reads_the_log_before_it_takes_the_record(context: Context, monke
     """T6: much is sent while it logs a step, and no consumer of the record waits while it reads those commits."""
     monkeypatch.setattr(expiration, "LOGGED", 1)
     send(context, "logged", "a", "b")
-    search, known, opens = Search(context, "logged"), list[int](), expiration_scan.opened_records
+    search, known, opens = Search(context, "logged"), list[int](), stores.opened_records
 
     def opened(*given: Any, **more: Any) -> Any:
         known.append(search.table.snapshot.last_sequence(0))
@@ -85,7 +88,7 @@ def test_search_reads_the_log_before_it_takes_the_record(context: Context, monke
         with connect(domain_of(context).root, housekeeping=False) as sender:
             send(sender, "logged", "later", time_to_live=None)
 
-    monkeypatch.setattr(expiration_scan, "opened_records", opened)
+    monkeypatch.setattr(expiration, "opened_records", opened)
     monkeypatch.setattr(expiration.Expiration, "log_written", log_written)
     assert search.run() == 2
     assert known == [2, 3]
@@ -133,8 +136,8 @@ def test_long_search_leaves_the_rest_to_the_next_round(context: Context, monkeyp
 def test_search_rests_twice_as_long_as_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """T6: so consumers beside a long search have the cores; and longer where others make its work take longer."""
     now_s, slept = iter((10.25, 10.75, 11.0, 12.0)), list[float]()
-    monkeypatch.setattr(breath, "time", SimpleNamespace(monotonic=lambda: next(now_s), sleep=slept.append))
-    begun_s = breath.rest(10.0)
+    monkeypatch.setattr(health, "time", SimpleNamespace(monotonic=lambda: next(now_s), sleep=slept.append))
+    begun_s = health.rest(10.0)
     assert begun_s == 10.75
-    breath.rest(begun_s)
+    health.rest(begun_s)
     assert slept == [0.5, 0.5]

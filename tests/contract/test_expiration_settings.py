@@ -9,13 +9,13 @@ import pytest
 from click.testing import CliRunner
 
 from spark_jms import apply, connect
-from spark_jms.admin.housekeeping import Rounds
+from spark_jms.admin.services import Rounds
 from spark_jms.admin.statistics import collect
-from spark_jms.cli.main import cli
+from spark_jms.cli.__main__ import cli
 from spark_jms.errors import ModuleFileError
-from spark_jms.log.storage import now_ms
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.testing.domain import wait_until
 from spark_jms.testing.inside import domain_of, records_of
-from spark_jms.testing.waiting import wait_until
 
 
 def test_redirect_needs_an_error_destination(tmp_path: Path) -> None:

@@ -16,19 +16,19 @@ from typing import Any
 import pytest
 
 from spark_jms import connect
-from spark_jms.admin.move import MoveOrder, move
 from spark_jms.admin.purge import drop_backlog
-from spark_jms.claims import views
-from spark_jms.claims.record_sets import state_of
-from spark_jms.claims.set_aside import SET_ASIDE
-from spark_jms.client.context import Context
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.destination import Destination
-from spark_jms.core.ranges import Ranges
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.refusal import holding_back
-from spark_jms.core.unit_of_work import END, NUMBER, UNIT
-from spark_jms.log.declarations import apply_destinations
+from spark_jms.admin.transfer import MoveOrder, move
+from spark_jms.claims.failures.error_destination import SET_ASIDE
+from spark_jms.claims.servers.stores import state_of
+from spark_jms.claims.upkeep import views
+from spark_jms.client.context.context import Context
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.ordering.units_of_work import END, NUMBER, UNIT
+from spark_jms.core.records.batch import Batch, Limits
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.refusal import holding_back
+from spark_jms.log.destinations.declarations import apply_destinations
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.clocked_consumer import ClockedConsumer

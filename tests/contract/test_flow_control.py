@@ -14,22 +14,23 @@ import attrs
 import pytest
 
 from spark_jms import aio, apply, connect
-from spark_jms.admin.drop import drop_destination
+from spark_jms.admin.destinations import drop_destination
 from spark_jms.client import Context, Message
-from spark_jms.client.producer import flow_of
-from spark_jms.core.destination import Destination
-from spark_jms.core.thresholds import FlowThreshold, FlowThresholds
-from spark_jms.core.usage import MemberUsage, MessageUsage, PublishedUsage
+from spark_jms.client.sending.producer import flow_of
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.limits.flow_control import FlowThreshold, FlowThresholds
+from spark_jms.core.limits.quota import MemberUsage, MessageUsage, PublishedUsage
 from spark_jms.errors import ClosedError, ModuleFileError, OptionError
-from spark_jms.log import flow_watch
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.domain import Domain
-from spark_jms.log.flow_watch import FLOW, watched_of
+from spark_jms.log.destinations import domain as log_domain
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import Domain, watched_of
+from spark_jms.log.limits import usage
+from spark_jms.log.limits.usage import FLOW
 from spark_jms.settings.connection_factory import ConnectionFactory
-from spark_jms.spark.flow import SinkFlow
+from spark_jms.spark.sink import SinkFlow
 from spark_jms.testing import memory_domain
+from spark_jms.testing.domain import wait_until
 from spark_jms.testing.inside import domain_of, records_of
-from spark_jms.testing.waiting import wait_until
 from tests.contract.servers import queue_on
 
 FAST = ConnectionFactory(flow_maximum=2000, flow_minimum=1000, flow_interval_ms=0)  # armed: at once to the minimum
@@ -46,7 +47,7 @@ QUEUES: dict[str, Any] = {
 
 @pytest.fixture
 def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(flow_watch, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(usage, "LOOK_EVERY_S", 0.0)
     with memory_domain(**QUEUES) as made:
         yield made
 
@@ -255,7 +256,7 @@ def test_factories_and_thresholds_that_do_not_fit_are_named(tmp_path: Path) -> N
 
 def test_server_slows_the_senders_of_its_destinations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """T5: its usage is that of all its members; and a server without thresholds is not looked at."""
-    monkeypatch.setattr(flow_watch, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(usage, "LOOK_EVERY_S", 0.0)
     module = queue_on("a", "b")
     module["servers"]["a"] |= {"messagesThresholdHigh": 10, "messagesThresholdLow": 5}
     root = str(tmp_path / "root")
@@ -281,8 +282,8 @@ def test_thresholds_that_cannot_be_read_fail_no_send(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """T5: they stay as they are, and the log names the server."""
-    monkeypatch.setattr(flow_watch, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(flow_watch, "_SERVERS_KEPT_S", 0.0)
+    monkeypatch.setattr(usage, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(log_domain, "_SERVERS_KEPT_S", 0.0)
     module = queue_on("a", "b")
     module["servers"]["a"] |= {"messagesThresholdHigh": 10, "messagesThresholdLow": 5}
     root = str(tmp_path / "root")

@@ -12,17 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 import spark_jms
-from spark_jms.admin.forward import Forwarders, MemberForwarder
-from spark_jms.admin.pause import pause, resume
-from spark_jms.claims import views
-from spark_jms.cli.main import cli
+from spark_jms.admin.destinations import pause, resume
+from spark_jms.admin.servers import stop_server
+from spark_jms.admin.transfer import Forwarders, MemberForwarder
+from spark_jms.claims.upkeep import views
+from spark_jms.cli.__main__ import cli
 from spark_jms.client import Context
 from spark_jms.errors import MessageFormatError, ModuleFileError
-from spark_jms.log.commit import Decision, commit
-from spark_jms.log.domain import Domain
-from spark_jms.log.metadata import metadata_action
-from spark_jms.log.server_state import stop_server
-from spark_jms.testing.waiting import wait_until
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.commit import Decision, commit, metadata_action
+from spark_jms.testing.domain import wait_until
 from tests.contract.killed import killed_client
 from tests.contract.servers import SERVERS
 
@@ -54,7 +53,7 @@ class Bench:
             self.context.producer(f"{'abc'[member]}@orders").send_many({"text": text} for text in texts)
             return
         self.context.producer("orders").send_many({"text": text} for text in texts)
-        from spark_jms.admin.move import MoveOrder, move
+        from spark_jms.admin.transfer import MoveOrder, move
 
         with views.opened_store(self.domain) as store:
             move(self.domain, store, MoveOrder("orders", "orders", target_member=member), 5)

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from spark_jms import admin as administration
 from spark_jms import apply, connect
 from spark_jms.admin.domain_sample import take
-from spark_jms.cli.main import cli
+from spark_jms.cli.__main__ import cli
 from spark_jms.console.history import History
 from spark_jms.console.page import page
 from spark_jms.testing.inside import domain_of, records_of

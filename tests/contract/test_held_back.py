@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_jms import connect
-from spark_jms.client.consumer import Consumer
-from spark_jms.client.held_back_warning import HeldBackWarning
-from spark_jms.core.held_back import WHAT_TO_DO, HeldBack
+from spark_jms.claims.batches.units_of_order import WHAT_TO_DO, HeldBack
+from spark_jms.client.receiving.consumer import Consumer
+from spark_jms.client.receiving.delivery import HeldBackWarning
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.testing import memory_domain

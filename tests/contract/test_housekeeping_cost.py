@@ -13,16 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 
 import spark_jms
-from spark_jms.claims.coordinators import Coordinators
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.client import shared_send
-from spark_jms.client.context import Context
-from spark_jms.core.active_subscription import ActiveSubscription
-from spark_jms.log import breath, compaction, recent_rows
-from spark_jms.log.compaction import compact
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.recent_rows import RecentRows
-from spark_jms.log.register import Register
+from spark_jms.claims.transactions.transaction import Coordinators
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.client.context.context import Context
+from spark_jms.client.sending import shared_send
+from spark_jms.core.destinations.subscriptions import ActiveSubscription
+from spark_jms.log.destinations.domain import Register
+from spark_jms.log.tables import files
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.files import RecentRows
+from spark_jms.log.upkeep import compaction, health
+from spark_jms.log.upkeep.compaction import compact
 from spark_jms.testing.inside import coordinators_of, domain_of, records_of
 
 SEVEN_FILES = 7  # compaction leaves fewer than 8 files of a level
@@ -93,11 +94,11 @@ def test_compaction_reads_what_is_not_in_memory_between_what_is(
 def test_recent_rows_are_kept_only_for_compaction_and_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """C13: a sender that leaves compaction to others keeps nothing; one that compacts keeps the newest small files."""
     rows = pa.record_batch({"a": [1]})
-    monkeypatch.setattr(recent_rows, "LIMIT_BYTES", 100_000)
+    monkeypatch.setattr(files, "RECENT_ROWS_BYTES", 100_000)
     recent = RecentRows()
     recent.add("early", rows, 1_000)
     assert recent.take("early") is None
-    recent.add("large", rows, recent_rows.SMALL_BYTES + 1)
+    recent.add("large", rows, files.SMALL_BYTES + 1)
     for number in range(100):
         recent.add(f"f{number}", rows, 1_000)
         assert recent.bytes <= 100_000
@@ -113,10 +114,10 @@ def test_recent_rows_are_kept_only_for_compaction_and_within_a_limit(monkeypatch
 def test_pauses_are_as_long_as_the_work_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """C13: so a send beside housekeeping takes about twice its time; within bounds, also when the work began much later."""
     now_s, slept = iter((100.0, 100.01, 100.0125, 100.02, 100.0201, 100.03)), list[float]()
-    monkeypatch.setattr(breath, "time", SimpleNamespace(monotonic=lambda: next(now_s), sleep=slept.append))
-    monkeypatch.setattr(breath, "_breath", breath.Breath())
+    monkeypatch.setattr(health, "time", SimpleNamespace(monotonic=lambda: next(now_s), sleep=slept.append))
+    monkeypatch.setattr(health, "_breath", health.Breath())
     for _ in range(3):
-        breath.breathe()
+        health.give_way()
     assert slept == pytest.approx([0.005, 0.0025, 0.0005])
 
 
@@ -138,7 +139,7 @@ def test_housekeeping_works_in_small_steps_with_pauses(context: Context, monkeyp
     assert len(commits) >= 5
     assert all(steps[at - 1] == "breath" for at in commits)
     assert all(int(steps[at].split()[0]) <= 8 for at in commits)
-    assert breath.STEP_FILES <= 64
+    assert health.STEP_FILES <= 64
 
 
 def test_purge_reads_the_register_once_a_round_not_once_a_file(
@@ -190,7 +191,7 @@ def test_domain_without_transactions_is_rarely_searched_for_them(
 
     now_s = [time.monotonic()]
     clock = SimpleNamespace(monotonic=lambda: now_s[0], strftime=time.strftime, gmtime=time.gmtime)
-    monkeypatch.setattr("spark_jms.claims.housekeeper.time", clock)
+    monkeypatch.setattr("spark_jms.claims.upkeep.housekeeping.time", clock)
     assert looks_after(0) == 1
     assert [looks_after(seconds) for seconds in (1, 6, 61)] == [0, 0, 1]
     coordinators_of(context).give_back(coordinators_of(context).take())

@@ -12,28 +12,28 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from spark_jms.claims.scan import Question, scan, units_of
-from spark_jms.client import browser, connect
-from spark_jms.core.destination import Destination
-from spark_jms.core.ranges import Ranges
+from spark_jms.claims.messages.scan import Question, scan, units_of
+from spark_jms.client import connect
+from spark_jms.client.receiving import browser
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.selector import Selector
-from spark_jms.core.staged_file import StagedFile
+from spark_jms.core.transactions.transfer import StagedFile
 from spark_jms.errors import (
     CommitConflictError,
     DestinationReplacedError,
     InvalidDestinationError,
     UnreadableTableError,
 )
-from spark_jms.log import delta_log
-from spark_jms.log.checkpoints import LOG, commit_path
-from spark_jms.log.clean_up import checkpoint
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.register import REGISTER
-from spark_jms.log.send import send
-from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import REGISTER, Domain
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending.send import send
+from spark_jms.log.tables import delta_log, storage
+from spark_jms.log.tables.checkpoints import LOG, commit_path
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.snapshot import Snapshot
+from spark_jms.log.upkeep.clean_up import checkpoint
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader, read_partition
 from spark_jms.testing import memory_domain
@@ -121,7 +121,7 @@ def test_reader_notices_a_commit_of_another_table() -> None:
 
 def idle(log: DeltaLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """31 s pass."""
-    now = delta_log.now_ms()
+    now = storage.now_ms()
     monkeypatch.setattr(delta_log, "now_ms", lambda: now + 31_000)
 
 
@@ -284,10 +284,10 @@ def test_producer_of_a_deleted_destination_fails_by_name() -> None:
 
 def test_housekeeping_asleep_spares_a_replaced_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """C13: clean-up of the old table deletes no file of the new one."""
-    from spark_jms.log.clean_up import clean_up
+    from spark_jms.log.upkeep.clean_up import clean_up
 
     def hours_later(hours: int) -> Callable[[], int]:
-        now = delta_log.now_ms() + hours * 3_600_000
+        now = storage.now_ms() + hours * 3_600_000
         return lambda: now
 
     with memory_domain(orders={"kind": "queue", "file_grace_ms": 0}) as root:

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_jms import connect
-from spark_jms.client.context import Context
-from spark_jms.client.large_values import LARGE_BYTES, array_of_one
-from spark_jms.core.store_compression import VERY_LARGE_BYTES
+from spark_jms.client.context.context import Context
+from spark_jms.client.messages.encoding import LARGE_BYTES, array_of_one
+from spark_jms.core.messages.compression import VERY_LARGE_BYTES
 from spark_jms.errors import MessageFormatError
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of

@@ -14,12 +14,12 @@ import pytest
 from click.testing import CliRunner
 
 from spark_jms import connect
-from spark_jms.admin.transactions import complete_transactions, transactions
-from spark_jms.claims.coordinators import Coordinator
-from spark_jms.claims.last_resource import LastResource
-from spark_jms.cli.main import cli
+from spark_jms.admin.servers import complete_transactions, transactions
+from spark_jms.claims.transactions.last_resource import LastResource
+from spark_jms.claims.transactions.transaction import Coordinator
+from spark_jms.cli.__main__ import cli
 from spark_jms.client import Context, Message, TransactedSession
-from spark_jms.core.transfer import Ticket
+from spark_jms.core.transactions.transfer import Ticket
 from spark_jms.errors import (
     CommitOutcomeUnknownError,
     IllegalStateException,

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spark_jms
-from spark_jms.client.context import Context
-from spark_jms.core.ranges import Ranges
-from spark_jms.log import file_reader
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import Domain
-from spark_jms.log.file_reader import LastRows, StoredRows, read_stored
+from spark_jms.client.context.context import Context
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.messages import data_files
+from spark_jms.log.messages.data_files import LastRows, StoredRows, read_stored
+from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.testing.inside import domain_of
 from tests.contract.messages import texts
 
@@ -30,7 +30,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeltaLog]:
     spark_jms.apply(str(root), {"destinations": {"orders": {"kind": "queue"}}})
     with spark_jms.connect(str(root), housekeeping=False) as context, pytest.MonkeyPatch.context() as patch:
         context.producer("orders").send_many({"text": f"m{number}"} for number in range(1, MESSAGES + 1))
-        patch.setattr(file_reader, "_READ_BATCH_BYTES", 1)
+        patch.setattr(data_files, "_READ_BATCH_BYTES", 1)
         yield Domain(str(root)).log("orders")
 
 
@@ -48,7 +48,7 @@ def test_decoded_rows_are_those_of_the_file(log: DeltaLog, claims: list[set[int]
 
 def test_one_file_is_opened_once_for_many_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C11: a consumer that claims 10 messages at a time opens a file of 300 once, and gets each message once."""
-    monkeypatch.setattr(file_reader, "_READ_BATCH_BYTES", 2**20)
+    monkeypatch.setattr(data_files, "_READ_BATCH_BYTES", 2**20)
     spark_jms.apply(str(tmp_path), {"destinations": {"orders": {"kind": "queue"}}})
     context: Context
     with spark_jms.connect(str(tmp_path), housekeeping=False) as context:
@@ -65,12 +65,12 @@ def test_rows_behind_the_picks_are_not_decoded(log: DeltaLog, monkeypatch: pytes
     """C11: the first ten messages of a file cost one group of rows, not the whole file."""
     (file,) = log.refresh().member_files(0).files
     decoded: list[int] = []
-    picked = file_reader.picked_rows
+    picked = data_files.picked_rows
 
     def counted(rows: pa.RecordBatch, first: int, wanted: Ranges) -> Iterator[StoredRows]:
         decoded.append(first)
         return picked(rows, first, wanted)
 
-    monkeypatch.setattr(file_reader, "picked_rows", counted)
+    monkeypatch.setattr(data_files, "picked_rows", counted)
     list(read_stored(log.storage, file.hint, Ranges.of((1, 10)), ["text"]))
     assert decoded == [1]

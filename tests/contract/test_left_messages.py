@@ -13,14 +13,14 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_jms import connect
-from spark_jms.admin.pause import pause
-from spark_jms.claims import views
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.stores import open_stores
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.held_back import WHAT_TO_DO
-from spark_jms.log.domain import Domain
+from spark_jms.admin.destinations import pause
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.batches.units_of_order import WHAT_TO_DO
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.servers.stores import open_stores
+from spark_jms.claims.upkeep import views
+from spark_jms.core.records.batch import Batch, Limits
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.spark import source as sources
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader

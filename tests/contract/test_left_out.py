@@ -9,21 +9,20 @@ from types import SimpleNamespace
 import pytest
 
 import spark_jms
-from spark_jms.admin.backup import back_up
+from spark_jms.admin.backup import back_up, restore
 from spark_jms.admin.claims import find_claim, release_claim
-from spark_jms.admin.drop import drop_destination
-from spark_jms.admin.restore import restore
-from spark_jms.claims import branches
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.distributed import DistributedSubscriber
-from spark_jms.claims.left_out import LEFT_OUT
-from spark_jms.claims.stores import open_stores
-from spark_jms.core.batch import Batch, Limits
+from spark_jms.admin.destinations import drop_destination
+from spark_jms.admin.servers import start_server, stop_server
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers import branches
+from spark_jms.claims.consumers.absent_servers import LEFT_OUT
+from spark_jms.claims.consumers.distributed import DistributedSubscriber
+from spark_jms.claims.servers.stores import open_stores
+from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.errors import FormatVersionError, MemberUnavailableError, QueryRunningError
-from spark_jms.log.domain import Domain
-from spark_jms.log.server_state import start_server, stop_server
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.testing.domain import wait_until
 from spark_jms.testing.inside import records_of
-from spark_jms.testing.waiting import wait_until
 from tests.contract.servers import Away, applied, next_batch, queue_on
 
 Instance = Callable[..., DistributedSubscriber]

@@ -13,23 +13,22 @@ from click.testing import CliRunner
 
 from spark_jms import connect
 from spark_jms.admin import backup
-from spark_jms.admin.drop import drop_destination
-from spark_jms.admin.move import MoveOrder, move
+from spark_jms.admin.backup import restore
+from spark_jms.admin.destinations import drop_destination, rename_destination
 from spark_jms.admin.purge import drop_backlog, purge_files
-from spark_jms.admin.rename import rename_destination
-from spark_jms.admin.restore import restore
-from spark_jms.claims import life_cycle_view, views
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.life_cycle_table import LifeCycleTable
-from spark_jms.claims.life_cycle_view import EventRow, events, newest_events
-from spark_jms.cli.main import cli
-from spark_jms.client.context import Context
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.destination import Destination
-from spark_jms.log.compaction import compact
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.domain import Domain
-from spark_jms.log.storage import now_ms
+from spark_jms.admin.transfer import MoveOrder, move
+from spark_jms.claims.records.life_cycle import LifeCycleTable
+from spark_jms.claims.upkeep import life_cycle_view, views
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.claims.upkeep.life_cycle_view import EventRow, events, newest_events
+from spark_jms.cli.__main__ import cli
+from spark_jms.client.context.context import Context
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.records.batch import Batch, Limits
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.log.upkeep.compaction import compact
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.clocked_consumer import ClockedConsumer

@@ -13,15 +13,14 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 import spark_jms
-from spark_jms.admin.backup import back_up
-from spark_jms.admin.restore import restore
-from spark_jms.claims import views
+from spark_jms.admin.backup import back_up, restore
+from spark_jms.admin.servers import start_server, stop_server
+from spark_jms.claims.upkeep import views
 from spark_jms.client import ConnectionFactory, Context
-from spark_jms.core.balancing import Balancing
+from spark_jms.core.destinations.routing import Balancing
 from spark_jms.errors import DomainError, ModuleFileError, OptionError
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.server_state import start_server, stop_server
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.messages.message_writer import MessageWriter
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.sink import JmsqStreamWriter, JmsqWriter, StagedMessage
 from tests.contract.servers import SERVERS, applied

@@ -13,28 +13,25 @@ import pyarrow as pa
 import pytest
 from attrs import evolve
 
-from spark_jms.core.destination import Destination
-from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA
-from spark_jms.core.ranges import Ranges
-from spark_jms.core.staged_file import StagedFile
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.messages.columns import PARTITION_SCHEMA, STORED_SCHEMA
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.transactions.transfer import StagedFile
 from spark_jms.errors import ForeignWriteError, FormatVersionError, InvalidDestinationError, UnreadableTableError
-from spark_jms.log.checkpoints import LOG, commit_path
-from spark_jms.log.clean_up import checkpoint, clean_up
-from spark_jms.log.commit import Decision, commit
-from spark_jms.log.compaction import compact
-from spark_jms.log.data_file import FileHint
-from spark_jms.log.declarations import create_table
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import create_domain
-from spark_jms.log.file_reader import read_stored
-from spark_jms.log.local_storage import LocalStorage
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.metadata import metadata_action
-from spark_jms.log.object_storage import ObjectStorage
-from spark_jms.log.purge import purge
-from spark_jms.log.root import open_storage
-from spark_jms.log.send import TransactionId, send
-from spark_jms.log.subscriptions import create_subscription
+from spark_jms.log.destinations.declarations import create_subscription, create_table
+from spark_jms.log.destinations.domain import create_domain
+from spark_jms.log.messages.data_files import read_stored
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending.send import TransactionId, send
+from spark_jms.log.tables.checkpoints import LOG, commit_path
+from spark_jms.log.tables.commit import Decision, commit, metadata_action
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.files import FileHint
+from spark_jms.log.tables.object_store import ObjectStorage, open_storage
+from spark_jms.log.tables.storage import LocalStorage
+from spark_jms.log.upkeep.clean_up import checkpoint, clean_up
+from spark_jms.log.upkeep.compaction import compact
+from spark_jms.log.upkeep.purge import purge
 from tests import forked
 
 ORDERS = Destination("orders", "distributed-topic", 2)

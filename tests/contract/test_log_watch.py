@@ -11,12 +11,12 @@ import pytest
 
 import spark_jms
 from spark_jms.client import Context
-from spark_jms.client.receiver import pause_s
-from spark_jms.log.domain import Domain
-from spark_jms.log.watch import LogWatch
+from spark_jms.client.receiving.receiver import pause_s
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.delta_log import LogWatch
 from spark_jms.testing import memory_domain, wait_until
+from spark_jms.testing.domain import is_waiting
 from spark_jms.testing.inside import receiver_of
-from spark_jms.testing.waiting import is_waiting
 from tests import forked
 
 LIMIT_S = 30
@@ -101,7 +101,7 @@ def check_receives(root: str) -> None:
 def test_waiting_receiver_is_woken_without_a_poll(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C11: with pauses that never end, only the watch can bring the message; then close() ends the wait."""
     pytest.importorskip("inotify_simple")
-    monkeypatch.setattr("spark_jms.client.receiver.pause_s", lambda idle_s, watched: float(LIMIT_S))
+    monkeypatch.setattr("spark_jms.client.receiving.receiver.pause_s", lambda idle_s, watched: float(LIMIT_S))
     with spark_jms.connect(root) as context:
         consumer = context.consumer("orders", acknowledge="auto")
         got: list[Any] = []

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import spark_jms
-from spark_jms.claims.members import Members
-from spark_jms.claims.subscriber import Subscriber
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.records.members import Members
 from spark_jms.client import Consumer, Context
 from spark_jms.errors import CommitOutcomeUnknownError, TransactionRolledBackException
 from spark_jms.store import OutcomeUnknownError, StoreBusyError

@@ -10,17 +10,16 @@ import attrs
 import pytest
 
 from spark_jms import apply, connect
-from spark_jms.claims.positions import start_floors
-from spark_jms.core.destination import Destination, Subscription
-from spark_jms.core.routing import route_of
+from spark_jms.claims.records.subscriptions import start_floors
+from spark_jms.core.destinations.destination import Destination, Subscription
+from spark_jms.core.destinations.routing import route_of
 from spark_jms.errors import MemberRemovalError
-from spark_jms.log.declarations import decide_change
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import Domain
-from spark_jms.log.metadata import metadata_action
-from spark_jms.log.purge import purge
-from spark_jms.log.snapshot import Snapshot, TableMetadata
-from spark_jms.log.subscriptions import create_subscription, drop_subscription
+from spark_jms.log.destinations.declarations import create_subscription, decide_change, drop_subscription
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.commit import metadata_action
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.snapshot import Snapshot, TableMetadata
+from spark_jms.log.upkeep.purge import purge
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of
 

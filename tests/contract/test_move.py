@@ -9,26 +9,27 @@ from typing import Any
 import pytest
 
 from spark_jms import connect
-from spark_jms.admin import move as moving
+from spark_jms.admin import transfer as admin_transfer
 from spark_jms.admin.backup import back_up
-from spark_jms.admin.drop import drop_destination
-from spark_jms.admin.move import Moved, MoveOrder, move, plan_move
-from spark_jms.admin.rename import rename_destination
-from spark_jms.admin.restore import restore as restore_backup
-from spark_jms.claims import transfer, views
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.record_sets import state_of
-from spark_jms.claims.stores import timed_stores
-from spark_jms.client.context import Context
-from spark_jms.core.destination import Destination
-from spark_jms.core.record_names import member_record
+from spark_jms.admin.backup import restore as restore_backup
+from spark_jms.admin.destinations import drop_destination, rename_destination
+from spark_jms.admin.transfer import Moved, MoveOrder, move, plan_move
+from spark_jms.claims.servers import stores
+from spark_jms.claims.servers.stores import state_of, timed_stores
+from spark_jms.claims.transactions import transfer as claims_transfer
+from spark_jms.claims.upkeep import views
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.client.context.context import Context
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.records.stored_form import member_record
 from spark_jms.core.selector import Selector
 from spark_jms.errors import DestinationReplacedError, InvalidDestinationError, MessageSizeError, TransferError
-from spark_jms.log import clean_up as cleaning
-from spark_jms.log.clean_up import clean_up
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.sending import transfer as log_transfer
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.upkeep import clean_up as cleaning
+from spark_jms.log.upkeep.clean_up import clean_up
 from spark_jms.store import Session
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
@@ -153,9 +154,9 @@ def test_message_too_large_for_the_target_stays(context: Context) -> None:
 
 # -- crashes ------------------------------------------------------------------------------------------------------------
 STEPS = {
-    "before the intent": (transfer, "stage_transfer"),
-    "after the intent": (transfer, "append_transfer"),
-    "before the end": (transfer.Transfers, "finish"),
+    "before the intent": (claims_transfer, "stage_transfer"),
+    "after the intent": (claims_transfer, "append_transfer"),
+    "before the end": (claims_transfer.Transfers, "finish"),
 }
 
 
@@ -189,7 +190,7 @@ def test_killed_move_is_finished_by_the_next_process(
             state = state_of(records_of(context), snapshot, "-", member)
             for intent in state.intents.values():
                 for other in (Domain(domain_of(context).root), Domain(domain_of(context).root)):
-                    transfer.append_transfer(other.log("errors"), intent.targets[0], intent.ticket)
+                    log_transfer.append_transfer(other.log("errors"), intent.targets[0], intent.ticket)
     if recovery in ("move", "two at once"):
         run(context, MoveOrder("orders", "errors"))
     elif recovery == "consumer":
@@ -259,7 +260,7 @@ def test_lost_staged_files_return_the_messages(context: Context, monkeypatch: py
     housekeeper = Housekeeper(domain_of(context), records_of(context), "orders")
     housekeeper.run()
     housekeeper.close()
-    transfer.append_transfer(domain_of(context).log("errors"), intent.targets[0], intent.ticket)  # the sleeper
+    log_transfer.append_transfer(domain_of(context).log("errors"), intent.targets[0], intent.ticket)  # the sleeper
     assert everything(context, "errors") == {}
     browser = context.browser("orders")
     assert sorted(m.redelivered for m in browser) == [False] * 15 + [True] * 15
@@ -313,8 +314,8 @@ def test_target_that_cannot_be_reached_decides_nothing(context: Context, monkeyp
         (failure,) = housekeeper.health.failures.values()
         assert failure.what == "recovery of transfers"
         with pytest.raises(TransferError, match="no route"):
-            transfer.recover_transfers(
-                transfer.Transfers(domain_of(context), domain_of(context).log("orders")),
+            claims_transfer.recover_transfers(
+                claims_transfer.Transfers(domain_of(context), domain_of(context).log("orders")),
                 records_of(context).connect("admin"),
                 domain_of(context).log("orders").snapshot,
                 housekeeper.state_now,
@@ -373,7 +374,7 @@ def restore(session: Session, record: str, copy: dict[str, bytes]) -> None:
 
 def test_transfer_in_many_pieces(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """C18: more messages than one transfer takes."""
-    monkeypatch.setattr(moving, "BATCH", 7)
+    monkeypatch.setattr(admin_transfer, "BATCH", 7)
     send(context, 40)
     before = everything(context, "orders")
     assert run(context, MoveOrder("orders", "errors", limit=33)).moved == 33
@@ -402,7 +403,7 @@ def test_destination_that_is_replaced_meanwhile_is_left_alone(
     """C18: the sequences of the old table mean other messages in the new one. What has moved by then stays moved; the messages of a
     new source stay there, and a new target gets none."""
     send(context, 10)
-    opened, rounds = moving.opened_records, []
+    opened, rounds = stores.opened_records, []
 
     def beside(*given: Any, **named: Any) -> Any:
         rounds.append(1)
@@ -415,8 +416,8 @@ def test_destination_that_is_replaced_meanwhile_is_left_alone(
                     send(other, 10)
         return opened(*given, **named)
 
-    monkeypatch.setattr(moving, "opened_records", beside)
-    monkeypatch.setattr(moving, "BATCH", 2)
+    monkeypatch.setattr(admin_transfer, "opened_records", beside)
+    monkeypatch.setattr(admin_transfer, "BATCH", 2)
     with pytest.raises(
         DestinationReplacedError, match=f"{replaced} was dropped and created again while messages moved: 4 "
     ):

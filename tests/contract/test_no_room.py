@@ -13,8 +13,8 @@ import pytest
 
 import spark_jms
 from spark_jms.errors import JmsqError, NoRoomError, StorageFullError
-from spark_jms.log import local_storage
-from spark_jms.log.local_storage import LocalStorage
+from spark_jms.log.tables import storage as log_storage
+from spark_jms.log.tables.storage import LocalStorage
 from spark_jms.store import StoreFullError
 from spark_jms.testing import memory_domain
 from tests import forked
@@ -102,7 +102,7 @@ def test_storage_names_what_has_no_room(
 ) -> None:
     """C17: in every way to write a file; nothing is left of it. Other errors stay what they are."""
     storage = LocalStorage(tmp_path)
-    monkeypatch.setattr(local_storage, "allows_unnamed", lambda folder: has_unnamed)
+    monkeypatch.setattr(log_storage, "allows_unnamed", lambda folder: has_unnamed)
     storage.put("there", b"x")
     for raised in (code, errno.EIO):
 
@@ -111,9 +111,9 @@ def test_storage_names_what_has_no_room(
 
         with monkeypatch.context() as patch:
             patch.setattr(Path, "write_bytes", failing)
-            patch.setattr(local_storage, "_create_unnamed", failing)
-            patch.setattr(local_storage, "sync_path", failing)
-            patch.setattr(local_storage.pa, "OSFile", failing)
+            patch.setattr(log_storage, "_create_unnamed", failing)
+            patch.setattr(log_storage, "sync_path", failing)
+            patch.setattr(log_storage.pa, "OSFile", failing)
             calls = (
                 lambda: storage.create("a", b"x"),
                 lambda: storage.create("a", b"x", durable=True),

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import spark_jms
-from spark_jms.admin.drop import drop_destination
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.distributed import DistributedSubscriber
-from spark_jms.claims.noted_progress import QUERY_PROGRESS
-from spark_jms.claims.stores import open_stores
-from spark_jms.core.batch import Batch, Limits, claim_number
+from spark_jms.admin.destinations import drop_destination
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.absent_servers import QUERY_PROGRESS
+from spark_jms.claims.consumers.distributed import DistributedSubscriber
+from spark_jms.claims.servers.stores import open_stores
+from spark_jms.core.records.batch import Batch, Limits, claim_number
 from spark_jms.errors import FormatVersionError, OffsetError, StaleCheckpointError
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
 from tests.contract.servers import Away, applied, next_batch, queue_on
 
 Instance = Callable[[], DistributedSubscriber]

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from spark_jms.cli.main import cli
+from spark_jms.cli.__main__ import cli
 from spark_jms.errors import DomainError
-from spark_jms.log.object_storage import ObjectStorage
-from spark_jms.log.root import open_storage
+from spark_jms.log.tables.object_store import ObjectStorage, open_storage
 
 CALLS: dict[str, Callable[[ObjectStorage], Any]] = {
     "read": lambda storage: storage.get("orders/a.json"),

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from spark_jms import apply, connect
-from spark_jms.admin.pause import pause, resume
+from spark_jms.admin.destinations import pause, resume
 from spark_jms.client import ConnectionFactory, Context, Message, Producer
-from spark_jms.client.producer import flow_of
-from spark_jms.core.pause import PRODUCTION
+from spark_jms.client.sending.producer import flow_of
+from spark_jms.core.destinations.pause import PRODUCTION
 from spark_jms.errors import ClosedError, MessageFormatError, ModuleFileError, OptionError, ProductionPausedError
-from spark_jms.log.admission import QuotaExceededError
+from spark_jms.log.sending.send import QuotaExceededError
 from spark_jms.store.errors import ResourceAllocationException
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import asynchronous_sends_of, commits_held, domain_of

@@ -14,17 +14,17 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_jms import apply, connect
-from spark_jms.claims.life_cycle_table import LifeCycleTable
-from spark_jms.claims.usage_history import UsageHistory
-from spark_jms.client.context import Context
-from spark_jms.log.checkpoints import commit_path
-from spark_jms.log.clean_up import checkpoint
-from spark_jms.log.commit import Decision, commit
-from spark_jms.log.compaction import compact
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.local_storage import LocalStorage
-from spark_jms.log.shown_statistics import PROPERTY
-from spark_jms.log.usage_history import USAGE_HISTORY
+from spark_jms.claims.records.life_cycle import LifeCycleTable
+from spark_jms.claims.upkeep.usage import UsageHistory
+from spark_jms.client.context.context import Context
+from spark_jms.log.tables.checkpoints import commit_path
+from spark_jms.log.tables.commit import Decision, commit
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.files import PROPERTY
+from spark_jms.log.tables.storage import LocalStorage
+from spark_jms.log.upkeep.clean_up import checkpoint
+from spark_jms.log.upkeep.compaction import compact
+from spark_jms.log.upkeep.usage_history import USAGE_HISTORY
 from spark_jms.testing.inside import domain_of, records_of
 from tests.other_readers import READERS, wrong_answers
 

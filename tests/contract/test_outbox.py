@@ -5,13 +5,13 @@ from __future__ import annotations
 import pyarrow.parquet as pq
 import pytest
 
-from spark_jms.claims.acknowledgement_table import AcknowledgementTable
-from spark_jms.core import acknowledgement
-from spark_jms.core.claim import Claim
-from spark_jms.core.ranges import Ranges
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.record_set_form import from_objects, to_objects
-from spark_jms.log.domain import Domain
+from spark_jms.claims.records.life_cycle import AcknowledgementTable
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records import life_cycle
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.redelivery import Claim
+from spark_jms.core.records.stored_form import from_objects, to_objects
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.testing import memory_domain
 
 
@@ -31,7 +31,7 @@ def messages(domain: Domain) -> int:
 def test_row_folded_after_its_write_counts_once(monkeypatch: pytest.MonkeyPatch, noted: bool) -> None:
     """C5, C14: a consumer dies after it wrote the table and before it noted that in the store. Then the table cannot be
     written for so long that rows in the table are folded with rows that are not."""
-    monkeypatch.setattr(acknowledgement, "MAX_OUTBOX", 3)
+    monkeypatch.setattr(life_cycle, "MAX_OUTBOX", 3)
     with memory_domain(orders="queue") as root:
         domain = Domain(root)
         outbox = AcknowledgementTable(domain.acknowledgements("orders"), "t", "-")
@@ -54,7 +54,7 @@ def test_row_folded_after_its_write_counts_once(monkeypatch: pytest.MonkeyPatch,
 
 def test_row_folded_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """C5: a folded row keeps the position of its first row."""
-    monkeypatch.setattr(acknowledgement, "MAX_OUTBOX", 1)
+    monkeypatch.setattr(life_cycle, "MAX_OUTBOX", 1)
     with memory_domain(orders="queue") as root:
         domain = Domain(root)
         outbox = AcknowledgementTable(domain.acknowledgements("orders"), "t", "-")

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 
 import spark_jms
-from spark_jms.claims.fetch import fetch
+from spark_jms.claims.messages.fetch import fetch
 from spark_jms.client import ConnectionFactory, Context
-from spark_jms.core.delivery_order import delivery_order
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.ordering.sort_order import delivery_order
 from spark_jms.errors import TransactionRolledBackException
-from spark_jms.log import paging_files
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_buffer import MessageBuffer
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.messages import paging
+from spark_jms.log.messages.paging import MessageBuffer
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import paging_files_of
 
@@ -130,7 +130,7 @@ def test_claim_is_delivered_while_the_directory_is_full(
 
     picks, small = Ranges.of((1, 200)), MessageBuffer(SMALL)
     expected = read(root, "urgent", picks, MessageBuffer(2**40))
-    monkeypatch.setattr(paging_files.os, "pwrite", full)
+    monkeypatch.setattr(paging.os, "pwrite", full)
     assert read(root, "urgent", picks, small) == expected
     assert small.statistics().failures > 10
 

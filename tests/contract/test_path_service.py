@@ -19,25 +19,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spark_jms
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.cli.main import cli
+from spark_jms.admin.servers import start_server, stop_server
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.cli.__main__ import cli
 from spark_jms.client import Context
-from spark_jms.core.balancing import ANY_MEMBER, Balancing
-from spark_jms.core.destination import FORMAT_VERSION, Destination
-from spark_jms.core.placement import HOME
-from spark_jms.core.slots import slot_of
-from spark_jms.core.staged_file import StagedFile
+from spark_jms.core.destinations.destination import FORMAT_VERSION, Destination
+from spark_jms.core.destinations.routing import ANY_MEMBER, Balancing
+from spark_jms.core.destinations.servers import HOME
+from spark_jms.core.ordering.units_of_order import slot_of
+from spark_jms.core.transactions.transfer import StagedFile
 from spark_jms.errors import FormatVersionError, JmsqError, MemberRemovalError, ServerDownError
-from spark_jms.log import unit_paths
-from spark_jms.log.checkpoint_writer import write_checkpoint
-from spark_jms.log.data_file import DataFile
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import Sent, TransactionId, send
-from spark_jms.log.server_state import start_server, stop_server
-from spark_jms.log.snapshot import RouteId, Snapshot
-from spark_jms.log.unit_paths import PathEnding, end_paths, may_have
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending import units_of_order
+from spark_jms.log.sending.send import Sent, TransactionId, send
+from spark_jms.log.sending.units_of_order import PathEnding, end_paths, may_have
+from spark_jms.log.tables.checkpoints import write_checkpoint
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.files import DataFile
+from spark_jms.log.tables.snapshot import RouteId, Snapshot
 from spark_jms.testing.inside import records_of
 
 SERVERS = ("a", "b", "c")
@@ -438,7 +438,7 @@ def test_statistics_exclude_no_unit_of_a_file(there: set[str], wanted: set[str])
 
 def test_paths_end_in_commits_of_limited_size(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """T10, C13."""
-    monkeypatch.setattr(unit_paths, "_MOST_IN_A_COMMIT", 4)
+    monkeypatch.setattr(units_of_order, "_MOST_IN_A_COMMIT", 4)
     stop(context, "a")
     context.producer("orders").send_many([{"text": "x", "group_id": unit} for unit in MINE[:9]])
     received(context)
@@ -459,7 +459,7 @@ def test_looking_for_unused_paths_takes_a_tenth_of_the_time(context: Context, mo
         now += 2
         return 0
 
-    monkeypatch.setattr(unit_paths, "end_paths", look)
+    monkeypatch.setattr(units_of_order, "end_paths", look)
     ending = PathEnding(Domain(context.root).log("orders"), lambda: now)
     while now < 150:
         ending.run()

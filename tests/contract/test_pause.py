@@ -12,20 +12,23 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_jms import apply, connect
-from spark_jms.admin.move import MoveOrder, move
-from spark_jms.admin.pause import pause, resume
+from spark_jms.admin.destinations import pause, resume
 from spark_jms.admin.statistics import collect
-from spark_jms.claims import planner, views
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.client import Context, Message, shared_send
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.pause import CONSUMPTION, INSERTION, PRODUCTION
-from spark_jms.core.staged_file import StagedFile
+from spark_jms.admin.transfer import MoveOrder, move
+from spark_jms.claims.batches import planner
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.upkeep import views
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.client import Context, Message
+from spark_jms.client.sending import shared_send
+from spark_jms.core.destinations.pause import CONSUMPTION, INSERTION, PRODUCTION
+from spark_jms.core.records.batch import Batch, Limits
+from spark_jms.core.transactions.transfer import StagedFile
 from spark_jms.errors import InsertionPausedError, InvalidDestinationError, OptionError, ProductionPausedError
-from spark_jms.log import send as sending
-from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending import send as log_send
+from spark_jms.log.tables import snapshot as log_snapshot
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.testing import memory_domain, wait_until
@@ -161,7 +164,7 @@ def test_blocked_sender_continues_after_the_resume(
 ) -> None:
     """T14: its messages are sent once."""
     waiting = threading.Event()
-    for module in (shared_send, sending):
+    for module in (shared_send, log_send):
         look = module.wait_for_change
 
         def announced(*arguments: object, look: object = look) -> object:
@@ -184,7 +187,7 @@ def test_work_in_flight_passes_a_production_pause_and_no_insertion_pause(context
     """T14: files staged before the pause, as a Spark batch has them."""
     log = domain_of(context).log("orders")
 
-    def stage() -> tuple[list[StagedFile], sending.RouteId]:
+    def stage() -> tuple[list[StagedFile], log_snapshot.RouteId]:
         snapshot = log.refresh()
         writer = MessageWriter(log.storage, snapshot.destination, 0)
         writer.write(pa.record_batch({"text": ["in flight"]}))
@@ -192,12 +195,12 @@ def test_work_in_flight_passes_a_production_pause_and_no_insertion_pause(context
 
     files, planned = stage()
     pause(domain_of(context), "orders", [PRODUCTION])
-    assert sending.send(log, files, planned).version > 0
+    assert log_send.send(log, files, planned).version > 0
     resume(domain_of(context), "orders")
     files, planned = stage()
     pause(domain_of(context), "orders", [INSERTION])
     with pytest.raises(InsertionPausedError):
-        sending.send(log, files, planned)
+        log_send.send(log, files, planned)
     assert browse(context) == ["in flight"]
 
 
@@ -241,7 +244,7 @@ def test_transfer_waits_for_its_target(context: Context, monkeypatch: pytest.Mon
     assert not views.transfers(domain, store, "orders")
 
     with monkeypatch.context() as patched:  # the pause comes after the check
-        patched.setattr("spark_jms.admin.move._checked", lambda *_: ("-", [0]))
+        patched.setattr("spark_jms.admin.transfer._checked", lambda *_: ("-", [0]))
         with pytest.raises(Exception, match="insertion"):
             move(domain, store, order, wait_s=5)
     (row,) = views.transfers(domain, store, "orders")

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spark_jms
+from spark_jms.admin.servers import start_server, stop_server
 from spark_jms.client import Consumer, Context
-from spark_jms.core.pinning import Reachable, chosen
+from spark_jms.core.destinations.routing import Reachable, chosen
 from spark_jms.errors import (
     ConsumerClosedException,
     MemberLostException,
@@ -20,9 +21,8 @@ from spark_jms.errors import (
     NoSuchElementException,
     OptionError,
 )
-from spark_jms.log.domain import Domain
-from spark_jms.log.server_state import start_server, stop_server
-from spark_jms.testing.waiting import wait_until
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.testing.domain import wait_until
 from tests.contract.servers import Away, applied, queue_on
 
 PLACED = queue_on("a", "b", "c")

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 import spark_jms
-from spark_jms.claims import batches, members
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.subscriber import Subscriber
+from spark_jms.claims.batches import batch as claims_batch
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.records import members as claims_members
 from spark_jms.client import ConnectionFactory, Consumer, Context
-from spark_jms.client.pipeline import BatchReader
-from spark_jms.core import batching
-from spark_jms.core.batch import Batch, Limits
+from spark_jms.client.receiving.pipeline import BatchReader
+from spark_jms.core.records import batch as core_batch
+from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.errors import ModuleFileError, OptionError
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
@@ -110,7 +111,7 @@ def test_returned_messages_are_not_overtaken_by_later_ones_of_their_unit(
     open_context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """T9, T10: also while another consumer has the record, so that they cannot be returned at once."""
-    monkeypatch.setattr(members, "MIN_HOLD_S", 0.0)
+    monkeypatch.setattr(claims_members, "MIN_HOLD_S", 0.0)
     context = open_context(messages_maximum=-1, max_message_bytes=20_500)
     context._background.close()
     producer = context.producer("orders")
@@ -226,10 +227,10 @@ def test_preference_0_delivers_single_messages(open_context: Any) -> None:
 
 def test_batch_that_is_not_full_waits(open_context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """T13: until it is full; then it is made at once."""
-    monkeypatch.setitem(batching.WAITS_MS, 100, LONG_MS)
+    monkeypatch.setitem(core_batch.WAITS_MS, 100, LONG_MS)
     context = open_context()
     subscriber = Subscriber(domain_of(context), records_of(context), "patient", "-", "q", ConsumerSettings())
-    limits = batching.client_limits(100, 3, 10_000)
+    limits = core_batch.client_limits(100, 3, 10_000)
     send(context, "patient", 1, 1)
     assert subscriber.next_batch(Batch("q"), limits) is None
     assert subscriber.lingers
@@ -244,7 +245,7 @@ def test_batch_that_is_not_full_waits(open_context: Any, monkeypatch: pytest.Mon
 
 def test_waiting_batch_goes_when_its_time_is_over(open_context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """T13: the receiver wakes for it."""
-    monkeypatch.setitem(batching.WAITS_MS, 100, 1)
+    monkeypatch.setitem(core_batch.WAITS_MS, 100, 1)
     context = open_context()
     send(context, "patient", 1)
     with context.consumer("patient") as consumer:
@@ -255,16 +256,16 @@ def test_wait_continues_while_another_consumer_has_the_record(
     open_context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """T13, C9: consumers that take turns with a member do not wait from the beginning with each turn."""
-    monkeypatch.setitem(batching.WAITS_MS, 100, LONG_MS)
-    monkeypatch.setattr(members, "MIN_HOLD_S", 0.0)
+    monkeypatch.setitem(core_batch.WAITS_MS, 100, LONG_MS)
+    monkeypatch.setattr(claims_members, "MIN_HOLD_S", 0.0)
     now_s = [0.0]
-    monkeypatch.setattr(batches, "_monotonic_ms", lambda: now_s[0] * 1000)
+    monkeypatch.setattr(claims_batch, "_monotonic_ms", lambda: now_s[0] * 1000)
     context = open_context()
     one, other = [
         Subscriber(domain_of(context), records_of(context), "patient", "-", name, ConsumerSettings(replayable=False))
         for name in ("one", "other")
     ]
-    limits = batching.client_limits(100, 3, 10_000)
+    limits = core_batch.client_limits(100, 3, 10_000)
     send(context, "patient", 1)
     for turn in range(4):
         now_s[0] = turn * LONG_MS / 3000
@@ -282,7 +283,7 @@ def test_wait_continues_while_another_consumer_has_the_record(
 
 def test_receive_does_not_wait_longer_than_its_time_out(open_context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """T13, C11: a message that waits for others is received when the caller's time is up."""
-    monkeypatch.setitem(batching.WAITS_MS, 100, LONG_MS)
+    monkeypatch.setitem(core_batch.WAITS_MS, 100, LONG_MS)
     context = open_context()
     send(context, "patient", 1, 1)
     with context.consumer("patient") as consumer:
@@ -295,7 +296,7 @@ def test_receive_does_not_wait_longer_than_its_time_out(open_context: Any, monke
 @pytest.mark.parametrize(
     ("options", "limits"),
     [
-        ({}, Limits(min_messages=batching.FULL_BATCH, linger_ms=500)),
+        ({}, Limits(min_messages=core_batch.FULL_BATCH, linger_ms=500)),
         ({"maxMessagesPerTrigger": "5"}, Limits(5, min_messages=5, linger_ms=500)),
         ({"minMessagesPerTrigger": "1"}, Limits()),
         ({"minMessagesPerTrigger": "7", "maxTriggerDelay": "1 s"}, Limits(min_messages=7, max_delay_ms=1000)),

@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 
 from spark_jms import connect
-from spark_jms.claims import planner
-from spark_jms.claims import scan as scan_module
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.file_lookup import read_files
-from spark_jms.claims.scan import Question, scan, units_of
-from spark_jms.claims.subscriber import Subscriber
+from spark_jms.claims.batches import planner
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.messages import scan as claims_scan
+from spark_jms.claims.messages.scan import Question, read_files, scan, units_of
 from spark_jms.client import Context
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.core.selector import Selector
 from spark_jms.errors import DataLossError
-from spark_jms.log.compaction import compact
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import Domain
-from spark_jms.log.purge import purge
-from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.messages import data_files
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.snapshot import Snapshot
+from spark_jms.log.upkeep.compaction import compact
+from spark_jms.log.upkeep.purge import purge
 from spark_jms.store import open_store
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
@@ -45,13 +45,13 @@ def context() -> Iterator[Context]:
 def opened_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files whose headers were read."""
     seen: list[str] = []
-    read_stored = scan_module.read_stored
+    read_stored = data_files.read_stored
 
     def counting(storage: Any, file: Any, *rest: Any) -> Any:
         seen.append(file.path)
         return read_stored(storage, file, *rest)
 
-    monkeypatch.setattr(scan_module, "read_stored", counting)
+    monkeypatch.setattr(claims_scan, "read_stored", counting)
     return seen
 
 

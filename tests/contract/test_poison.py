@@ -10,15 +10,15 @@ import pytest
 
 from spark_jms import connect
 from spark_jms.admin.claims import find_claim, release_claim
-from spark_jms.admin.pause import pause, resume
-from spark_jms.admin.redrive import RedriveOrder, redrive
-from spark_jms.claims import views
-from spark_jms.claims.isolation import pinned
-from spark_jms.core.pause import CONSUMPTION
-from spark_jms.core.refusal import ISOLATION
+from spark_jms.admin.destinations import pause, resume
+from spark_jms.admin.transfer import RedriveOrder, redrive
+from spark_jms.claims.failures.poison import pinned
+from spark_jms.claims.upkeep import views
+from spark_jms.core.destinations.pause import CONSUMPTION
+from spark_jms.core.records.refusal import ISOLATION
 from spark_jms.errors import OptionError, PoisonMessageError
-from spark_jms.log.domain import Domain
-from spark_jms.spark import worker
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.spark import options as spark_options
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.testing import memory_domain
@@ -34,7 +34,7 @@ QUEUES: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker.signal, "alarm", lambda seconds: None)  # pytest-timeout has it
+    monkeypatch.setattr(spark_options.signal, "alarm", lambda seconds: None)  # pytest-timeout has it
     monkeypatch.setattr("spark_jms.spark.source.IDLE_WAIT_S", 0.02)
 
 
@@ -302,7 +302,7 @@ def test_error_destination_that_cannot_take_the_message_is_named(root: str, monk
         raise OSError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("spark_jms.claims.transfer.Transfers.begin", unable)
+        patch.setattr("spark_jms.claims.transactions.transfer.Transfers.begin", unable)
         with pytest.raises(PoisonMessageError, match=r"orders/-/0#2 is a poison message.*failed: the disk is full"):
             query.drain()
     query.drain()

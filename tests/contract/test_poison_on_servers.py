@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 import spark_jms
-from spark_jms.claims import branch, branches, views
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.core.destination import Destination
+from spark_jms.admin.servers import start_server, stop_server
+from spark_jms.claims.consumers import branches
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.upkeep import views
+from spark_jms.core.destinations.destination import Destination
 from spark_jms.errors import MemberUnavailableError
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.domain import Domain
-from spark_jms.log.server_state import start_server, stop_server
-from spark_jms.spark import worker
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.spark import options
 from spark_jms.store import MemoryStore, OutcomeUnknownError, StoreBusyError
 from spark_jms.testing import wait_until
 from tests.contract.poison_query import Query, Sink, drained_by_dying_driver, numbers, received, send
@@ -29,11 +30,11 @@ SERVERS = ("a", "b", "c")
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker.signal, "alarm", lambda seconds: None)  # pytest-timeout has it
+    monkeypatch.setattr(options.signal, "alarm", lambda seconds: None)  # pytest-timeout has it
     monkeypatch.setattr("spark_jms.spark.source.IDLE_WAIT_S", 0.02)
     monkeypatch.setattr(branches, "RESUME_S", 0.1)
-    monkeypatch.setattr(branch, "_FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(branch, "_LONGEST_PAUSE_S", 0.02)
+    monkeypatch.setattr(branches, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(branches, "_LONGEST_PAUSE_S", 0.02)
 
 
 @pytest.fixture

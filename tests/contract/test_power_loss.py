@@ -15,20 +15,19 @@ from click.testing import CliRunner
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_jms import apply, connect
-from spark_jms.claims import views
-from spark_jms.claims.opened_domain import open_domain
-from spark_jms.claims.power_loss import UNKNOWN
-from spark_jms.cli.main import cli
-from spark_jms.client.context import Context
-from spark_jms.core.ranges import Ranges
+from spark_jms.claims.upkeep import views
+from spark_jms.claims.upkeep.power_loss import UNKNOWN, open_domain
+from spark_jms.cli.__main__ import cli
+from spark_jms.client.context.context import Context
+from spark_jms.core.messages.ranges import Ranges
 from spark_jms.errors import DataLossError, DomainError, RecordSetError
-from spark_jms.log import boots
-from spark_jms.log import domain as domain_module
-from spark_jms.log.clean_up import CleanUp, checkpoint
-from spark_jms.log.compaction import compact
-from spark_jms.log.domain import Domain
-from spark_jms.log.local_storage import LocalStorage
-from spark_jms.log.power_loss import unreadable_log_files
+from spark_jms.log.destinations import domain as domain_module
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.storage import LocalStorage
+from spark_jms.log.upkeep import power_loss
+from spark_jms.log.upkeep.clean_up import CleanUp, checkpoint
+from spark_jms.log.upkeep.compaction import compact
+from spark_jms.log.upkeep.power_loss import unreadable_log_files
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.store import open_store
@@ -166,7 +165,7 @@ def boot(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def again() -> None:
         nonlocal number
         number += 1
-        monkeypatch.setattr(boots, "this_boot", lambda: f"boot-{number}")
+        monkeypatch.setattr(power_loss, "this_boot", lambda: f"boot-{number}")
 
     again()
     return again
@@ -374,8 +373,8 @@ def test_second_process_waits_for_the_repair(
     """C5: and says so when that does not end."""
     open_domain(root)
     boot()
-    monkeypatch.setattr(boots, "_WAIT_S", 0.1)
-    noted = boots.Boots(LocalStorage(Path(root)))
+    monkeypatch.setattr(power_loss, "_WAIT_S", 0.1)
+    noted = power_loss.Boots(LocalStorage(Path(root)))
     with noted.alone(), pytest.raises(DomainError, match="another process has been repairing the domain"):
         open_domain(root)
     assert noted.earlier() is not None
@@ -393,7 +392,7 @@ def test_who_may_only_read_leaves_the_repair_to_others(
     def refused(*_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(boots.os, "open", refused)
+    monkeypatch.setattr(power_loss.os, "open", refused)
     assert open_domain(root).destinations() == ["orders"]
 
 

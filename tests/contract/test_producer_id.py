@@ -14,11 +14,12 @@ import pyarrow as pa
 import pytest
 
 from spark_jms import aio, connect
-from spark_jms.admin.pause import pause, resume
-from spark_jms.client import Completion, ConnectionFactory, Context, Message, Producer, shared_send
-from spark_jms.client.pool import ClientPool
-from spark_jms.core.pause import INSERTION
-from spark_jms.core.producer_sequence import AlreadySentError, ProducerPosition, app_id_of
+from spark_jms.admin.destinations import pause, resume
+from spark_jms.client import Completion, ConnectionFactory, Context, Message, Producer
+from spark_jms.client.context.pool import ClientPool
+from spark_jms.client.sending import shared_send
+from spark_jms.core.destinations.pause import INSERTION
+from spark_jms.core.transactions.producers import AlreadySentError, ProducerPosition, app_id_of
 from spark_jms.errors import (
     CommitConflictError,
     CommitOutcomeUnknownError,
@@ -29,6 +30,7 @@ from spark_jms.errors import (
     SequenceGapError,
     WriteOutcomeUnknownError,
 )
+from spark_jms.log.sending import send as log_send
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import domain_of
 from tests.contract.completions import Hold, Outcomes, in_thread
@@ -290,7 +292,7 @@ def test_asynchronous_sends_keep_one_order_over_all_members(
     context: Context, monkeypatch: pytest.MonkeyPatch, resumed: bool
 ) -> None:
     """M1, T11: while one waits for a paused member, those behind it for other members wait too, and fail with it."""
-    waits, wait_for_change = threading.Event(), shared_send.wait_for_change
+    waits, wait_for_change = threading.Event(), log_send.wait_for_change
 
     def waiting(*arguments: Any) -> bool:
         waits.set()

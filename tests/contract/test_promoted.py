@@ -15,24 +15,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_jms import apply, connect
-from spark_jms.admin.backup import back_up
-from spark_jms.admin.move import MoveOrder, move
-from spark_jms.admin.redrive import RedriveOrder, redrive
-from spark_jms.admin.restore import restore
-from spark_jms.claims import offer as offers
-from spark_jms.claims import scan as scan_module
-from spark_jms.claims import views
-from spark_jms.client.context import Context
-from spark_jms.core.destination import Destination
+from spark_jms.admin.backup import back_up, restore
+from spark_jms.admin.transfer import MoveOrder, RedriveOrder, move, redrive
+from spark_jms.claims.messages import scan, sort_order
+from spark_jms.claims.upkeep import views
+from spark_jms.client.context.context import Context
+from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.selector import Selector
 from spark_jms.errors import InvalidDestinationError, ModuleFileError
-from spark_jms.log.checkpoint_writer import write_checkpoint
-from spark_jms.log.compaction import compact
-from spark_jms.log.data_file import DataFile
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import Domain
-from spark_jms.log.table_schema import column_types
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.messages import data_files
+from spark_jms.log.tables.checkpoints import write_checkpoint
+from spark_jms.log.tables.commit import column_types
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.files import DataFile
+from spark_jms.log.upkeep.compaction import compact
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.messages import reject_next, texts, texts_now
@@ -121,13 +119,13 @@ def test_selector_reads_the_column_and_skips_files(context: Context, monkeypatch
     producer.send_many({"text": f"mixed {n}", "properties": {"amount": n, "region": "us"}} for n in range(3))
     producer.send(text="none")
     read: list[list[str]] = []
-    read_stored = scan_module.read_stored
+    read_stored = data_files.read_stored
 
     def reading(storage: Any, file: Any, part: Any, columns: list[str], *rest: Any) -> Any:
         read.append(columns)
         return read_stored(storage, file, part, columns, *rest)
 
-    monkeypatch.setattr(scan_module, "read_stored", reading)
+    monkeypatch.setattr(scan, "read_stored", reading)
     for text, matching, columns in (
         ("amount >= 101", ["high 1", "high 2"], [["properties"], ["amount"], ["properties"]]),
         ("amount = 1", ["old 1", "low 1", "mixed 1"], [["properties"], ["amount"], ["properties"]]),
@@ -276,13 +274,13 @@ def test_destination_is_sorted_by_the_column(context: Context, monkeypatch: pyte
             promote(context, "count", "amount", destination_keys=keys)
         producer.send(text=str(n), properties={"count": count if n % 7 else str(count), "amount": amount})
     read = set()
-    read_stored = offers.read_stored
+    read_stored = data_files.read_stored
 
     def reading(storage: Any, file: Any, part: Any, columns: list[str], *rest: Any) -> Any:
         read.add(tuple(columns))
         return read_stored(storage, file, part, columns, *rest)
 
-    monkeypatch.setattr(offers, "read_stored", reading)
+    monkeypatch.setattr(sort_order, "read_stored", reading)
     with context.consumer("orders") as consumer:
         got = texts(consumer, 60)
     expected = sorted(range(60), key=lambda n: (-sent[n][0], sent[n][1], n))

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from spark_jms import connect
-from spark_jms.claims import progress
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.distributed import DistributedSubscriber
-from spark_jms.claims.stores import open_stores, store_of
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.core.batch import Batch, Limits, claim_number
-from spark_jms.core.placement import HOME
-from spark_jms.core.query_progress import QueryProgress
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.distributed import DistributedSubscriber
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.records import members
+from spark_jms.claims.servers.stores import open_stores, store_of
+from spark_jms.core.destinations.servers import HOME
+from spark_jms.core.records.batch import Batch, Limits, QueryProgress, claim_number
 from spark_jms.errors import (
     ConsumerClosedException,
     DestinationReplacedError,
@@ -23,17 +22,17 @@ from spark_jms.errors import (
     QueryRunningError,
     RecordSetError,
 )
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.store import MemoryStore, Store
 from spark_jms.testing import memory_domain
+from spark_jms.testing.domain import wait_until
 from spark_jms.testing.inside import records_of
-from spark_jms.testing.waiting import wait_until
 from tests.contract.servers import Away, applied, next_batch, queue_on
 
 
 @pytest.fixture(autouse=True)
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "OPEN_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(members, "OPEN_TIMEOUT_S", 0.0)
 
 
 def query(root: str, store: Store, consumer: str = "q") -> Subscriber:

@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 
 from spark_jms import apply, connect
+from spark_jms.admin.destinations import rename_destination
 from spark_jms.admin.quota import quotas
-from spark_jms.admin.rename import rename_destination
-from spark_jms.claims.positions import ensure_subscription
-from spark_jms.core.quota import QuotaState
+from spark_jms.claims.records.subscriptions import ensure_subscription
+from spark_jms.core.limits.quota import QuotaState
 from spark_jms.errors import InvalidDestinationError, JmsqError, ModuleFileError
-from spark_jms.log import send as sending
-from spark_jms.log.admission import QuotaExceededError
-from spark_jms.log.domain import Domain
-from spark_jms.log.quota_ledger import QuotaLedger
-from spark_jms.log.quota_observer import QuotaLook, QuotaObserver
-from spark_jms.log.quotas import Quotas
-from spark_jms.log.register import Register
+from spark_jms.log.destinations.domain import Domain, Register
+from spark_jms.log.limits.quota import QuotaLook, QuotaObserver, Quotas
+from spark_jms.log.limits.quota_ledger import QuotaLedger
+from spark_jms.log.sending import send as sending
+from spark_jms.log.sending.send import QuotaExceededError
 from spark_jms.store import MemoryStore
 from spark_jms.store.errors import ResourceAllocationException
 from spark_jms.testing import wait_until
@@ -289,7 +287,7 @@ def test_quota_command_shows_usage_and_waiting_senders(root: str, jmsq: Jmsq) ->
 def jmsq(root: str) -> Jmsq:
     from click.testing import CliRunner
 
-    from spark_jms.cli.main import cli
+    from spark_jms.cli.__main__ import cli
 
     def run(*arguments: str, code: int = 0, **_: Any) -> Any:
         result = CliRunner().invoke(cli, [*arguments, "--root", root])

@@ -14,26 +14,27 @@ import pyarrow as pa
 import pytest
 
 from spark_jms import connect
-from spark_jms.admin.drop import drop_destination
+from spark_jms.admin.destinations import drop_destination, rename_destination
 from spark_jms.admin.quota import quotas
-from spark_jms.admin.rename import rename_destination
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.usage import UsagePublisher, publish_usage
-from spark_jms.core import quota_watch
-from spark_jms.core.destination import QUEUE_SUBSCRIPTION
-from spark_jms.core.ranges import Ranges
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.usage import MemberUsage, MessageUsage, PublishedUsage
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.claims.upkeep.usage import UsagePublisher, publish_usage
+from spark_jms.core.destinations.destination import QUEUE_SUBSCRIPTION
+from spark_jms.core.limits import quota as core_quota
+from spark_jms.core.limits.quota import MemberUsage, MessageUsage, PublishedUsage
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records.record_set import RecordSet
 from spark_jms.errors import DomainError, JmsqError
-from spark_jms.log import quotas as quotas_module
-from spark_jms.log import send as sending
-from spark_jms.log.admission import QuotaExceededError
-from spark_jms.log.domain import Domain
-from spark_jms.log.local_storage import LocalStorage
-from spark_jms.log.quota_ledger import LEDGERS
-from spark_jms.log.quota_observer import QuotaObserver
-from spark_jms.log.snapshot import Snapshot
-from spark_jms.log.usage import USAGE
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.limits import quota as log_quota
+from spark_jms.log.limits.quota import QuotaObserver
+from spark_jms.log.limits.quota_ledger import LEDGERS
+from spark_jms.log.limits.usage import USAGE
+from spark_jms.log.sending import send
+from spark_jms.log.sending.send import QuotaExceededError
+from spark_jms.log.tables import commit as log_commit
+from spark_jms.log.tables import storage
+from spark_jms.log.tables.snapshot import Snapshot
+from spark_jms.log.tables.storage import LocalStorage
 from spark_jms.store import MemoryStore
 from spark_jms.testing import wait_until
 from spark_jms.testing.inside import domain_of, records_of
@@ -59,7 +60,7 @@ def test_clock_that_jumps_ends_no_request(root: str, monkeypatch: pytest.MonkeyP
         first = send_later(threads, context, "first", 2)
         wait_until(waiting(context, 1), LIMIT_S)
         for jump_ms in (300_000, -3_600_000):
-            now_ms = quotas_module.now_ms() + jump_ms
+            now_ms = storage.now_ms() + jump_ms
             monkeypatch.setattr(domain_of(other).quotas, "_clock_ms", lambda now_ms=now_ms: now_ms)
             with pytest.raises(QuotaExceededError, match=r"1 other send\(s\) wait"):
                 other.producer("orders", send_timeout=0).send(text="second")
@@ -71,7 +72,7 @@ def test_clock_that_jumps_ends_no_request(root: str, monkeypatch: pytest.MonkeyP
 def test_sender_whose_clock_went_back_renews_its_request(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """T1: it counts the time to its next renewal by the monotonic clock."""
     made(root, {"messagesMaximum": 1})
-    monkeypatch.setattr(quotas_module, "RENEW_S", 0.02)
+    monkeypatch.setattr(log_quota, "RENEW_S", 0.02)
     with connect(root) as context, connect(root) as other, ThreadPoolExecutor(1) as threads:
         context.producer("orders").send(text="old")
         sent = send_later(threads, context, "new")
@@ -94,7 +95,7 @@ def test_sender_that_slept_keeps_its_place_unless_another_one_took_it(
         wait_until(waiting(context, 1), LIMIT_S)
         number = state_of(context).waiting[0].number
         before = state_of(context).waiting[0]
-        let_pass(context, monkeypatch, quota_watch.WAITING_S + 1)
+        let_pass(context, monkeypatch, core_quota.WAITING_S + 1)
         ledger = domain_of(context).quotas.ledgers("small")[0]
         wait_until(lambda: [one for one in ledger.read().state.waiting if one != before], LIMIT_S)
         assert [one.number for one in ledger.read().state.waiting] == [number]
@@ -162,7 +163,7 @@ def test_old_reservation_of_a_damaged_destination_fails_no_other(root: str, monk
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("spark_jms.log.send.commit_prepared", die)
+            patch.setattr("spark_jms.log.sending.send.commit_prepared", die)
             with pytest.raises(KeyboardInterrupt):
                 context.producer("more", send_timeout=0).send_table(pa.table({"text": ["x"]}))
     mend = damage(root, "more")
@@ -172,7 +173,7 @@ def test_old_reservation_of_a_damaged_destination_fails_no_other(root: str, monk
         for _ in range(2):
             with pytest.raises(QuotaExceededError):
                 producer.send(text="z")
-            let_pass(context, monkeypatch, quota_watch.RESERVED_S)
+            let_pass(context, monkeypatch, core_quota.RESERVED_S)
         mend()
         producer.send(text="z")
 
@@ -221,7 +222,7 @@ def test_full_or_unreadable_ledger_fails_sends_by_name(
                 producer.send(text="2")
         assert [m.text for m in context.browser("orders")] == ["1"]
         assert len(state_of(context).reservations) == len(created), "an entry that was written keeps its room"
-        let_pass(context, monkeypatch, quota_watch.RESERVED_S)
+        let_pass(context, monkeypatch, core_quota.RESERVED_S)
         producer.send_many([{"text": "2"}, {"text": "3"}])
         assert [m.text for m in context.browser("orders")] == ["1", "2", "3"]
 
@@ -248,7 +249,7 @@ def test_disk_that_is_full_at_the_commit_gives_the_room_back(root: str, monkeypa
             full.clear()
             assert len(state_of(context).reservations) == int(keeps)
             if keeps:
-                let_pass(context, monkeypatch, quota_watch.RESERVED_S)
+                let_pass(context, monkeypatch, core_quota.RESERVED_S)
             producer.send(text="y")
             receive(context, 1)
             wait_until(lambda: domain_of(context).usage_of("orders").messages == 0, LIMIT_S)
@@ -300,7 +301,7 @@ def test_drop_and_rename_delete_the_ledgers_of_the_name(root: str) -> None:
 def test_message_counts_once_while_its_commit_is_seen_half(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """T1: as reserved or as used, when it is committed and published between a look at the log and one at the publication."""
     made(root, {"messagesMaximum": 5})
-    observer, commit = Domain(root), sending.commit_prepared
+    observer, commit = Domain(root), log_commit.commit_prepared
     table = observer.log("orders")
     refresh, done = table.refresh, []
 
@@ -328,7 +329,7 @@ def test_message_counts_once_while_its_commit_is_seen_half(root: str, monkeypatc
     with connect(root, housekeeping=False) as context:
         context.producer("orders").send(text="old")
         publisher = UsagePublisher(domain_of(context), records_of(context), "orders")
-        monkeypatch.setattr(sending, "commit_prepared", meanwhile)
+        monkeypatch.setattr(send, "commit_prepared", meanwhile)
         context.producer("orders", send_timeout=0).send(text="x")
     newest = Domain(root).quotas.ledgers("small")[0].read()
     assert newest.what == "looked"

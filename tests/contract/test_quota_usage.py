@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from spark_jms import connect
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.usage import UsagePublisher, publish_usage
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.claims.upkeep.usage import UsagePublisher, publish_usage
 from spark_jms.client import Context
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.usage import MessageUsage
-from spark_jms.log import housekeeping
-from spark_jms.log.snapshot import Snapshot
+from spark_jms.core.limits.quota import MessageUsage
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.log.tables.snapshot import Snapshot
+from spark_jms.log.upkeep import housekeeping
 from spark_jms.store import MemoryStore
 from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.quotas import made

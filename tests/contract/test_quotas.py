@@ -12,21 +12,22 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_jms import connect
-from spark_jms.admin.move import MoveOrder, move
 from spark_jms.admin.quota import quotas
-from spark_jms.claims.usage import UsagePublisher
-from spark_jms.core import quota_watch
-from spark_jms.core.balancing import ANY_MEMBER
-from spark_jms.core.usage import MessageUsage
+from spark_jms.admin.transfer import MoveOrder, move
+from spark_jms.claims.upkeep.usage import UsagePublisher
+from spark_jms.core.destinations.routing import ANY_MEMBER
+from spark_jms.core.limits import quota as core_quota
+from spark_jms.core.limits.quota import Grant, MessageUsage
+from spark_jms.core.transactions import transfer
 from spark_jms.errors import JmsqError
-from spark_jms.log import quotas as quotas_module
-from spark_jms.log import send as sending
-from spark_jms.log.admission import Grant, LargerThanQuotaError, QuotaExceededError
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.quota_ledger import QuotaLedger
-from spark_jms.log.quota_observer import QuotaLook, QuotaObserver
-from spark_jms.log.storage import now_ms
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.limits import quota as quotas_module
+from spark_jms.log.limits.quota import QuotaLook, QuotaObserver
+from spark_jms.log.limits.quota_ledger import QuotaLedger
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending import send
+from spark_jms.log.sending.send import LargerThanQuotaError, QuotaExceededError
+from spark_jms.log.tables.storage import now_ms
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.sink import JmsqStreamWriter, StagedMessage
 from spark_jms.store import MemoryStore
@@ -256,7 +257,7 @@ def test_dead_waiting_sender_lapses(root: str, monkeypatch: pytest.MonkeyPatch) 
         producer = context.producer("orders", send_timeout=0)
         with pytest.raises(QuotaExceededError):
             producer.send(text="behind it")
-        let_pass(context, monkeypatch, quota_watch.WAITING_S)
+        let_pass(context, monkeypatch, core_quota.WAITING_S)
         producer.send(text="new")
 
 
@@ -281,10 +282,10 @@ def test_reservation_of_a_dead_sender_is_voided(root: str, monkeypatch: pytest.M
         producer = context.producer("orders", send_timeout=0)
         with pytest.raises(QuotaExceededError):
             producer.send(text="no room beside the reservation")
-        let_pass(context, monkeypatch, quota_watch.RESERVED_S)
+        let_pass(context, monkeypatch, core_quota.RESERVED_S)
         producer.send_many([{"text": "y"}] * 2)
-        with pytest.raises(sending.QuotaNeeded):  # the sleeper wakes
-            sending.spent(domain_of(context).log("orders").refresh(), [file_of(2)], grants, now_ms())
+        with pytest.raises(send.QuotaNeeded):  # the sleeper wakes
+            send.spent(domain_of(context).log("orders").refresh(), [file_of(2)], grants, now_ms())
         assert state_of(context).requests == ()
 
 
@@ -322,7 +323,7 @@ def test_ledger_that_was_deleted_begins_again(root: str) -> None:
 
 
 def file_of(rows: int) -> Any:
-    return sending.StagedFile("m0-xxxxxxxx.parquet", 0, rows, 1, 0, "{}")
+    return transfer.StagedFile("m0-xxxxxxxx.parquet", 0, rows, 1, 0, "{}")
 
 
 def test_batch_of_a_query_waits_and_is_sent_once(root: str) -> None:

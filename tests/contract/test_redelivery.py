@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from spark_jms import connect
-from spark_jms.admin.drop import drop_destination
-from spark_jms.admin.redrive import Redriven, RedriveOrder, plan_redrive, redrive
-from spark_jms.admin.rename import rename_destination
-from spark_jms.claims import redelivery_limit, transfer, views
-from spark_jms.claims.record_sets import state_of
-from spark_jms.client.context import Context
-from spark_jms.client.message import Message
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.destination import Destination
+from spark_jms.admin.destinations import drop_destination, rename_destination
+from spark_jms.admin.transfer import Redriven, RedriveOrder, plan_redrive, redrive
+from spark_jms.claims.failures import error_destination
+from spark_jms.claims.servers.stores import state_of
+from spark_jms.claims.transactions import transfer as claims_transfer
+from spark_jms.claims.upkeep import views
+from spark_jms.client.context.context import Context
+from spark_jms.client.messages.message import Message
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.core.selector import Selector
 from spark_jms.errors import (
     DestinationInUseError,
@@ -25,7 +26,8 @@ from spark_jms.errors import (
     MessageSizeError,
     ModuleFileError,
 )
-from spark_jms.log.declarations import apply_destinations
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.sending import transfer as log_transfer
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.clocked_consumer import ClockedConsumer
@@ -139,7 +141,7 @@ def test_message_without_error_destination_is_discarded_and_accounted(
 
 def test_large_batch_that_fails_moves_in_bounded_transfers(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """C8, C18: none is lost or doubled, and messages that never failed are delivered meanwhile."""
-    monkeypatch.setattr(redelivery_limit, "_MOST", 100)
+    monkeypatch.setattr(error_destination, "_MOST", 100)
     with context.producer("orders") as producer:
         producer.send_many({"text": f"{n}"} for n in range(950))
     q = Clocked(context, "orders")
@@ -183,14 +185,14 @@ def test_messages_are_kept_back_while_the_error_destination_cannot_take_them(
 ) -> None:
     """C8, C20: they are neither delivered again nor lost, others are delivered, and it is tried again."""
     broken = True
-    real = transfer.stage_transfer
+    real = log_transfer.stage_transfer
 
     def stage(*arguments: Any) -> Any:
         if broken:
             raise error
         return real(*arguments)
 
-    monkeypatch.setattr(transfer, "stage_transfer", stage)
+    monkeypatch.setattr(claims_transfer, "stage_transfer", stage)
     for text in ("bad", "good"):
         context.producer("orders").send(text=text)
     q = Clocked(context, "orders")
@@ -231,9 +233,9 @@ def test_consumer_that_dies_on_the_way_neither_loses_nor_doubles(
         if step == "staged":
             patch.setattr(first.subscriber.members, "commit", killed)
         elif step == "moving":
-            patch.setattr(transfer, "append_transfer", killed)
+            patch.setattr(claims_transfer, "append_transfer", killed)
         else:
-            patch.setattr(transfer, "append_transfer", killed_after(transfer.append_transfer))
+            patch.setattr(claims_transfer, "append_transfer", killed_after(log_transfer.append_transfer))
         with pytest.raises(Killed):
             first.batch()
     first.subscriber.members.close()

@@ -10,24 +10,24 @@ from typing import Any
 import pytest
 
 from spark_jms import apply, connect
-from spark_jms.admin.move import MoveOrder, move
 from spark_jms.admin.purge import drop_backlog
-from spark_jms.admin.redrive import RedriveOrder, redrive
 from spark_jms.admin.statistics import collect
-from spark_jms.claims import transfer, views
-from spark_jms.claims.record_sets import state_of
-from spark_jms.claims.set_aside import SET_ASIDE
-from spark_jms.claims.stores import record_of
-from spark_jms.client.context import Context
-from spark_jms.core.batch import Limits
-from spark_jms.core.destination import Destination
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.record_set_form import from_objects, to_objects
-from spark_jms.core.refusal import MESSAGE_SIZE, QUOTA
-from spark_jms.core.unit_of_work import END, NUMBER, UNIT
+from spark_jms.admin.transfer import MoveOrder, RedriveOrder, move, redrive
+from spark_jms.claims.failures.error_destination import SET_ASIDE
+from spark_jms.claims.servers.stores import record_of, state_of
+from spark_jms.claims.transactions import transfer as claims_transfer
+from spark_jms.claims.upkeep import views
+from spark_jms.client.context.context import Context
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.ordering.units_of_work import END, NUMBER, UNIT
+from spark_jms.core.records.batch import Limits
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.refusal import MESSAGE_SIZE, QUOTA
+from spark_jms.core.records.stored_form import from_objects, to_objects
 from spark_jms.errors import MessageSizeError
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.spark import worker
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.sending import transfer as log_transfer
+from spark_jms.spark import options
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.clocked_consumer import ClockedConsumer
@@ -273,7 +273,7 @@ def test_faulty_part_of_a_unit_of_work_is_refused(context: Context) -> None:
 
 def test_poison_message_is_refused_and_the_query_continues(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C8, M4: it comes in no later batch, is counted as delivered, and moves as poison when the target takes it."""
-    monkeypatch.setattr(worker.signal, "alarm", lambda seconds: None)  # pytest-timeout has it
+    monkeypatch.setattr(options.signal, "alarm", lambda seconds: None)  # pytest-timeout has it
     monkeypatch.setattr("spark_jms.spark.source.IDLE_WAIT_S", 0.02)
     send(root, "twice", *numbers(1, 4), LARGE, *numbers(5, 8))
     sink = Sink(bad={LARGE})
@@ -411,15 +411,15 @@ def test_move_that_is_refused_leaves_it_refused(context: Context, monkeypatch: p
     q = Clocked(context, "orders")
     q.rounds()
     q.subscriber.members.close()
-    real = transfer.append_transfer
+    real = log_transfer.append_transfer
 
     def lost(log: Any, target: Any, *more: Any) -> None:
         for file in target.files:
             log.storage.delete(file.path)
 
-    monkeypatch.setattr(transfer, "append_transfer", lost)
+    monkeypatch.setattr(claims_transfer, "append_transfer", lost)
     move(domain_of(context), records_of(context), MoveOrder("orders", "plain", limit=1), 5)
-    monkeypatch.setattr(transfer, "append_transfer", real)
+    monkeypatch.setattr(claims_transfer, "append_transfer", real)
     assert refused(context, "orders") == [("1", MESSAGE_SIZE)]
     assert Clocked(context, "orders", "next").batch() == []
 
@@ -458,7 +458,7 @@ def test_refused_message_is_not_read_again_while_nothing_changes(
     context.producer("orders").send(text=LARGE)
     Clocked(context, "orders").rounds()
     staged: list[object] = []
-    monkeypatch.setattr(transfer, "stage_transfer", lambda *arguments, **more: staged.append(arguments))
+    monkeypatch.setattr(claims_transfer, "stage_transfer", lambda *arguments, **more: staged.append(arguments))
     q = Clocked(context, "orders", "other")
     for _ in range(5):
         q.now_ms += 10_000
@@ -477,7 +477,7 @@ def test_target_that_cannot_be_read_leaves_it_refused(context: Context, monkeypa
         raise OSError("not reachable")
 
     with monkeypatch.context() as patch:
-        patch.setattr(transfer.Transfers, "declared", gone)
+        patch.setattr(claims_transfer.Transfers, "declared", gone)
         q.now_ms += 1_000
         assert q.batch() == []
     assert refused(context, "orders") == [("1", MESSAGE_SIZE)]

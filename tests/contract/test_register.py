@@ -11,18 +11,17 @@ import pytest
 from click.testing import CliRunner
 
 import spark_jms
+from spark_jms.admin.destinations import drop_destination
 from spark_jms.admin.domain_sample import DESTINATIONS, take
-from spark_jms.admin.drop import drop_destination
-from spark_jms.claims.stores import open_stores
-from spark_jms.claims.views import opened_store
-from spark_jms.cli.main import cli
+from spark_jms.claims.servers.stores import open_stores
+from spark_jms.claims.upkeep.views import opened_store
+from spark_jms.cli.__main__ import cli
 from spark_jms.client import connect
-from spark_jms.core.destination import Destination
-from spark_jms.core.record_names import DOMAIN_RECORD
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.records.stored_form import DOMAIN_RECORD
 from spark_jms.errors import DomainError, InvalidDestinationError, JmsqError
-from spark_jms.log.declarations import DeclarationChange, apply_destinations
-from spark_jms.log.domain import Domain, create_domain
-from spark_jms.log.register import ACKNOWLEDGEMENTS, REGISTER, RegisterEntry
+from spark_jms.log.destinations.declarations import DeclarationChange, apply_destinations
+from spark_jms.log.destinations.domain import ACKNOWLEDGEMENTS, REGISTER, Domain, RegisterEntry, create_domain
 from spark_jms.store import Delete, StoreAbsentError, open_store
 from spark_jms.testing import memory_domain
 

@@ -10,20 +10,20 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import spark_jms
-from spark_jms.admin.backup import back_up
+from spark_jms.admin.backup import back_up, restore
 from spark_jms.admin.claims import find_claim, release_claim
-from spark_jms.admin.restore import restore
-from spark_jms.claims import branches, members, previous_batch
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.distributed import DistributedSubscriber
-from spark_jms.claims.stores import open_stores, store_of
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.query_progress import PROGRESS, QueryProgress
-from spark_jms.core.ranges import Ranges
+from spark_jms.claims.batches import acknowledgement
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers import branches
+from spark_jms.claims.consumers.distributed import DistributedSubscriber
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.records import members
+from spark_jms.claims.servers.stores import open_stores, store_of
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records.batch import PROGRESS, Batch, Limits, QueryProgress
 from spark_jms.errors import MemberUnavailableError, StaleCheckpointError, StaleDomainError
-from spark_jms.log.domain import Domain
-from spark_jms.log.purge import purge
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.upkeep.purge import purge
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader, SmallBatchPartition
 from spark_jms.store import Put
@@ -180,7 +180,7 @@ def test_withheld_messages_of_an_acknowledged_batch_are_not_in_its_replay(root: 
 
 def test_member_that_is_not_acknowledged_yet_is_in_the_replay(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C5, C9: another consumer holds its record, so the claim is still there. What comes once is acknowledged once."""
-    monkeypatch.setattr(previous_batch, "RESUME_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(acknowledgement, "RESUME_TIMEOUT_S", 0.0)
     monkeypatch.setattr(members, "MIN_HOLD_S", 0.0)
     domain = Domain(root)
     with open_stores(domain) as store:

@@ -13,10 +13,10 @@ import pytest
 
 from spark_jms import apply, connect
 from spark_jms.admin.backup import back_up
-from spark_jms.admin.rename import rename_destination
-from spark_jms.claims.housekeeper import Housekeeper
+from spark_jms.admin.destinations import rename_destination
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
 from spark_jms.client import Context, Message
-from spark_jms.core.destination import TEMPORARY_PREFIX
+from spark_jms.core.destinations.destination import TEMPORARY_PREFIX
 from spark_jms.errors import (
     ClosedError,
     IllegalStateException,
@@ -27,9 +27,9 @@ from spark_jms.errors import (
     TemporaryDestinationDeletedError,
     TemporaryDestinationError,
 )
-from spark_jms.log import delta_log
-from spark_jms.log.domain import Domain
-from spark_jms.log.temporary import OWNERS, TABLES
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.destinations.temporary import OWNERS, TABLES
+from spark_jms.log.tables import delta_log
 from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader

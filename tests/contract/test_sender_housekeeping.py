@@ -11,22 +11,23 @@ import pytest
 from click.testing import CliRunner
 
 from spark_jms import connect
-from spark_jms.cli.main import cli
-from spark_jms.log import sender_housekeeping
-from spark_jms.log.domain import Domain
-from spark_jms.log.send import send
-from spark_jms.log.sender_housekeeping import SenderHousekeeping
+from spark_jms.cli.__main__ import cli
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.sending.send import send
+from spark_jms.log.upkeep import compaction
+from spark_jms.log.upkeep import housekeeping as log_housekeeping
+from spark_jms.log.upkeep.housekeeping import SenderHousekeeping
 from spark_jms.testing import memory_domain, wait_until
 from tests.contract.test_log import staged
 
 
 @pytest.fixture(autouse=True)
 def frequent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender_housekeeping, "DUE_VERSIONS", 10)
-    monkeypatch.setattr(sender_housekeeping, "OVERDUE_VERSIONS", 40)
-    monkeypatch.setattr("spark_jms.claims.housekeeper.DUE_VERSIONS", 10)
-    monkeypatch.setattr("spark_jms.log.clean_up.CHECKPOINT_EVERY_VERSIONS", 10)
-    monkeypatch.setattr("spark_jms.log.clean_up.checkpoint.__kwdefaults__", {"every": 10})
+    monkeypatch.setattr(log_housekeeping, "DUE_VERSIONS", 10)
+    monkeypatch.setattr(log_housekeeping, "OVERDUE_VERSIONS", 40)
+    monkeypatch.setattr("spark_jms.claims.upkeep.housekeeping.DUE_VERSIONS", 10)
+    monkeypatch.setattr("spark_jms.log.upkeep.clean_up.CHECKPOINT_EVERY_VERSIONS", 10)
+    monkeypatch.setattr("spark_jms.log.upkeep.clean_up.checkpoint.__kwdefaults__", {"every": 10})
 
 
 @pytest.fixture
@@ -46,14 +47,14 @@ def since_checkpoint(root: str) -> int:
 def test_send_returns_while_housekeeping_works(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C13: no send waits for compaction or a Delta checkpoint; at most one task waits; close() waits for it."""
     may_go_on, runs = threading.Event(), []
-    compact = sender_housekeeping.compact
+    compact = compaction.compact
 
     def slow(*arguments: object, **named: object) -> None:
         runs.append(threading.current_thread())
         assert may_go_on.wait(60)
         compact(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(sender_housekeeping, "compact", slow)
+    monkeypatch.setattr(log_housekeeping, "compact", slow)
     with connect(root, housekeeping=False) as context:
         producer = context.producer("orders")
         for n in range(60):
@@ -102,7 +103,7 @@ def test_failing_housekeeping_of_a_sender_is_shown_and_fails_no_send(
         raise OSError("a damaged disk")
 
     with monkeypatch.context() as patch, connect(root, housekeeping=False) as context:
-        patch.setattr(sender_housekeeping, "checkpoint", broken)
+        patch.setattr(log_housekeeping, "checkpoint", broken)
         producer = context.producer("orders")
         for n in range(30):
             producer.send(text=str(n))

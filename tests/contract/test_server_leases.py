@@ -11,21 +11,20 @@ from typing import Any
 import pytest
 
 import spark_jms
-from spark_jms.claims import server_keeper
-from spark_jms.claims.lane import LaneBusyError
-from spark_jms.claims.server_keeper import ServerKeeper
-from spark_jms.claims.store_questions import StoreQuestions
-from spark_jms.core.lease_term import HELD, LeaseTerm
+from spark_jms.admin import servers as admin_servers
+from spark_jms.admin.servers import start_server, stop_server
+from spark_jms.claims.servers import lease
+from spark_jms.claims.servers.lease import ServerKeeper, StoreProbe
+from spark_jms.claims.servers.timed_stores import StoreThreadBusyError
+from spark_jms.core.destinations.servers import HELD, LeaseTerm
 from spark_jms.errors import DomainError, ModuleFileError, ServerDownError
-from spark_jms.log import server_state
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import send as send_files
-from spark_jms.log.server_leases import LEASES
-from spark_jms.log.server_state import start_server, stop_server
-from spark_jms.store.absence import Endpoint, absence
-from spark_jms.store.uri import places_of
-from spark_jms.testing.waiting import wait_until
+from spark_jms.log.destinations import servers as log_servers
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.destinations.servers import LEASES
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending.send import send as send_files
+from spark_jms.store.kinds.opening import Endpoint, absence, places_of
+from spark_jms.testing.domain import wait_until
 from tests.contract.servers import Away, applied
 
 MODULE: dict[str, Any] = {
@@ -60,8 +59,8 @@ def members_of(context: spark_jms.Context, count: int, **more: Any) -> set[int]:
 
 
 def group_on(root: str, member: int) -> str:
-    from spark_jms.core.routing import route_of
-    from spark_jms.core.slots import slot_of
+    from spark_jms.core.destinations.routing import route_of
+    from spark_jms.core.ordering.units_of_order import slot_of
 
     route = route_of(Domain(root).log("orders").refresh().destination)
     return next(group for group in map(str, range(999)) if route.member_of_slot(slot_of(group)) == member)
@@ -203,14 +202,14 @@ def test_failing_storage_pauses_the_keeper(root: str, monkeypatch: pytest.Monkey
 
 def test_term_reaches_all_destinations_but_the_one_that_fails(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """D4: bills cannot be read, so orders still learns that b is away."""
-    real = server_keeper.follow_term
+    real = log_servers.follow_term
 
     def follow(log: Any, server: str, term: LeaseTerm) -> bool:
         if log.name == "bills":
             raise OSError("damaged")
         return real(log, server, term)
 
-    monkeypatch.setattr(server_keeper, "follow_term", follow)
+    monkeypatch.setattr(lease, "follow_term", follow)
     keeper = ServerKeeper(Domain(root), lambda server: None, lambda server, timeout_s: "", lambda server: 0.0)
     with pytest.raises(OSError, match="damaged"):
         keeper.commit_everywhere("b", LeaseTerm(1, 5))
@@ -226,7 +225,7 @@ class BusyLane:
 
     def run(self, work: Callable[[], Any], timeout_s: float) -> Any:
         if self.busy:
-            raise LaneBusyError
+            raise StoreThreadBusyError
         return work()
 
     def close(self, last: Callable[[], object] | None = None) -> None: ...
@@ -235,7 +234,7 @@ class BusyLane:
 def test_question_that_the_lane_refuses_is_not_under_way() -> None:
     """D4: else no question is asked ever again, and the store counts as silent."""
     lane = BusyLane("b")
-    questions = StoreQuestions("b", lambda: None, lambda: "", lambda: 0.0, lambda _: lane, lambda: 0.0)
+    questions = StoreProbe("b", lambda: None, lambda: "", lambda: 0.0, lambda _: lane, lambda: 0.0)
     questions.ask(0.0)
     lane.busy = True
     questions.ask(1_000.0)
@@ -275,4 +274,4 @@ def test_root_that_vanished_has_followed_no_term(root: str) -> None:
     assert not keeper.committed
     assert not Path(root).exists()
     with pytest.raises(DomainError):
-        server_state._change(domain, "b", 5)
+        admin_servers._change(domain, "b", 5)

@@ -12,12 +12,14 @@ import pytest
 
 import spark_jms
 from spark_jms import admin as administration
-from spark_jms.claims import branches, views
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.distributed import DistributedSubscriber
-from spark_jms.claims.record_sets import read_state as state
-from spark_jms.claims.stores import open_stores
-from spark_jms.core.batch import Batch, Limits
+from spark_jms.admin.servers import start_server, stop_server
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers import branches
+from spark_jms.claims.consumers.distributed import DistributedSubscriber
+from spark_jms.claims.servers.stores import open_stores
+from spark_jms.claims.servers.stores import read_state as state
+from spark_jms.claims.upkeep import views
+from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.errors import (
     ConsumerClosedException,
     DomainError,
@@ -26,17 +28,16 @@ from spark_jms.errors import (
     ModuleFileError,
     ServerDownError,
 )
-from spark_jms.log.declarations import ServerStates
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import send as send_files
-from spark_jms.log.server_state import start_server, stop_server
+from spark_jms.log.destinations.declarations import ServerStates
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending.send import send as send_files
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.store import MemoryStore, open_store
 from spark_jms.store.errors import SessionLostError, StoreNotFoundError
-from spark_jms.store.routed import RoutedStore
-from spark_jms.testing.waiting import wait_until
+from spark_jms.store.kinds.routed import RoutedStore
+from spark_jms.testing.domain import wait_until
 from tests.contract.servers import SERVERS, Away, applied, next_batch, queue_on
 from tests.contract.source_steps import LIMIT, next_offset, texts_of
 
@@ -299,7 +300,7 @@ def test_server_that_hangs_holds_up_no_other(root: str, query: Any, monkeypatch:
     """M10: a server that does not answer in time is left out of the batch, and takes part again when it answers."""
     import threading
 
-    from spark_jms.claims.subscriber import Subscriber
+    from spark_jms.claims.consumers.subscriber import Subscriber
 
     send(root, *"123")
     subscriber = query()
@@ -325,7 +326,7 @@ def test_server_that_hangs_holds_up_no_other(root: str, query: Any, monkeypatch:
 def test_client_loses_a_server_with_unacknowledged_messages(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """M10, D3: the consumer is closed by name; a new one gets the messages of the other servers, and those of the lost one,
     flagged, when it is back. A consumer that owes a server nothing continues without it."""
-    monkeypatch.setattr("spark_jms.client.receiver.HAND_OVER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("spark_jms.client.receiving.receiver.HAND_OVER_TIMEOUT_S", 1.0)
     send(root, *"123")
     with spark_jms.connect(root) as ctx:
         consumer, idle = ctx.consumer("orders"), ctx.consumer("orders")

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jms import apply, connect
-from spark_jms.client import Context, Message, shared_send
-from spark_jms.core.destination import Destination
-from spark_jms.core.staged_file import StagedFile
+from spark_jms.client import Context, Message
+from spark_jms.client.sending import shared_send
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.transactions.transfer import StagedFile
 from spark_jms.errors import (
     CommitOutcomeUnknownError,
     InvalidDestinationError,
@@ -23,7 +24,8 @@ from spark_jms.errors import (
     MessageFormatError,
     MessageSizeError,
 )
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.store.ledger import group_commit
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import domain_of, sends_queued
 from tests.contract.hooked_storage import HookedStorage
@@ -285,7 +287,7 @@ def test_interrupted_leader_leaves_no_sender_waiting(
             leader.append(threading.get_ident())
             raise KeyboardInterrupt
 
-    encode, done = shared_send.Shipment.encode, shared_send.finish
+    encode, done = shared_send.Shipment.encode, group_commit.finish
 
     def encoding(shipment: shared_send.Shipment, *arguments: Any) -> None:
         interrupt_once("encode")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from spark_jms import connect
-from spark_jms.claims import members as members_module
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.log.domain import Domain
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.records import members as members_module
+from spark_jms.core.records.batch import Batch, Limits
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.store import open_store
 from spark_jms.testing import memory_domain
 

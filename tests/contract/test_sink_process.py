@@ -12,12 +12,12 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_jms import apply
-from spark_jms.admin.drop import drop_destination
-from spark_jms.core.balancing import ANY_MEMBER
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.quota_ledger import QuotaLedger
+from spark_jms.admin.destinations import drop_destination
+from spark_jms.core.destinations.routing import ANY_MEMBER
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.limits.quota_ledger import QuotaLedger
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.spark import sink
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.sink import JmsqWriter, StagedMessage

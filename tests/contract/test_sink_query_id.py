@@ -6,12 +6,12 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_jms import connect
-from spark_jms.core.balancing import ANY_MEMBER
-from spark_jms.core.destination import Destination
-from spark_jms.core.staged_file import StagedFile
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.routing import ANY_MEMBER
+from spark_jms.core.transactions.transfer import StagedFile
 from spark_jms.errors import QueryIdError
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.messages.message_writer import MessageWriter
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.sink import JmsqStreamWriter, StagedMessage
 from spark_jms.testing import memory_domain

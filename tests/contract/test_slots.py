@@ -13,23 +13,23 @@ import attrs
 import pytest
 
 from spark_jms import apply, connect
-from spark_jms.claims import barriers as barriers_module
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.distributed import open_subscriber
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.subscriber import Subscriber
+from spark_jms.claims.batches import units_of_order
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.distributed import open_subscriber
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.messages import scan
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
 from spark_jms.client import Context
-from spark_jms.core.balancing import ANY_MEMBER
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.destination import FORMAT_VERSION, Destination
-from spark_jms.core.routing import route_of
-from spark_jms.core.slots import slot_of
+from spark_jms.core.destinations.destination import FORMAT_VERSION, Destination
+from spark_jms.core.destinations.routing import ANY_MEMBER, route_of
+from spark_jms.core.ordering.units_of_order import slot_of
+from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.errors import FormatVersionError, MemberRemovalError
-from spark_jms.log.barriers import pass_barriers
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import send
-from spark_jms.log.subscriptions import drop_subscription
+from spark_jms.log.destinations.declarations import drop_subscription
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending.send import send
+from spark_jms.log.sending.units_of_order import pass_barriers
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import records_of
 
@@ -159,14 +159,14 @@ def test_unreadable_file_behind_a_barrier_does_not_swallow_a_claimed_batch(
     put(context, 0)
     shape(context, 3)
     put(context, 1)
-    real, failures = barriers_module.units_of, [OSError(5, "Input/output error")]
+    real, failures = scan.units_of, [OSError(5, "Input/output error")]
 
     def failing(*arguments: Any, **named: Any) -> Any:
         if failures:
             raise failures.pop()
         return real(*arguments, **named)
 
-    monkeypatch.setattr(barriers_module, "units_of", failing)
+    monkeypatch.setattr(units_of_order, "units_of", failing)
     got = []
     with context.consumer("orders", acknowledge="auto") as consumer:
         errors = 0
@@ -371,7 +371,7 @@ def test_housekeeping_looks_at_any_number_of_unfinished_messages(
     as a whole alone. A consumer leaves them to housekeeping."""
     put(context, 0)
     shape(context, 3)
-    monkeypatch.setattr(barriers_module, "MAX_ROWS_READ", 3)
+    monkeypatch.setattr(units_of_order, "MAX_ROWS_READ", 3)
     before = declared(context).slot_map.barriers
     housekeeper = Housekeeper(Domain(context.root), records_of(context), "orders")
     housekeeper.run()

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from spark_jms.claims import branches, stores
-from spark_jms.claims.stores import sampled_effort
-from spark_jms.core import delivery_sample
-from spark_jms.core.delivery_sample import HOLD_EFFORT, RETURN_EFFORT
+from spark_jms.claims.consumers import branches
+from spark_jms.claims.servers import stores
+from spark_jms.claims.servers.stores import sampled_effort
+from spark_jms.core.destinations import servers
+from spark_jms.core.destinations.servers import HOLD_EFFORT, RETURN_EFFORT
 from spark_jms.store import Store, StoreFullError, open_store
 from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.store.testing import backend_of
@@ -72,9 +73,9 @@ def trouble(monkeypatch: pytest.MonkeyPatch) -> Trouble:
     monkeypatch.setattr(stores, "open_store", opened)
     monkeypatch.setattr(branches, "ANSWER_S", 1.0)
     monkeypatch.setattr(branches, "WRITE_S", 2.5)
-    monkeypatch.setattr(delivery_sample, "READ_MS", 1_000.0)
-    monkeypatch.setattr(delivery_sample, "WRITE_MS", 2_500.0)
-    monkeypatch.setattr(delivery_sample, "_LONGEST_PAUSE_MS", 1_000.0)
+    monkeypatch.setattr(servers, "READ_MS", 1_000.0)
+    monkeypatch.setattr(servers, "WRITE_MS", 2_500.0)
+    monkeypatch.setattr(servers, "_LONGEST_PAUSE_MS", 1_000.0)
     return made
 
 

@@ -11,16 +11,16 @@ import pyarrow as pa
 import pytest
 
 from spark_jms import apply, connect
-from spark_jms.claims import offer as offers
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.client.context import Context
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.destination import Destination
-from spark_jms.core.ranges import Ranges
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.messages import sort_order as offers
+from spark_jms.client.context.context import Context
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.errors import ModuleFileError
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.module import declare
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
@@ -169,7 +169,7 @@ def test_batches_of_members_are_sorted_each(context: Context) -> None:
 
 
 def _priorities(table: Any, member: int) -> dict[int, int]:
-    from spark_jms.log.file_reader import read_stored
+    from spark_jms.log.messages.data_files import read_stored
 
     out: dict[int, int] = {}
     for file in table.snapshot.member_files(member).files:

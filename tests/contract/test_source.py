@@ -14,8 +14,10 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_jms import connect
-from spark_jms.claims import planner, progress, views
-from spark_jms.core.batch import Batch
+from spark_jms.claims.batches import planner
+from spark_jms.claims.records import members
+from spark_jms.claims.upkeep import views
+from spark_jms.core.records.batch import Batch
 from spark_jms.errors import (
     DataLossError,
     InvalidClientIDException,
@@ -26,9 +28,9 @@ from spark_jms.errors import (
     SubscriptionInUseError,
     TriggerError,
 )
-from spark_jms.log.domain import Domain
-from spark_jms.log.subscriptions import drop_subscription
-from spark_jms.settings.use import Use
+from spark_jms.log.destinations.declarations import drop_subscription
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.settings.types import Use
 from spark_jms.spark.browser import JmsqReader
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader, MemberPartition, SmallBatchPartition, read_partition
@@ -362,7 +364,7 @@ def test_available_now_searches_the_whole_backlog(root: str, monkeypatch: pytest
 # -- subscriptions -------------------------------------------------------------------------------------------------------
 def test_exclusive_query_excludes_others(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C10: subscriptionSharing; an ended query frees the subscription, and a waiting one gets it."""
-    monkeypatch.setattr(progress, "OPEN_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(members, "OPEN_TIMEOUT_S", 0.0)
     prices = {"destination": "prices", "subscription": "s"}
     first, second = reader(root, **prices, subscriptionSharing="Exclusive"), reader(root, **prices)
     first.latestOffset(first_batch(first), LIMIT)
@@ -381,7 +383,7 @@ def test_exclusive_query_excludes_others(root: str, monkeypatch: pytest.MonkeyPa
 
 def test_query_has_a_client_id(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C10: a restricted one is its own while it lives; the subscription belongs to it and its policy."""
-    monkeypatch.setattr(progress, "OPEN_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(members, "OPEN_TIMEOUT_S", 0.0)
     named = {"destination": "prices", "subscription": "s", "clientId": "app"}
     first, second = reader(root, **named), reader(root, **named)
     first.latestOffset(first_batch(first), LIMIT)

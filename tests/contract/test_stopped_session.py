@@ -13,21 +13,21 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_jms import connect
-from spark_jms.claims import progress, views
+from spark_jms.claims.records import members
+from spark_jms.claims.upkeep import views
 from spark_jms.errors import QueryRunningError, SparkStoppedError
-from spark_jms.log.domain import Domain
-from spark_jms.spark.options import parse_options
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.spark.options import SparkContextWatch, parse_options
 from spark_jms.spark.source import JmsqStreamReader
-from spark_jms.spark.worker import SparkContextWatch
 from spark_jms.testing import memory_domain
-from spark_jms.testing.waiting import wait_until
+from spark_jms.testing.domain import wait_until
 
 LIMIT = ReadMaxRows(1000)
 
 
 @pytest.fixture
 def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(progress, "OPEN_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(members, "OPEN_TIMEOUT_S", 0.0)
     with memory_domain("file", orders="queue") as where:
         yield where
 

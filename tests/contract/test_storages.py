@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from spark_jms.log import local_storage
-from spark_jms.log.local_storage import LocalStorage
-from spark_jms.log.object_storage import ObjectStorage
+from spark_jms.log.tables import storage as log_storage
+from spark_jms.log.tables.object_store import ObjectStorage
+from spark_jms.log.tables.storage import LocalStorage
 from spark_jms.testing.memory_storage import MemoryStorage
 
 KINDS: dict[str, Callable[[Path], Any]] = {
@@ -55,8 +55,8 @@ def test_directory_has_no_other_file_while_one_is_created(
 
     monkeypatch.setattr(os, "link", seen)
     if not unnamed:
-        monkeypatch.setattr(local_storage, "allows_unnamed", lambda folder: False)
-    elif not local_storage.allows_unnamed(tmp_path):
+        monkeypatch.setattr(log_storage, "allows_unnamed", lambda folder: False)
+    elif not log_storage.allows_unnamed(tmp_path):
         pytest.skip("this file system has no files without a name")
     storage = LocalStorage(tmp_path)
     assert storage.create("_delta_log/0", b"zero")

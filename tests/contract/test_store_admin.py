@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from spark_jms.cli.main import cli
+from spark_jms.cli.__main__ import cli
 from spark_jms.store import Put, StoreInUseError, StoreUriError, StoreVersionError, open_store
-from spark_jms.store.admin import check, compact, dump, lock_status, migrate
+from spark_jms.store.kinds.administration import check, compact, dump, lock_status, migrate
 from tests.journal_files import frames_end
 
 KINDS = ("memory", "file", "sqlite", "postgresql", "replicated")

@@ -10,8 +10,8 @@ import pytest
 
 import spark_jms
 from spark_jms.errors import MessageSizeError, ModuleFileError
-from spark_jms.log.compaction import compact
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.upkeep.compaction import compact
 from spark_jms.settings.destination import COMPRESSIONS
 
 CODECS = {

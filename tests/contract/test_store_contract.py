@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import spark_jms.store as store_package
+from spark_jms import store as store_package
 from spark_jms.store import (
     Delete,
     FencedError,

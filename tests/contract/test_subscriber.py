@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from spark_jms import connect
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.stores import store_of
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.placement import HOME
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.servers.stores import store_of
+from spark_jms.core.destinations.servers import HOME
+from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.errors import ConsumerClosedException, RecordSetError
-from spark_jms.log.checkpoints import commit_path
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.checkpoints import commit_path
 from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of

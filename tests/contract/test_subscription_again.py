@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from spark_jms import connect
-from spark_jms.claims import subscriptions, views
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.subscriptions import drop_subscription, droppable_subscription
-from spark_jms.log import subscriptions as durable
-from spark_jms.log.domain import Domain
+from spark_jms.claims.servers import stores
+from spark_jms.claims.upkeep import views
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.claims.upkeep.views import drop_subscription, droppable_subscription
+from spark_jms.log.destinations import declarations as durable
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.testing.domain import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
 
@@ -60,9 +61,9 @@ def test_interrupted_drop_loses_no_message_and_can_be_repeated(monkeypatch: pyte
         with views.opened_store(domain) as store:
             rows = droppable_subscription(domain, store, "prices", "s")
             whole_drop = durable.drop_subscription
-            whole_clear = subscriptions.opened_records
+            whole_clear = stores.opened_records
             if step == "before the first":
-                monkeypatch.setattr(subscriptions, "opened_records", killed)
+                monkeypatch.setattr(views, "opened_records", killed)
             elif step == "between":
                 monkeypatch.setattr(durable, "drop_subscription", killed)
             else:
@@ -70,7 +71,7 @@ def test_interrupted_drop_loses_no_message_and_can_be_repeated(monkeypatch: pyte
             with pytest.raises(Killed):
                 drop_subscription(domain, store, rows, 5)
             monkeypatch.setattr(durable, "drop_subscription", whole_drop)
-            monkeypatch.setattr(subscriptions, "opened_records", whole_clear)
+            monkeypatch.setattr(views, "opened_records", whole_clear)
             if step != "after the last":
                 drop_subscription(domain, store, droppable_subscription(domain, store, "prices", "s"), 5)
         assert "s" not in Domain(root).log("prices").refresh().destination.subscriptions

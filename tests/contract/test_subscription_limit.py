@@ -11,22 +11,23 @@ import pytest
 
 from spark_jms import apply, connect
 from spark_jms.admin.statistics import collect
-from spark_jms.claims import subscription_limit, views
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.life_cycle_view import events
-from spark_jms.claims.subscriber import Subscriber
+from spark_jms.claims.batches import subscription_limit
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.upkeep import views
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.claims.upkeep.life_cycle_view import events
 from spark_jms.client import Consumer, Context
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.claim import Claim
-from spark_jms.core.destination import Destination
-from spark_jms.core.ranges import Ranges
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.subscription_limit import LIMIT
-from spark_jms.core.unit_of_work import END, NUMBER, UNIT
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.subscriptions import LIMIT
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.ordering.units_of_work import END, NUMBER, UNIT
+from spark_jms.core.records.batch import Batch, Limits
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.redelivery import Claim
 from spark_jms.errors import ModuleFileError
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.storage import now_ms
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.tables.storage import now_ms
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, receiver_of, records_of
 from tests.contract.messages import texts, texts_now

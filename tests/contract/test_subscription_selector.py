@@ -10,8 +10,8 @@ import pytest
 from spark_jms import connect
 from spark_jms.client import Consumer, Context
 from spark_jms.errors import OptionError
-from spark_jms.log.domain import Domain
-from spark_jms.log.subscriptions import drop_subscription
+from spark_jms.log.destinations.declarations import drop_subscription
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of
 

@@ -9,16 +9,16 @@ import pytest
 
 from spark_jms import connect
 from spark_jms.admin.purge import plan_purge, purge_files
-from spark_jms.claims import subscription_use, views
-from spark_jms.claims.active_subscriptions import active_subscriptions
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.leftovers import clear_leftovers
-from spark_jms.claims.record_sets import read_state
+from spark_jms.claims.records import subscriptions
+from spark_jms.claims.records.subscriptions import clear_leftovers
+from spark_jms.claims.servers.stores import active_subscriptions, read_state
+from spark_jms.claims.upkeep import views
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
 from spark_jms.client import Consumer, Context
-from spark_jms.core.record_set import RecordSet
+from spark_jms.core.records.record_set import RecordSet
 from spark_jms.errors import ConsumerClosedException, InvalidClientIDException, OptionError, SubscriptionInUseError
-from spark_jms.log.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
-from spark_jms.log.storage import now_ms
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.log.upkeep.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
 from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import domain_of, receiver_of, records_of, subscriber_of, use_of
@@ -213,7 +213,7 @@ def test_purge_between_registration_and_floor_keeps_everything(
     In each interleaving no message of the subscription is removed."""
     log = domain_of(context).log("prices")
     housekeeper = Housekeeper(domain_of(context), records_of(context), "prices")
-    start_floors, later = subscription_use.start_floors, now_ms() + LATER_MS
+    start_floors, later = subscriptions.start_floors, now_ms() + LATER_MS
     found: list[str | None] = []
 
     def beside(snapshot: Any, position: Any) -> Any:
@@ -223,7 +223,7 @@ def test_purge_between_registration_and_floor_keeps_everything(
         purge(log, housekeeper.is_done, now=later, live_names=housekeeper.live_names)
         return floors
 
-    monkeypatch.setattr(subscription_use, "start_floors", beside)
+    monkeypatch.setattr(subscriptions, "start_floors", beside)
     send(context, "before the floor")
     with context.consumer("prices") as consumer:
         found = texts_now(consumer, 2)

@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 
 import spark_jms
-from spark_jms.claims import subscription_use
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.leftovers import clear_leftovers
-from spark_jms.claims.record_sets import read_state
-from spark_jms.claims.views import subscriptions
+from spark_jms.claims.records import subscriptions as claims_subscriptions
+from spark_jms.claims.records.subscriptions import clear_leftovers
+from spark_jms.claims.servers import stores
+from spark_jms.claims.servers.stores import read_state
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.claims.upkeep.views import subscriptions
 from spark_jms.client import Consumer, Context
-from spark_jms.core.record_set import RecordSet
+from spark_jms.core.records.record_set import RecordSet
 from spark_jms.errors import SubscriptionInUseError
-from spark_jms.log.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
-from spark_jms.log.storage import now_ms
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.log.upkeep.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
+from spark_jms.testing.domain import wait_until
 from spark_jms.testing.inside import domain_of, records_of, subscriber_of
-from spark_jms.testing.waiting import wait_until
 from tests.contract.killed import killed_client
 from tests.contract.servers import applied
 from tests.contract.test_distributed_topics import messages_in_files, module, received, send, uses
@@ -93,7 +94,7 @@ def test_purge_beside_a_new_subscription_removes_nothing_of_it(
 ) -> None:
     """C10, C13: it enters the store before it reads its floor, and a purge fixes its snapshot before it reads the store; so
     neither a purge that runs while the floor is read nor a subscription that begins while a purge looks loses a message."""
-    start_floors = subscription_use.start_floors
+    start_floors = claims_subscriptions.start_floors
 
     def beside(snapshot: Any, position: Any) -> Any:
         assert len(uses(context)) == 1, "it has entered"
@@ -103,7 +104,7 @@ def test_purge_beside_a_new_subscription_removes_nothing_of_it(
         return floors
 
     send(context, "before 1", "before 2", "before 3")
-    monkeypatch.setattr(subscription_use, "start_floors", beside)
+    monkeypatch.setattr(claims_subscriptions, "start_floors", beside)
     with context.consumer("prices") as consumer:
         assert received(consumer, 3) == ["1", "2", "3"]
     monkeypatch.undo()
@@ -153,9 +154,9 @@ def test_exclusive_consumer_excludes_on_all_servers(tmp_path: Path, monkeypatch:
     with spark_jms.connect(root, housekeeping=False) as first, spark_jms.connect(root, housekeeping=False) as second:
         one = exclusive(first)
         own = subscriber_of(one).settings.server
-        real = subscription_use.why_silent
+        real = stores.why_silent
         monkeypatch.setattr(
-            subscription_use,
+            claims_subscriptions,
             "why_silent",
             lambda store, server, wait_s: "slow" if server == own else real(store, server, wait_s),
         )
@@ -224,7 +225,7 @@ def test_consumer_killed_while_it_joins_with_more_members_leaves_no_old_floors(
         send(partitioned, "before", to="b@prices")
         assert purged(partitioned, keeper) == 1
         with monkeypatch.context() as patch:
-            patch.setattr(subscription_use, "start_floors", killed)
+            patch.setattr(claims_subscriptions, "start_floors", killed)
             with pytest.raises(Killed):
                 partitioned.consumer("prices", subscription="s", durable=False)
         keeper.run()
@@ -241,7 +242,7 @@ def test_purge_while_a_consumer_joins_with_more_members_keeps_everything(
     partitioned: Context, keeper: Housekeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C10, C13, D7: it has entered before it reads the floors of these members."""
-    start_floors = subscription_use.start_floors
+    start_floors = claims_subscriptions.start_floors
 
     def beside(snapshot: Any, position: Any) -> Any:
         floors = start_floors(snapshot, position)
@@ -250,7 +251,7 @@ def test_purge_while_a_consumer_joins_with_more_members_keeps_everything(
         return floors
 
     with partitioned.consumer("a@prices", subscription="s", durable=False):
-        monkeypatch.setattr(subscription_use, "start_floors", beside)
+        monkeypatch.setattr(claims_subscriptions, "start_floors", beside)
         with partitioned.consumer("prices", subscription="s", durable=False) as wide:
             monkeypatch.undo()
             assert received(wide, 1) == ["after"]

@@ -12,20 +12,19 @@ import pyarrow as pa
 import pytest
 
 from spark_jms import connect
-from spark_jms.admin.move import MoveOrder, move
-from spark_jms.admin.redrive import RedriveOrder, redrive
-from spark_jms.claims.fetch import fetch
-from spark_jms.claims.set_aside import FROM, REASON, SET_ASIDE
-from spark_jms.client.context import Context
-from spark_jms.client.encoding import UNDECODABLE_PROPERTY
-from spark_jms.core.body_compression import compressed
-from spark_jms.core.message import normalise
-from spark_jms.core.ranges import Ranges
+from spark_jms.admin.transfer import MoveOrder, RedriveOrder, move, redrive
+from spark_jms.claims.failures.error_destination import FROM, REASON, SET_ASIDE
+from spark_jms.claims.messages.fetch import fetch
+from spark_jms.client.context.context import Context
+from spark_jms.client.messages.encoding import UNDECODABLE_PROPERTY
+from spark_jms.core.messages.columns import normalise
+from spark_jms.core.messages.compression import compressed
+from spark_jms.core.messages.ranges import Ranges
 from spark_jms.errors import MessageFormatError
-from spark_jms.log.compaction import compact
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import send
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending.send import send
+from spark_jms.log.upkeep.compaction import compact
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.expirations import Search

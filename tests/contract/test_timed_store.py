@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 
 import spark_jms
-from spark_jms.admin.housekeeping import Rounds
-from spark_jms.admin.move import MoveOrder, move
-from spark_jms.claims import stores
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.stores import open_stores, record_of
-from spark_jms.claims.timed_store import TimedStore
+from spark_jms.admin.servers import stop_server
+from spark_jms.admin.services import Rounds
+from spark_jms.admin.transfer import MoveOrder, move
+from spark_jms.claims.servers import stores
+from spark_jms.claims.servers.stores import open_stores, record_of
+from spark_jms.claims.servers.timed_stores import TimedStore
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
 from spark_jms.errors import MemberUnavailableError
-from spark_jms.log.domain import Domain
-from spark_jms.log.server_state import stop_server
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.store import MemoryStore, OutcomeUnknownError, Put, StoreBusyError, StoreClosedError
-from spark_jms.store.file.backend import FileBackend
+from spark_jms.store.file.store import FileBackend
 from spark_jms.store.testing import directory_of
+from spark_jms.testing.domain import wait_until
 from spark_jms.testing.inside import domain_of, records_of
-from spark_jms.testing.waiting import wait_until
 from tests.contract.cli.commands import Jmsq
 from tests.contract.cli.conftest import jmsq, js  # noqa: F401
 from tests.contract.servers import SERVERS, applied, queue_on

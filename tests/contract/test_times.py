@@ -13,8 +13,8 @@ import pytest
 
 from spark_jms import connect
 from spark_jms.admin.statistics import collect
-from spark_jms.client.context import Context
-from spark_jms.client.message import Message
+from spark_jms.client.context.context import Context
+from spark_jms.client.messages.message import Message
 from spark_jms.errors import MessageFormatError
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of

@@ -18,10 +18,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 import spark_jms
 from spark_jms import aio
-from spark_jms.admin.move import MoveOrder, move
-from spark_jms.admin.pause import pause
-from spark_jms.client import Context, Message, tracing
-from spark_jms.client.completion import CompletionListener
+from spark_jms.admin.destinations import pause
+from spark_jms.admin.transfer import MoveOrder, move
+from spark_jms.client import Context, Message
+from spark_jms.client.sending import tracing
+from spark_jms.client.sending.asynchronous_send import CompletionListener
 from spark_jms.errors import InsertionPausedError, MessageFormatError
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import domain_of, records_of

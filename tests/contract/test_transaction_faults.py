@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 
 import spark_jms
-from spark_jms.admin.drop import drop_destination
-from spark_jms.admin.pause import pause, resume
-from spark_jms.admin.transactions import transactions
-from spark_jms.claims.coordinators import Coordinator, Coordinators
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.client import Context, Message, TransactedSession, coordinated_commit
-from spark_jms.client.coordinated_commit import CoordinatedCommit
-from spark_jms.core.pause import INSERTION
-from spark_jms.core.quota import Request
-from spark_jms.core.usage import MessageUsage
+from spark_jms.admin.destinations import drop_destination, pause, resume
+from spark_jms.admin.servers import transactions
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.transactions.transaction import Coordinator, Coordinators
+from spark_jms.client import Context, Message, TransactedSession
+from spark_jms.client.transactions import coordinated_commit
+from spark_jms.client.transactions.coordinated_commit import CoordinatedCommit
+from spark_jms.core.destinations.pause import INSERTION
+from spark_jms.core.limits.quota import MessageUsage, Request
 from spark_jms.errors import (
     DestinationReplacedError,
     InvalidDestinationError,

@@ -13,16 +13,17 @@ from click.testing import CliRunner
 
 import spark_jms
 from spark_jms.admin.quota import quotas
-from spark_jms.admin.transactions import DAMAGED, transactions
-from spark_jms.claims import coordinators
-from spark_jms.claims.coordinators import Coordinator, Coordinators, open_transactions
-from spark_jms.claims.members import Members
-from spark_jms.claims.stores import home_of
-from spark_jms.cli.main import cli
-from spark_jms.client import Context, Message, coordinated_commit
-from spark_jms.client.coordinated_commit import CoordinatedCommit
-from spark_jms.client.transacted_delivery import TransactedDelivery
-from spark_jms.core.transaction import COORDINATOR_KEY, COORDINATORS_PREFIX, coordinator_record
+from spark_jms.admin.servers import DAMAGED, transactions
+from spark_jms.claims.records.members import Members
+from spark_jms.claims.servers.stores import home_of
+from spark_jms.claims.transactions import transaction as claims_transaction
+from spark_jms.claims.transactions.transaction import Coordinator, Coordinators, open_transactions
+from spark_jms.cli.__main__ import cli
+from spark_jms.client import Context, Message
+from spark_jms.client.receiving.delivery import TransactedDelivery
+from spark_jms.client.transactions import coordinated_commit
+from spark_jms.client.transactions.coordinated_commit import CoordinatedCommit
+from spark_jms.core.transactions.transaction import COORDINATOR_KEY, COORDINATORS_PREFIX, coordinator_record
 from spark_jms.errors import (
     ClosedError,
     CommitOutcomeUnknownError,
@@ -33,10 +34,11 @@ from spark_jms.errors import (
     TransactionRolledBackException,
     TransactionUnfinishedError,
 )
-from spark_jms.log.domain import Domain
-from spark_jms.log.local_storage import LocalStorage
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.sending import transfer
+from spark_jms.log.tables.storage import LocalStorage
 from spark_jms.store import OutcomeUnknownError, Put, StoreBusyError
-from spark_jms.store.memory import MemoryStore
+from spark_jms.store.ledger.store import MemoryStore
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import coordinators_of, domain_of, records_of, transaction_of
 from tests.contract.messages import send_texts
@@ -388,7 +390,7 @@ def test_a_damaged_coordinator_keeps_back_no_other_transaction(
     (problem,) = coordinators_of(context).recover()
     assert coordinator_record(0) in problem
     with monkeypatch.context() as patch:
-        for module in (coordinated_commit, coordinators):
+        for module in (coordinated_commit, claims_transaction):
             patch.setattr(module, "append_transfer", _failing)
         with context.transacted_session() as session:
             session.producer("spread").send(text="y")
@@ -414,14 +416,14 @@ def test_a_server_that_hangs_keeps_no_transaction_from_its_coordinator(
         with pytest.raises(TransactionUnfinishedError):
             session.commit()
     asked, answers = threading.Event(), threading.Event()
-    original = coordinators.append_transfer
+    original = transfer.append_transfer
 
     def hanging(*arguments: Any) -> Any:
         asked.set()
         assert answers.wait(60)
         return original(*arguments)
 
-    monkeypatch.setattr(coordinators, "append_transfer", hanging)
+    monkeypatch.setattr(claims_transaction, "append_transfer", hanging)
     recovery = threading.Thread(target=coordinators_of(alone).recover, daemon=True)
     recovery.start()
     assert asked.wait(60)

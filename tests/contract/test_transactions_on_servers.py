@@ -16,17 +16,17 @@ from click.testing import CliRunner
 
 import spark_jms
 from spark_jms.admin import backup as backups
-from spark_jms.admin.backup import back_up
-from spark_jms.admin.pause import pause, resume
-from spark_jms.admin.restore import restore
-from spark_jms.admin.transactions import transactions
-from spark_jms.claims.coordinators import Coordinator
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.claims.views import opened_store
-from spark_jms.cli.main import cli
-from spark_jms.client import TransactedSession, coordinated_commit
-from spark_jms.client.transacted_delivery import TransactedDelivery
-from spark_jms.core.pause import INSERTION
+from spark_jms.admin.backup import back_up, restore
+from spark_jms.admin.destinations import pause, resume
+from spark_jms.admin.servers import transactions
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.transactions.transaction import Coordinator
+from spark_jms.claims.upkeep.views import opened_store
+from spark_jms.cli.__main__ import cli
+from spark_jms.client import TransactedSession
+from spark_jms.client.receiving.delivery import TransactedDelivery
+from spark_jms.client.transactions import coordinated_commit
+from spark_jms.core.destinations.pause import INSERTION
 from spark_jms.errors import (
     CommitOutcomeUnknownError,
     ConsumerClosedException,
@@ -34,7 +34,7 @@ from spark_jms.errors import (
     TransactionRolledBackException,
     TransactionUnfinishedError,
 )
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.store import MemoryStore, StoreBusyError
 from spark_jms.testing import wait_until
 from spark_jms.testing.inside import coordinators_of, domain_of, records_of
@@ -377,7 +377,7 @@ def test_owner_whose_session_was_replaced_cannot_tell_the_outcome(
 @pytest.fixture
 def on_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A domain on servers whose file stores a test can move away."""
-    monkeypatch.setattr("spark_jms.client.receiver.HAND_OVER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("spark_jms.client.receiving.receiver.HAND_OVER_TIMEOUT_S", 1.0)
     where = str(tmp_path / "root")
     spark_jms.apply(where, {"servers": {name: SERVERS[name] for name in ("a", "b")}, "destinations": DESTINATIONS})
     sent(where)

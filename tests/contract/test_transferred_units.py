@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 import spark_jms
-from spark_jms.admin.move import Moved, MoveOrder, move
-from spark_jms.claims import transfer
+from spark_jms.admin.servers import start_server, stop_server
+from spark_jms.admin.transfer import Moved, MoveOrder, move
+from spark_jms.claims.transactions import transfer as claims_transfer
 from spark_jms.client import Context
-from spark_jms.core.slots import slot_of
+from spark_jms.core.ordering.units_of_order import slot_of
 from spark_jms.errors import MemberRemovalError
-from spark_jms.log.domain import Domain
-from spark_jms.log.server_state import start_server, stop_server
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.sending import transfer as log_transfer
 from spark_jms.testing.inside import domain_of, records_of
 
 SERVERS = ("a", "b", "c")
@@ -44,14 +45,14 @@ def moved(
     context: Context, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], None], member: int | None = None
 ) -> Moved:
     """All messages of `old` move to `orders`; between staging and appending, `meanwhile` happens."""
-    append = transfer.append_transfer
+    append = log_transfer.append_transfer
 
     def late(*args: Any, **named: Any) -> None:
         meanwhile()
         append(*args, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(transfer, "append_transfer", late)
+        patch.setattr(claims_transfer, "append_transfer", late)
         return move(domain_of(context), records_of(context), MoveOrder("old", "orders", target_member=member), wait_s=5)
 
 
@@ -129,14 +130,14 @@ def test_messages_without_a_unit_stay_where_they_were_staged(context: Context, m
         put(context, MINE[0], "first")
         start_server(Domain(context.root), "a")
 
-    real = transfer.stage_transfer
+    real = log_transfer.stage_transfer
 
     def stage(*args: Any, **named: Any) -> Any:
         target = real(*args, **named)
         staged.update({str(file.member): file.rows for file in target.files})
         return target
 
-    monkeypatch.setattr(transfer, "stage_transfer", stage)
+    monkeypatch.setattr(claims_transfer, "stage_transfer", stage)
     moved(context, monkeypatch, path)
     assert staged.pop("0") == 3
     got = members_of(context, None)

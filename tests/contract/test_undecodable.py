@@ -8,15 +8,15 @@ import pyarrow as pa
 import pytest
 
 from spark_jms import connect
-from spark_jms.claims.set_aside import FROM, REASON, SET_ASIDE, TYPES
-from spark_jms.claims.transfer import Transfers
-from spark_jms.client.context import Context
-from spark_jms.client.encoding import UNDECODABLE_PROPERTY
-from spark_jms.core.message import normalise
-from spark_jms.core.typed_properties import TYPES_PROPERTY
+from spark_jms.claims.failures.error_destination import FROM, REASON, SET_ASIDE, TYPES
+from spark_jms.claims.transactions.transfer import Transfers
+from spark_jms.client.context.context import Context
+from spark_jms.client.messages.encoding import UNDECODABLE_PROPERTY
+from spark_jms.core.messages.columns import normalise
+from spark_jms.core.messages.properties import TYPES_PROPERTY
 from spark_jms.errors import MessageFormatError
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import send
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending.send import send
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import domain_of
 

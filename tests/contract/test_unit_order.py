@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from spark_jms import connect
-from spark_jms.claims import planner
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.scan import Question, scan
-from spark_jms.claims.subscriber import Subscriber
+from spark_jms.claims.batches import planner
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.messages.scan import Question, scan
 from spark_jms.client import Context
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.destination import Destination
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.ordering.units_of_order import BlockedUnits
+from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.core.selector import Selector
-from spark_jms.core.unit_order import BlockedUnits
 from spark_jms.errors import ModuleFileError
-from spark_jms.log.compaction import compact
-from spark_jms.log.domain import Domain
-from spark_jms.log.storage import now_ms
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.log.upkeep.compaction import compact
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
 

@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 
 from spark_jms import apply, connect
-from spark_jms.admin.move import MoveOrder, move
-from spark_jms.admin.pause import pause, resume
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.distributed import open_subscriber
-from spark_jms.claims.fetch import fetch
-from spark_jms.claims.stores import open_stores
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.claims.transfer import Movement, Transfers
+from spark_jms.admin.destinations import pause, resume
+from spark_jms.admin.transfer import MoveOrder, move
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.distributed import open_subscriber
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.messages.fetch import fetch
+from spark_jms.claims.servers.stores import open_stores
+from spark_jms.claims.transactions.transfer import Movement, Transfers
 from spark_jms.client import Context, Message
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.delivery_order import delivery_order
-from spark_jms.core.destination import Destination
-from spark_jms.core.pause import INSERTION
-from spark_jms.core.record_set import RecordSet
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.pause import INSERTION
+from spark_jms.core.ordering.sort_order import delivery_order
+from spark_jms.core.ordering.units_of_work import END, NUMBER, UNIT
+from spark_jms.core.records.batch import Batch, Limits
+from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.selector import Selector
-from spark_jms.core.unit_of_work import END, NUMBER, UNIT
 from spark_jms.errors import (
     IllegalStateException,
     InvalidDestinationError,
@@ -34,9 +34,9 @@ from spark_jms.errors import (
     ModuleFileError,
     OptionError,
 )
-from spark_jms.log.compaction import compact
-from spark_jms.log.domain import Domain
-from spark_jms.log.storage import now_ms
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.log.upkeep.compaction import compact
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
 from tests.contract.messages import reject_next
@@ -351,8 +351,8 @@ def plant_undecodable_unit(context: Context) -> None:
     """The unit a, whose first message cannot be decoded, and the unit b."""
     import pyarrow as pa
 
-    from spark_jms.log.message_writer import MessageWriter
-    from spark_jms.log.send import send
+    from spark_jms.log.messages.message_writer import MessageWriter
+    from spark_jms.log.sending.send import send
 
     log = Domain(context.root).log("units")
     snapshot = log.refresh()

@@ -16,26 +16,21 @@ from typing import Any
 import pytest
 
 import spark_jms
-from spark_jms.admin.backup_files import MANIFEST, Manifest
-from spark_jms.admin.rename import rename_destination
-from spark_jms.admin.restore import restore
-from spark_jms.claims.left_out import LeftOut
-from spark_jms.claims.noted_progress import NotedProgress
-from spark_jms.claims.views import opened_store
-from spark_jms.core.lease_term import LeaseTerm
-from spark_jms.core.quota import QuotaState
-from spark_jms.core.usage import PublishedUsage
+from spark_jms.admin.backup import MANIFEST, Manifest, restore
+from spark_jms.admin.destinations import rename_destination
+from spark_jms.claims.consumers.absent_servers import ProgressNotes, WithheldMessages
+from spark_jms.claims.upkeep.views import opened_store
+from spark_jms.core.destinations.servers import LeaseTerm
+from spark_jms.core.limits.quota import PublishedUsage, QuotaState
 from spark_jms.errors import BackupError, DomainError, StaleCheckpointError, WriteOutcomeUnknownError
-from spark_jms.log import local_storage
-from spark_jms.log.domain import DOMAIN_FILE, Domain
-from spark_jms.log.local_storage import LocalStorage
-from spark_jms.log.object_storage import ObjectStorage
-from spark_jms.log.quota_ledger import QuotaLedger
-from spark_jms.log.register import Register, RegisterEntry
-from spark_jms.log.server_terms import KnownTerm, ServerTerms
-from spark_jms.log.servers import ServerEntry, Servers
-from spark_jms.log.temporary import TemporaryEntry, TemporaryTables
-from spark_jms.log.usage import UsageFiles
+from spark_jms.log.destinations.domain import DOMAIN_FILE, Domain, Register, RegisterEntry
+from spark_jms.log.destinations.servers import KnownTerm, ServerEntry, Servers, ServerTerms
+from spark_jms.log.destinations.temporary import TemporaryEntry, TemporaryTables
+from spark_jms.log.limits.quota_ledger import QuotaLedger
+from spark_jms.log.limits.usage import UsageFiles
+from spark_jms.log.tables import storage as log_storage
+from spark_jms.log.tables.object_store import ObjectStorage
+from spark_jms.log.tables.storage import LocalStorage
 from spark_jms.store import MemoryStore
 from spark_jms.testing.inside import domain_of
 from tests.contract.misleading_store import UNCERTAIN, Answer, MisleadingStore
@@ -48,13 +43,13 @@ TEMPORARY = TemporaryEntry("t", "queue", "session", 5)
 
 
 def left_out(storage: ObjectStorage) -> object:
-    LeftOut(storage, "t", "q").add("3-x", [0])
-    return LeftOut(storage, "t", "q").members("3-x")
+    WithheldMessages(storage, "t", "q").add("3-x", [0])
+    return WithheldMessages(storage, "t", "q").members("3-x")
 
 
 def noted(storage: ObjectStorage) -> object:
-    NotedProgress(storage, "t", "q").note("3-x", behind={"a"})
-    return NotedProgress(storage, "t", "q").has("3-x")
+    ProgressNotes(storage, "t", "q").note("3-x", behind={"a"})
+    return ProgressNotes(storage, "t", "q").has("3-x")
 
 
 def registered(storage: ObjectStorage) -> object:
@@ -322,7 +317,7 @@ def test_directory_on_nfs_knows_its_own_file(
         link(source, target, **options)
         raise error(target)
 
-    monkeypatch.setattr(local_storage, "allows_unnamed", lambda folder: False)
+    monkeypatch.setattr(log_storage, "allows_unnamed", lambda folder: False)
     storage = LocalStorage(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "link", repeated)
@@ -333,14 +328,14 @@ def test_directory_on_nfs_knows_its_own_file(
 
 def test_file_whose_folder_cannot_be_synced_may_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C5: it is there, and a loss of power may undo it: neither a success nor a failure."""
-    storage, sync = LocalStorage(tmp_path), local_storage.sync_path
+    storage, sync = LocalStorage(tmp_path), log_storage.sync_path
 
     def failing(path: Path) -> None:
         if path.is_dir():
             raise OSError("input/output error")
         sync(path)
 
-    monkeypatch.setattr(local_storage, "sync_path", failing)
+    monkeypatch.setattr(log_storage, "sync_path", failing)
     with pytest.raises(WriteOutcomeUnknownError, match="a power loss may undo it"):
         storage.create("a/1", b"ours", durable=True)
 

@@ -19,13 +19,13 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from spark_jms import apply, connect
 from spark_jms.admin import upgrade as upgrading
 from spark_jms.admin.upgrade import plan_upgrade, upgrade
-from spark_jms.claims import views
-from spark_jms.claims.usage_history import UsageHistory
-from spark_jms.cli.main import cli
-from spark_jms.core.record_set_v1 import STATE_KEY
+from spark_jms.claims.upkeep import views
+from spark_jms.claims.upkeep.usage import UsageHistory
+from spark_jms.cli.__main__ import cli
+from spark_jms.core.records.stored_form import STATE_KEY
 from spark_jms.errors import DestinationReplacedError, FormatVersionError, JmsqError, RecordSetError
-from spark_jms.log.domain import Domain
-from spark_jms.log.shown_statistics import PROPERTY
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.files import PROPERTY
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader, read_partition
 from spark_jms.store import Put, open_store

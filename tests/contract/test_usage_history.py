@@ -11,22 +11,22 @@ import pytest
 from click.testing import CliRunner
 
 from spark_jms import apply, connect
-from spark_jms.admin.housekeeping import Rounds
 from spark_jms.admin.purge import drop_backlog
-from spark_jms.claims import usage_history as recording
-from spark_jms.claims.subscriptions import drop_subscription
-from spark_jms.claims.usage_history import UsageHistory
-from spark_jms.claims.views import subscriptions
-from spark_jms.cli.main import cli
-from spark_jms.client import producer as producers
-from spark_jms.client.context import Context
-from spark_jms.core.usage_history import KEPT_MS, WINDOW_MS, UsageWindow
+from spark_jms.admin.services import Rounds
+from spark_jms.claims.servers import stores
+from spark_jms.claims.upkeep import usage
+from spark_jms.claims.upkeep.usage import UsageHistory
+from spark_jms.claims.upkeep.views import drop_subscription, subscriptions
+from spark_jms.cli.__main__ import cli
+from spark_jms.client.context.context import Context
+from spark_jms.client.sending import producer as producers
+from spark_jms.core.limits.usage_history import KEPT_MS, WINDOW_MS, UsageWindow
 from spark_jms.errors import UnreadableTableError
-from spark_jms.log.compaction import compact
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import Domain
-from spark_jms.log.storage import now_ms
-from spark_jms.log.usage_history import USAGE_HISTORY, UsageHistoryTable
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.log.upkeep.compaction import compact
+from spark_jms.log.upkeep.usage_history import USAGE_HISTORY, UsageHistoryTable
 from spark_jms.store import MemoryStore, StoreBusyError
 from spark_jms.testing import wait_until
 from spark_jms.testing.inside import domain_of, records_of
@@ -205,14 +205,14 @@ def test_two_processes_record_the_same_news_once(context: Context, monkeypatch: 
         others.append(record(context))
         return log.append(*arguments)
 
-    read, away = recording.state_of, [True]
+    read, away = stores.state_of, [True]
 
     def sometimes(*given: Any) -> Any:
         if away:
             raise StoreBusyError("away")
         return read(*given)
 
-    monkeypatch.setattr(recording, "state_of", sometimes)
+    monkeypatch.setattr(usage, "state_of", sometimes)
     monkeypatch.setattr(DeltaLog, "append", beaten)
     assert record(context) == (0, {}), "the second look has no error"
     assert others[0][0] >= 1
@@ -261,7 +261,7 @@ def test_failure_of_one_destination_or_its_store_prevents_nothing_else(
     context.producer("orders").send(text="x")
     expire(context, "orders", 2)
     context.producer("news").send(text="x")
-    read = recording.state_of
+    read = stores.state_of
 
     def away(store: Any, snapshot: Any, *rest: Any) -> Any:
         if snapshot.destination.name == "orders":
@@ -269,7 +269,7 @@ def test_failure_of_one_destination_or_its_store_prevents_nothing_else(
         return read(store, snapshot, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(recording, "state_of", away)
+        patch.setattr(usage, "state_of", away)
         _, errors = record(context)
         assert {name: type(error) for name, error in errors.items()} == {"orders": StoreBusyError}
         assert sums(context, "orders") == {"sent": 3, "finished": 0, "expired": 0, "dropped": 0}

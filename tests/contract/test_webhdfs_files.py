@@ -20,9 +20,8 @@ from spark_jms.store.errors import (
 from spark_jms.store.regions.client.object_journal import BATCH, DATA, MAGIC_BYTES, ROOT
 from spark_jms.store.regions.client.objects import MemoryObjects, Objects
 from spark_jms.store.webhdfs import errors
-from spark_jms.store.webhdfs.files import Files
-from spark_jms.store.webhdfs.options import FilesOptions
-from spark_jms.store.webhdfs.writer import ContentWriter
+from spark_jms.store.webhdfs.blocks import FilesOptions
+from spark_jms.store.webhdfs.files import ContentWriter, Files
 from tests.faulty_objects import Crashing, Refusing
 
 SMALL = FilesOptions(block_bytes=64, inline_bytes=16, merge_bytes=32, refused_retry_ms=0, refused_retries=3)

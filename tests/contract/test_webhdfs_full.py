@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from spark_jms.store.errors import StoreError
 from spark_jms.store.webhdfs import errors
+from spark_jms.store.webhdfs.blocks import FilesOptions
 from spark_jms.store.webhdfs.files import Files
-from spark_jms.store.webhdfs.options import FilesOptions
 from tests.faulty_objects import FiniteObjects
 
 OBJECT_BYTES = 1024

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from spark_jms.store.regions.client.objects import MemoryObjects
 from spark_jms.store.webhdfs import wire
+from spark_jms.store.webhdfs.blocks import FilesOptions
 from spark_jms.store.webhdfs.door import Door, DoorOptions
 from spark_jms.store.webhdfs.errors import RemoteError
 from spark_jms.store.webhdfs.files import Files
 from spark_jms.store.webhdfs.operations import SIMPLE, STREAMED, UNSUPPORTED
-from spark_jms.store.webhdfs.options import FilesOptions
 
 OPS = [*SIMPLE, *STREAMED] * 4 + [(method, op) for method, ops in UNSUPPORTED.items() for op in ops.split()]
 OPS += [("PUT", "CREATE"), ("PUT", "MKDIRS"), ("GET", "OPEN"), ("POST", "APPEND"), ("PUT", "RENAME")] * 8

@@ -14,12 +14,11 @@ import aiohttp
 import pytest
 
 from spark_jms.store.errors import SecurityConfigError
-from spark_jms.store.net.tls import client_context, server_context
+from spark_jms.store.net.sockets import client_context, server_context
 from spark_jms.store.regions.client.objects import MemoryObjects
 from spark_jms.store.webhdfs.__main__ import main as door_alone
-from spark_jms.store.webhdfs.door import Door, DoorOptions
+from spark_jms.store.webhdfs.door import Door, DoorOptions, Tokens
 from spark_jms.store.webhdfs.files import Files
-from spark_jms.store.webhdfs.security import Tokens
 from tests.certificates import certificate
 from tests.contract.webhdfs_harness import OPTIONS, DoorHarness, run_with_door
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from spark_jms.admin.pause import pause, resume
+from spark_jms.admin.destinations import pause, resume
 from spark_jms.client import Context, Message
-from spark_jms.core.pause import INSERTION
+from spark_jms.core.destinations.pause import INSERTION
 from spark_jms.testing.inside import domain_of
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 
 from spark_jms.store.regions.client.objects import MemoryObjects
+from spark_jms.store.webhdfs.blocks import FilesOptions
 from spark_jms.store.webhdfs.door import Door, DoorOptions
 from spark_jms.store.webhdfs.files import Files
-from spark_jms.store.webhdfs.options import FilesOptions
 
 OPTIONS = FilesOptions(owner="owner", block_bytes=1024, inline_bytes=64)
 

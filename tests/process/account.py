@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.messages.ranges import Ranges
 
 
 @dataclass(frozen=True)

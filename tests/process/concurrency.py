@@ -20,10 +20,10 @@ from typing import Any
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from spark_jms.core.destination import Destination
-from spark_jms.log.commit import Decision, commit
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.snapshot import Snapshot
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.tables.commit import Decision, commit
+from spark_jms.log.tables.snapshot import Snapshot
 from tests import forked
 from tests.process.apps import App, until
 from tests.process.crash import PLUGIN
@@ -35,8 +35,8 @@ FILE_GRACE_MS = 8000
 # A log file must outlive the interval at which followers check whether clean-up has overtaken them.
 LOG_RETENTION_S, GAP_CHECK_MS = 8, 4000
 TUNE = {
-    "spark_jms.log.housekeeping": {"HousekeepingRounds.CLEAN_UP_EVERY_S": 2.0},
-    "spark_jms.log.delta_log": {"_GAP_CHECK_INTERVAL_MS": GAP_CHECK_MS},
+    "spark_jms.log.upkeep.housekeeping": {"HousekeepingRounds.CLEAN_UP_EVERY_S": 2.0},
+    "spark_jms.log.tables.delta_log": {"_GAP_CHECK_INTERVAL_MS": GAP_CHECK_MS},
 }
 STREAM_UNITS = 5
 

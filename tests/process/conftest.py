@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_jms.store.regions.memory_lock import can_lock
+from spark_jms.store.regions.daemon.shared_memory import can_lock
 from spark_jms.testing.postgresql import PrivatePostgresql
 from tests.databases import private_postgresql
 from tests.process.regions_cluster import FaultyDaemons, Make

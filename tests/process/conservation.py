@@ -29,13 +29,13 @@ from typing import Any
 import pyarrow.parquet as pq
 
 import spark_jms
-from spark_jms.claims import views
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.life_cycle_view import EventRow, events
-from spark_jms.claims.record_sets import state_of
-from spark_jms.core.life_event import LifeEvent
-from spark_jms.core.ranges import EMPTY, Ranges
-from spark_jms.log.domain import Domain
+from spark_jms.claims.servers.stores import state_of
+from spark_jms.claims.upkeep import views
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.claims.upkeep.life_cycle_view import EventRow, events
+from spark_jms.core.messages.ranges import EMPTY, Ranges
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.settings.fields import LifeEvent
 from spark_jms.store import Store
 from spark_jms.testing import wait_until
 from tests.process.conservation_app import DEAR

@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from spark_jms import connect
-from spark_jms.admin.move import MoveOrder, move
 from spark_jms.admin.purge import drop_backlog
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.stores import open_stores
+from spark_jms.admin.transfer import MoveOrder, move
+from spark_jms.claims.servers.stores import open_stores
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
 from spark_jms.errors import ConsumerClosedException, MemberUnavailableError
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
 
 DEAR = "JMSPriority > 6"
 _PACE_S = 0.01

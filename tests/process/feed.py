@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_jms.core.destination import Destination
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.domain import Domain, create_domain
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import send
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import Domain, create_domain
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending.send import send
 
 GROUPS = 7
 QUEUE = "orders"

@@ -18,8 +18,8 @@ from typing import IO
 import psycopg
 
 from spark_jms.store import open_store
+from spark_jms.testing.domain import wait_until
 from spark_jms.testing.postgresql import PrivatePostgresql
-from spark_jms.testing.waiting import wait_until
 from tests import forked
 
 PROJECT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from spark_jms.testing.waiting import wait_until
+from spark_jms.testing.domain import wait_until
 
 PROJECT = Path(__file__).parents[2]
 NETWORK = "10.87.0"

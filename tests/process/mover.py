@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from spark_jms.admin import move as moving
-from spark_jms.admin.move import MoveOrder, move
+from spark_jms.admin import transfer as moving
+from spark_jms.admin.transfer import MoveOrder, move
 from spark_jms.errors import MemberUnavailableError
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.store import open_store
 
 

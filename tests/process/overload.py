@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from spark_jms import apply, connect
 from spark_jms.client import Context, Message
-from spark_jms.core.quota import PREEMPTIVE, Limit
-from spark_jms.log.local_storage import LocalStorage
-from spark_jms.log.quota_ledger import LEDGERS, LedgerEntry, QuotaLedger
+from spark_jms.core.limits.quota import PREEMPTIVE, Limit
+from spark_jms.log.limits.quota_ledger import LEDGERS, LedgerEntry, QuotaLedger
+from spark_jms.log.tables.storage import LocalStorage
 from spark_jms.testing import wait_until
 from spark_jms.testing.inside import domain_of
 from tests import forked

@@ -14,11 +14,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from spark_jms import connect
-from spark_jms.claims.fetch import fetch
-from spark_jms.core.delivery_order import delivery_order
-from spark_jms.core.ranges import Ranges
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_buffer import PagedRows, process_buffer
+from spark_jms.claims.messages.fetch import fetch
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.ordering.sort_order import delivery_order
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.messages.paging import PagedRows, process_buffer
 
 
 def peak_mb() -> float:

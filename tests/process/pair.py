@@ -9,11 +9,11 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from spark_jms.claims import views
-from spark_jms.core.destination import Destination
-from spark_jms.core.ranges import EMPTY, Ranges
-from spark_jms.core.record_set import RecordSet
-from spark_jms.log.declarations import apply_destinations
+from spark_jms.claims.upkeep import views
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.messages.ranges import EMPTY, Ranges
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.log.destinations.declarations import apply_destinations
 from tests.process import account
 from tests.process.apps import App, until
 from tests.process.crash import CrashDirectory

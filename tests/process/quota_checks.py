@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from spark_jms.core.quota import PREEMPTIVE, Limit, QuotaState
-from spark_jms.log.quota_ledger import LedgerEntry
+from spark_jms.core.limits.quota import PREEMPTIVE, Limit, QuotaState
+from spark_jms.log.limits.quota_ledger import LedgerEntry
 
 
 def check_entries(entries: list[LedgerEntry], limit: Limit) -> None:

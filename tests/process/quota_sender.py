@@ -15,19 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from spark_jms import connect
-from spark_jms.core import quota_watch
-from spark_jms.log import quota_ledger, quotas
-from spark_jms.log.admission import Grant
+from spark_jms.core.limits import quota as core_quota
+from spark_jms.core.limits.quota import Grant
+from spark_jms.log.limits import quota as log_quota
+from spark_jms.log.limits import quota_ledger
 
 quota_ledger.KEPT = 10**9
-quota_watch.WAITING_S, quotas.RENEW_S, quota_watch.RESERVED_S = 3.0, 0.5, 2.0
+core_quota.WAITING_S, core_quota.RENEW_S, core_quota.RESERVED_S = 3.0, 0.5, 2.0
 
 
 def hold_after(count: int, path: Path) -> None:
-    reserve = quotas.Quotas.reserve
+    reserve = log_quota.Quotas.reserve
     had = 0
 
-    def holding(self: quotas.Quotas, *arguments: Any, **named: Any) -> Grant | None:
+    def holding(self: log_quota.Quotas, *arguments: Any, **named: Any) -> Grant | None:
         nonlocal had
         grant, had = reserve(self, *arguments, **named), had + 1
         if had == count:
@@ -35,7 +36,7 @@ def hold_after(count: int, path: Path) -> None:
             time.sleep(600)
         return grant
 
-    quotas.Quotas.reserve = holding  # type: ignore[method-assign]
+    log_quota.Quotas.reserve = holding  # type: ignore[method-assign]
 
 
 def main(root: str, destination: str, name: str, file: str, hold: str = "0") -> None:

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from spark_jms.settings.store import Thresholds
 from spark_jms.store.errors import RegionLostError, StoreError
-from spark_jms.store.regions.admin.client import DaemonAdmin
+from spark_jms.store.regions.admin.cluster import DaemonAdmin
 from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
 from spark_jms.store.regions.client.instance import StoreInstance
-from spark_jms.store.regions.global_directory import GlobalDirectory
-from spark_jms.testing.waiting import wait_until
+from spark_jms.store.regions.directory.global_directory import GlobalDirectory
+from spark_jms.testing.domain import wait_until
 from tests import forked
 from tests.daemons import Daemons
 from tests.process.regions_writer import CONNECTION, REGION_BYTES, THRESHOLDS, Account, contents

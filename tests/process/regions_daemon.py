@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from spark_jms.store.kinds.daemon import main
 from spark_jms.store.regions.daemon import daemon
-from spark_jms.store.regions.daemon.__main__ import main
-from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory
+from spark_jms.store.regions.directory.entries import DirectoryFiles
+from spark_jms.store.regions.directory.global_directory import GlobalDirectory
 
 SLOW_DIRECTORY = "TEST_SLOW_DIRECTORY"
 POLL_S = 0.02

@@ -22,7 +22,7 @@ from spark_jms.settings.store import Thresholds
 from spark_jms.store.errors import StoreCorruptError, StoreError
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.client.objects import Objects
-from spark_jms.store.regions.global_directory import GlobalDirectory
+from spark_jms.store.regions.directory.global_directory import GlobalDirectory
 
 REGION_BYTES = 256 * 1024
 CONNECTION = "test.writer"

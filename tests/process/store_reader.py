@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from spark_jms.store import Handle, Put, Store, StoreError, open_store
-from spark_jms.store.engine import EngineBackend
+from spark_jms.store.engine.backend import EngineBackend
 from spark_jms.store.testing import backend_of, server_of
 from tests.process.store_writer import say
 

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 import spark_jms
-from spark_jms.admin.backup import back_up
-from spark_jms.admin.restore import restore
-from spark_jms.claims.views import opened_store
-from spark_jms.log.domain import Domain
-from spark_jms.testing.waiting import wait_until
+from spark_jms.admin.backup import back_up, restore
+from spark_jms.claims.upkeep.views import opened_store
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.testing.domain import wait_until
 from tests import forked
 
 MODULE: dict[str, Any] = {

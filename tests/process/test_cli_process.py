@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from spark_jms import apply, connect
-from spark_jms.claims import views
-from spark_jms.log.domain import Domain
+from spark_jms.claims.upkeep import views
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.testing import wait_until
 from tests import forked
 
@@ -30,7 +30,7 @@ def domain(root: str) -> str:
 
 def modules_after(run: Callable[..., subprocess.CompletedProcess[str]], *arguments: str) -> set[str]:
     """The top-level modules a command has loaded when it ends."""
-    code = f"{LOADED}; from spark_jms.cli.main import main; sys.argv[1:] = {list(arguments)!r}; main()"
+    code = f"{LOADED}; from spark_jms.cli.__main__ import main; sys.argv[1:] = {list(arguments)!r}; main()"
     done = run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode in (0, 3), done.stderr
     return {name.split(".")[0] for name in done.stderr.rsplit("\n", 2)[-2].split()}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_jms.log import delta_log
+from spark_jms.log.tables import delta_log
 from tests.process.concurrency import GAP_CHECK_MS, run_concurrently
 
 pytestmark = pytest.mark.spark  # applications of its own

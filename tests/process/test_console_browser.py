@@ -18,11 +18,11 @@ import pytest
 
 import spark_jms
 from spark_jms.admin.domain_sample import take
-from spark_jms.claims.views import opened_store
+from spark_jms.claims.upkeep.views import opened_store
 from spark_jms.client import Context
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.testing import memory_domain
-from spark_jms.testing.waiting import wait_until
+from spark_jms.testing.domain import wait_until
 from tests import forked
 from tests.daemons import Daemons
 

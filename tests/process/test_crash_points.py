@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from spark_jms.claims import views
-from spark_jms.log.clean_up import clean_up
-from spark_jms.log.data_file import FILE_NAME
-from spark_jms.log.storage import now_ms
+from spark_jms.claims.upkeep import views
+from spark_jms.log.tables.files import FILE_NAME
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.log.upkeep.clean_up import clean_up
 from tests.process import account
 from tests.process.apps import App, until
 from tests.process.crash import AT_COMPACTION, AT_QUERY_START, MORE_POINTS, POINTS, CrashDirectory, Plan

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import spark_jms
-from spark_jms.testing.waiting import wait_until
+from spark_jms.testing.domain import wait_until
 from tests import forked
 
 KILLS = 5

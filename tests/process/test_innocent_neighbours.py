@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import spark_jms
-from spark_jms.core.unit_of_work import END, NUMBER, UNIT
+from spark_jms.core.ordering.units_of_work import END, NUMBER, UNIT
 from spark_jms.testing import memory_domain
 from tests import forked
 from tests.process.dying_application import KILLER, WAYS

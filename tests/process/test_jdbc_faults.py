@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from spark_jms.testing.domain import wait_until
 from spark_jms.testing.postgresql import PrivatePostgresql
-from spark_jms.testing.waiting import wait_until
 from tests.process.jdbc_harness import LIMIT_S, Watch, WriterProcess, check_account, engine_pids, schema_of
 from tests.process.proxy import Proxy
 

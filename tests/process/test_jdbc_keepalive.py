@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_jms.setup.errors import PostgresqlNotFoundError
+from spark_jms.setup.machine import PostgresqlNotFoundError
 from spark_jms.testing.postgresql import PrivatePostgresql
 from tests.process.jdbc_harness import WriterProcess, check_account, engine_pids, schema_of
 

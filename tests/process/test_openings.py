@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 import spark_jms
-from spark_jms.claims.lane import ServerAwayError, ask_once
-from spark_jms.claims.stores import open_stores, store_of
-from spark_jms.log.domain import Domain
+from spark_jms.claims.servers.stores import open_stores, store_of
+from spark_jms.claims.servers.timed_stores import ServerAwayError, ask_once
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.store import Store, StoreError
+from spark_jms.testing.domain import wait_until
 from spark_jms.testing.postgresql import PrivatePostgresql
-from spark_jms.testing.waiting import wait_until
 
 LOOK_S = 2.0
 BACK_S = 25.0  # an attempt to connect that began before takes 10 s

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from spark_jms import connect
-from spark_jms.claims import views
-from spark_jms.core.destination import Destination
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.domain import create_domain
+from spark_jms.claims.upkeep import views
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import create_domain
 from tests.process.crash import PLUGIN
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800)]  # two applications of its own, on a busy machine

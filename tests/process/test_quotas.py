@@ -14,7 +14,7 @@ import pytest
 
 from spark_jms import apply, connect
 from spark_jms.client import Consumer
-from spark_jms.core.quota import PREEMPTIVE, Limit
+from spark_jms.core.limits.quota import PREEMPTIVE, Limit
 from spark_jms.testing import wait_until
 from spark_jms.testing.inside import domain_of
 from tests import forked

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from spark_jms.store.errors import DirectoryUnavailableError, FencedError, StoreError
-from spark_jms.store.regions.admin.client import DaemonAdmin
+from spark_jms.store.regions.admin.cluster import DaemonAdmin
 from spark_jms.store.regions.client.attachment import Attachment
-from spark_jms.testing.waiting import wait_until
+from spark_jms.testing.domain import wait_until
 from tests.process.regions_cluster import Make, has_all_copies, lists, opened, store_at, wait_for_copies
 
 STOPPED_S, AWAY_S = 3.5, 8.0

@@ -9,11 +9,11 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from spark_jms.store.net.tls import client_context
-from spark_jms.store.regions.core.directory import RegionEntry, closed
-from spark_jms.store.regions.daemon.stop import main as stop
-from spark_jms.store.regions.global_directory import DirectoryFiles
-from spark_jms.testing.waiting import wait_until
+from spark_jms.store.net.sockets import client_context
+from spark_jms.store.regions.admin.cluster import stop_daemon as stop
+from spark_jms.store.regions.directory.entries import DirectoryFiles
+from spark_jms.store.regions.protocol.region_entry import RegionEntry, closed
+from spark_jms.testing.domain import wait_until
 from tests.certificates import certificate
 from tests.daemons import Daemons
 from tests.process.regions_cluster import has_all_copies

@@ -11,7 +11,7 @@ import pytest
 
 from spark_jms.store.errors import DaemonUnavailableError, FencedError, RegionLostError
 from spark_jms.store.regions.admin.api import Admin
-from spark_jms.testing.waiting import wait_until
+from spark_jms.testing.domain import wait_until
 from tests.process.regions_cluster import (
     FaultyDaemons,
     Make,

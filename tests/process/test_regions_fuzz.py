@@ -17,12 +17,12 @@ import psutil
 import pytest
 
 from spark_jms.store.errors import StoreError
-from spark_jms.store.net.handshake import NONCE_BYTES
+from spark_jms.store.net.frames import NONCE_BYTES
 from spark_jms.store.regions.client.instance import StoreInstance
-from spark_jms.store.regions.connection import DAEMON, DaemonConnection, accepted, connect
-from spark_jms.store.regions.core import protocol
-from spark_jms.store.regions.core.protocol import RegionHello, RegionMessage, encode
-from spark_jms.store.regions.global_directory import GlobalDirectory
+from spark_jms.store.regions.directory.global_directory import GlobalDirectory
+from spark_jms.store.regions.protocol import messages
+from spark_jms.store.regions.protocol.connection import DAEMON, DaemonConnection, accepted, connect
+from spark_jms.store.regions.protocol.messages import RegionHello, RegionMessage, encode
 from tests.process.regions_cluster import MB, FaultyDaemons, Make, store_at
 
 SEED = 20_261_121
@@ -30,7 +30,7 @@ ROUND = 50  # frames of one connection, at most
 GROWTH_BYTES = 64 * MB
 ANSWER_S = 20.0
 
-TYPES = [kind for kind in vars(protocol).values() if isinstance(kind, type) and issubclass(kind, RegionMessage)]
+TYPES = [kind for kind in vars(messages).values() if isinstance(kind, type) and issubclass(kind, RegionMessage)]
 NAMES = ["s.000", "fuzz.000", "", ".", "..", "../../x", "a/b", "\0", "x" * 300, "é", "s.000\n", "-rm", "fuzz.001"]
 
 
@@ -64,7 +64,7 @@ def write_and_end(connection: DaemonConnection, data: bytes) -> None:
 def frame(number: int, chance: random.Random) -> bytes:
     kind = chance.choice(TYPES)
     if kind is RegionMessage or kind.__name__ in ("Shutdown", "Drain", "Halt", "Remove", "RemoveRequest"):
-        kind = protocol.Ping  # the daemon would do these
+        kind = messages.Ping  # the daemon would do these
     fields = {name: value_for(annotation, chance) for name, annotation in kind.__annotations__.items()}
     body = msgspec.msgpack.encode([kind.__name__, *fields.values()])
     how = chance.random()

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from spark_jms.cli.main import cli
+from spark_jms.cli.__main__ import cli
 from spark_jms.store.errors import (
     AuthenticationError,
     ClusterMismatchError,
@@ -27,16 +27,16 @@ from spark_jms.store.errors import (
     StoreError,
 )
 from spark_jms.store.regions.admin.api import Admin
-from spark_jms.store.regions.admin.client import DaemonAdmin
+from spark_jms.store.regions.admin.cluster import DaemonAdmin
+from spark_jms.store.regions.admin.cluster import stop_daemon as stop
 from spark_jms.store.regions.client.instance import StoreInstance
-from spark_jms.store.regions.connection import connect
-from spark_jms.store.regions.core.protocol import Open
 from spark_jms.store.regions.daemon.daemon import Daemon
 from spark_jms.store.regions.daemon.options import StartOptions
-from spark_jms.store.regions.daemon.stop import main as stop
-from spark_jms.store.regions.global_directory import GlobalDirectory
-from spark_jms.store.regions.memory_lock import can_lock
-from spark_jms.testing.waiting import wait_until
+from spark_jms.store.regions.daemon.shared_memory import can_lock
+from spark_jms.store.regions.directory.global_directory import GlobalDirectory
+from spark_jms.store.regions.protocol.connection import connect
+from spark_jms.store.regions.protocol.messages import Open
+from spark_jms.testing.domain import wait_until
 from tests import forked
 from tests.daemons import segments
 from tests.process.regions_cluster import (
@@ -69,7 +69,7 @@ def run(*words: str, limit_s: float = 60.0, address_space: int = 0) -> tuple[int
 def start_fails(path: Path, localindex: int = 0, address_space: int = 0) -> str:
     """The single line that a failed start prints."""
     code, _, err = run(
-        "spark_jms.store.regions.daemon", "-dir", str(path), "-localindex", str(localindex), address_space=address_space
+        "spark_jms.store.kinds.daemon", "-dir", str(path), "-localindex", str(localindex), address_space=address_space
     )
     assert code == 1
     assert len(err.splitlines()) == 1, err

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from spark_jms import connect
-from spark_jms.core.destination import Destination
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.domain import Domain, create_domain
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import Domain, create_domain
 from spark_jms.settings.store import Thresholds
 from spark_jms.store import Handle, Put, open_store
 from spark_jms.store.errors import MemoryLimitError, ObjectTooLargeError, ResourceAllocationException, StoreFullError
@@ -25,9 +25,9 @@ from spark_jms.store.regions.admin.formats import regions_table
 from spark_jms.store.regions.client import attachment as attachments
 from spark_jms.store.regions.client import instance as instances
 from spark_jms.store.regions.client.instance import StoreInstance
-from spark_jms.store.regions.global_directory import GlobalDirectory
-from spark_jms.store.regions.published_overload import SendAdmission
-from spark_jms.testing.waiting import wait_until
+from spark_jms.store.regions.directory.global_directory import GlobalDirectory
+from spark_jms.store.regions.directory.overload import SendAdmission
+from spark_jms.testing.domain import wait_until
 from tests.daemons import Daemons
 from tests.process.feed import QUEUE, send_numbers
 from tests.process.regions_cluster import MB, FaultyDaemons, Make, lists

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_jms.store.regions.global_directory import GlobalDirectory
-from spark_jms.testing.waiting import wait_until
+from spark_jms.store.regions.directory.global_directory import GlobalDirectory
+from spark_jms.testing.domain import wait_until
 from tests.certificates import certificate
 from tests.daemons import segments
 from tests.process.machines import Machines, kill, why_not
@@ -63,7 +63,7 @@ class Site:
         wait_until(lambda: self.look(0)[0] == [True] * COUNT, 30.0)
 
     def start(self, number: int) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-m", "spark_jms.store.regions.daemon", "-dir", self.path]
+        words = [sys.executable, "-m", "spark_jms.store.kinds.daemon", "-dir", self.path]
         return self.machines[number].start(words, {}, self.path / f"daemon{number}.out")
 
     def peer(self, number: int) -> Remote:

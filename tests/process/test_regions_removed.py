@@ -9,12 +9,11 @@ import pytest
 
 from spark_jms import apply, connect
 from spark_jms.client import Context
-from spark_jms.store.engine import Server
+from spark_jms.store.engine.server import Server
 from spark_jms.store.errors import RegionLostError, StoreError
-from spark_jms.store.records.finder import RegionEngineFinder
-from spark_jms.store.records.settings import parse_replicated
-from spark_jms.store.regions.admin import Admin
-from spark_jms.testing.waiting import wait_until
+from spark_jms.store.regions.admin.api import Admin
+from spark_jms.store.replicated.store import RegionEngineFinder, parse_replicated
+from spark_jms.testing.domain import wait_until
 from tests.process.regions_cluster import Make
 
 LIMIT_S = 30.0

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from spark_jms.store.regions.admin.client import DaemonAdmin
+from spark_jms.store.regions.admin.cluster import DaemonAdmin
 from spark_jms.store.regions.client.instance import StoreInstance
-from spark_jms.store.regions.client.object_connection import ObjectConnection
-from spark_jms.testing.waiting import wait_until
+from spark_jms.store.regions.client.objects import ObjectConnection
+from spark_jms.testing.domain import wait_until
 from tests.process.regions_cluster import FaultyDaemons, Make, lists, opened, wait_for_copies
 from tests.process.regions_daemon import SLOW_DIRECTORY
 

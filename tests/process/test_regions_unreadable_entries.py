@@ -13,7 +13,7 @@ import pytest
 from spark_jms.store.errors import RegionEntryDamagedError, RegionEntryVersionError
 from spark_jms.store.regions.admin.api import Admin
 from spark_jms.store.regions.admin.formats import regions_list
-from spark_jms.testing.waiting import wait_until
+from spark_jms.testing.domain import wait_until
 from tests.process.regions_cluster import Make, lists, opened, store_at, wait_for_copies
 
 

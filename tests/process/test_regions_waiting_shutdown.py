@@ -13,8 +13,8 @@ import pytest
 
 from spark_jms.store.errors import ShutdownBrokenOffError, StoreError
 from spark_jms.store.regions.admin.api import Admin
-from spark_jms.store.regions.daemon.stop import main as stop
-from spark_jms.testing.waiting import wait_until
+from spark_jms.store.regions.admin.cluster import stop_daemon as stop
+from spark_jms.testing.domain import wait_until
 from tests.process.regions_cluster import FaultyDaemons, Make, has_all_copies, lists, store_at, wait_for_copies
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import spark_jms
 from spark_jms.client import Consumer, Context
 from spark_jms.errors import MemberLostException, MemberUnavailableError
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.testing.domain import wait_until
 from spark_jms.testing.postgresql import PrivatePostgresql
-from spark_jms.testing.waiting import wait_until
 
 LIMIT_S = 120.0
 

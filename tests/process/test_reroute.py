@@ -8,17 +8,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_jms.core.destination import Destination
-from spark_jms.core.message import normalise
-from spark_jms.core.staged_file import StagedFile
-from spark_jms.log import reroute
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import Domain
-from spark_jms.log.file_writer import ORDER_KEY
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import send
-from spark_jms.log.storage import now_ms
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.messages.columns import normalise
+from spark_jms.core.transactions.transfer import StagedFile
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.messages import message_writer
+from spark_jms.log.messages.data_files import ORDER_KEY
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending.send import send
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.storage import now_ms
 from tests.process.feed import QUEUE, make_queue
 
 
@@ -72,7 +72,7 @@ def test_removed_member_loses_no_staged_message_and_no_order(
 ) -> None:
     """C4, C5: the rows of removed members are put among those of the members that remain, in the producer's order, whichever
     shares they were; those of another task that had none there keep their files."""
-    monkeypatch.setattr(reroute, "_WINDOW_ROWS", 7)
+    monkeypatch.setattr(message_writer, "_WINDOW_ROWS", 7)
     domain = make_queue(tmp_path)
     log = domain.log(QUEUE)
     apply_destinations(domain, [Destination(QUEUE, "distributed-queue", 6, routing=routing)], lambda *_: True)

@@ -9,19 +9,19 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from spark_jms.core.staged_file import StagedFile
+from spark_jms.core.transactions.transfer import StagedFile
 from spark_jms.errors import CommitConflictError
-from spark_jms.log import compaction
-from spark_jms.log.checkpoints import commit_path
-from spark_jms.log.clean_up import clean_up
-from spark_jms.log.compaction import compact
-from spark_jms.log.data_file import DataFile
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import number, send
-from spark_jms.log.staged_file import staged_grace_ms
-from spark_jms.log.storage import now_ms
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.messages.data_files import staged_grace_ms
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending.send import number, send
+from spark_jms.log.tables.checkpoints import commit_path
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.files import DataFile
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.log.upkeep import compaction
+from spark_jms.log.upkeep.clean_up import clean_up
+from spark_jms.log.upkeep.compaction import compact
 from tests.process.feed import QUEUE, make_queue
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from spark_jms import apply, connect
-from spark_jms.cli.main import cli
-from spark_jms.store.regions.admin import Admin
-from spark_jms.store.reports import StoreInfo
-from spark_jms.testing.waiting import wait_until
+from spark_jms.cli.__main__ import cli
+from spark_jms.store.contract import StoreInfo
+from spark_jms.store.regions.admin.api import Admin
+from spark_jms.testing.domain import wait_until
 from tests.process.regions_cluster import Make
 
 SERVER, SUBSCRIPTIONS = "messaging.jmsServer.fast", "messaging.jmsServer.durablesubs.fast"

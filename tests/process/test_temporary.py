@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from spark_jms import connect
-from spark_jms.cli.main import cli
+from spark_jms.cli.__main__ import cli
 from spark_jms.errors import TemporaryDestinationDeletedError
-from spark_jms.log.temporary import OWNERS, TABLES
+from spark_jms.log.destinations.temporary import OWNERS, TABLES
 from spark_jms.testing import memory_domain
 from tests import forked
 

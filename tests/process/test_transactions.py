@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from spark_jms import connect
-from spark_jms.admin.transactions import complete_transactions, transactions
+from spark_jms.admin.servers import complete_transactions, transactions
 from spark_jms.client import Context
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import coordinators_of, domain_of, records_of

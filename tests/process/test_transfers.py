@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from spark_jms import connect
-from spark_jms.admin.move import MoveOrder, move
-from spark_jms.claims import views
-from spark_jms.client.context import Context
+from spark_jms.admin.transfer import MoveOrder, move
+from spark_jms.claims.upkeep import views
+from spark_jms.client.context.context import Context
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
 from tests import forked

@@ -12,8 +12,8 @@ from typing import IO
 import pytest
 
 from spark_jms.store import Put, open_store
+from spark_jms.testing.domain import wait_until
 from spark_jms.testing.postgresql import PrivatePostgresql
-from spark_jms.testing.waiting import wait_until
 from tests import forked
 from tests.process.jdbc_harness import engine_pids, schema_of
 from tests.process.regions_cluster import Make

@@ -25,10 +25,11 @@ from typing import Any
 import psycopg
 
 from spark_jms import connect
-from spark_jms.claims.coordinators import Coordinator, Coordinators
-from spark_jms.claims.last_resource import LastResource
-from spark_jms.client import TransactedSession, coordinated_commit
-from spark_jms.client.transacted_delivery import TransactedDelivery
+from spark_jms.claims.transactions.last_resource import LastResource
+from spark_jms.claims.transactions.transaction import Coordinator, Coordinators
+from spark_jms.client import TransactedSession
+from spark_jms.client.receiving.delivery import TransactedDelivery
+from spark_jms.client.transactions import coordinated_commit
 
 PLACES: dict[str, object] = {
     "begin": Coordinator,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import spark_jms
 from spark_jms.errors import MemberRemovalError
-from spark_jms.log.domain import Domain
-from spark_jms.testing.waiting import wait_until
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.testing.domain import wait_until
 from tests import forked
 
 LOST = "a consumer that lost its claim"

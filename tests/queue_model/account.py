@@ -6,14 +6,14 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from spark_jms.core.batch import Batch, claim_number
-from spark_jms.core.claim import Claim
-from spark_jms.core.pause import CONSUMPTION
-from spark_jms.core.ranges import Ranges, union
-from spark_jms.core.record_names import consumer_record
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.refusal import holding_back, messages_of
-from spark_jms.log.snapshot import Snapshot
+from spark_jms.core.destinations.pause import CONSUMPTION
+from spark_jms.core.messages.ranges import Ranges, union
+from spark_jms.core.records.batch import Batch, claim_number
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.redelivery import Claim
+from spark_jms.core.records.refusal import holding_back, messages_of
+from spark_jms.core.records.stored_form import consumer_record
+from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.settings.destination import UNLIMITED
 from spark_jms.store import MemoryStore
 from tests.queue_model.clock import Clock

@@ -10,17 +10,13 @@ from dataclasses import dataclass, field
 
 from attrs import evolve
 
-from spark_jms.admin.drop import drop_destination, plan_drop
-from spark_jms.admin.forward import MemberForwarder
-from spark_jms.admin.move import MoveOrder, move
-from spark_jms.admin.pause import pause, resume
-from spark_jms.admin.redrive import RedriveOrder, redrive
-from spark_jms.admin.rename import rename_destination
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.record_sets import operations
-from spark_jms.core.destination import Destination
-from spark_jms.core.pause import OPERATIONS, Pause
-from spark_jms.core.record_names import member_record
+from spark_jms.admin.destinations import drop_destination, pause, plan_drop, rename_destination, resume
+from spark_jms.admin.transfer import MemberForwarder, MoveOrder, RedriveOrder, move, redrive
+from spark_jms.claims.servers.stores import operations
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.pause import OPERATIONS, Pause
+from spark_jms.core.records.stored_form import member_record
 from spark_jms.core.selector import Selector
 from spark_jms.errors import (
     DestinationDroppedError,
@@ -30,11 +26,11 @@ from spark_jms.errors import (
     MessageSizeError,
     TransferError,
 )
-from spark_jms.log.clean_up import checkpoint, clean_up
-from spark_jms.log.compaction import compact
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.domain import Domain
-from spark_jms.log.purge import purge
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.upkeep.clean_up import checkpoint, clean_up
+from spark_jms.log.upkeep.compaction import compact
+from spark_jms.log.upkeep.purge import purge
 from spark_jms.store import MemoryStore, RecordHeldError
 from tests.queue_model.clock import Clock
 from tests.queue_model.crowd import Killable

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from spark_jms.core.ranges import Ranges
-from spark_jms.core.record_set import RecordSet
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records.record_set import RecordSet
 from spark_jms.settings.destination import UNLIMITED
 from tests.queue_model.clock import Clock
 from tests.queue_model.consumers import ConsumerProcess

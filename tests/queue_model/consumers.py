@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.fetch import fetch
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.core.batch import Batch, Limits, claim_number
-from spark_jms.core.query_progress import PROGRESS, QueryProgress
-from spark_jms.core.ranges import EMPTY, Ranges
-from spark_jms.core.record_names import consumer_record
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.messages.fetch import fetch
+from spark_jms.core.messages.ranges import EMPTY, Ranges
+from spark_jms.core.records.batch import PROGRESS, Batch, Limits, QueryProgress, claim_number
+from spark_jms.core.records.stored_form import consumer_record
 from spark_jms.core.selector import Selector
 from spark_jms.errors import (
     ConsumerClosedException,
@@ -29,7 +28,7 @@ from spark_jms.errors import (
     QueryRunningError,
     StaleCheckpointError,
 )
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.store import MemoryStore
 from tests.queue_model.clock import Clock
 from tests.queue_model.tables import ROOT, ModelDestination

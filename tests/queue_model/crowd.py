@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from spark_jms.core.batch import Batch
+from spark_jms.core.records.batch import Batch
 from spark_jms.store import MemoryStore
 from tests.queue_model.clock import Clock
 from tests.queue_model.consumers import Client, ConsumerProcess, Query, QueryCheckpoint

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_jms.claims import record_sets
-from spark_jms.core.destination import Destination
-from spark_jms.core.record_set_form import from_objects
-from spark_jms.log import file_reader
-from spark_jms.log.replay import LogReplay
+from spark_jms.claims.servers import stores
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.records.stored_form import from_objects
+from spark_jms.log.messages import data_files
+from spark_jms.log.tables.snapshot import LogReplay
 from spark_jms.testing.memory_storage import MemoryStorage
 
 V = TypeVar("V", bound=Hashable)
@@ -25,11 +25,11 @@ R = TypeVar("R")
 
 def parse_once(patch: pytest.MonkeyPatch) -> None:
     """For one run, which shares no results with another one."""
-    patch.setattr(record_sets, "from_objects", _once(from_objects))
+    patch.setattr(stores, "from_objects", _once(from_objects))
     patch.setattr(Destination, "from_configuration", staticmethod(_once(Destination.from_configuration)))
     patch.setattr(LogReplay, "_parse", _commits_once())
     patch.setattr(MemoryStorage, "open_input", _open_input)
-    patch.setattr(file_reader, "pq", _ReadOnce(_files_once()))
+    patch.setattr(data_files, "pq", _ReadOnce(_files_once()))
 
 
 def _once(parse: Callable[[dict[str, V], str], R]) -> Callable[[Mapping[str, V], str], R]:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from spark_jms.core.destination import Destination
+from spark_jms.core.destinations.destination import Destination
 from spark_jms.settings.destination import UNLIMITED
-from spark_jms.settings.expiration import DISCARD, REDIRECT
+from spark_jms.settings.fields import DISCARD, REDIRECT
 
 NARROW_BYTES, WIDE_BYTES = 1, 10_000  # a text has one to three, its unit of order one
 

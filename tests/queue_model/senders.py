@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_jms.core.pause import INSERTION, PRODUCTION
-from spark_jms.core.staged_file import StagedFile
+from spark_jms.core.destinations.pause import INSERTION, PRODUCTION
+from spark_jms.core.transactions.transfer import StagedFile
 from spark_jms.errors import (
     CommitConflictError,
     DestinationPausedError,
@@ -22,11 +22,11 @@ from spark_jms.errors import (
     InsertionPausedError,
     InvalidDestinationError,
 )
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import TransactionId, send
-from spark_jms.log.snapshot import RouteId
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending.send import TransactionId, send
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.snapshot import RouteId
 from tests.queue_model.clock import Clock
 from tests.queue_model.rules import Rules
 from tests.queue_model.tables import ROOT, Tables

@@ -9,17 +9,16 @@ from typing import NamedTuple
 
 import pyarrow.parquet as pq
 
-from spark_jms.claims.record_sets import read_state
-from spark_jms.claims.set_aside import SET_ASIDE
-from spark_jms.core.ranges import Ranges
-from spark_jms.core.record_names import member_record
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.transfer import ticket_of_file
-from spark_jms.log.data_file import DataFile
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.domain import Domain
-from spark_jms.log.register import REGISTER
-from spark_jms.log.snapshot import Snapshot
+from spark_jms.claims.failures.error_destination import SET_ASIDE
+from spark_jms.claims.servers.stores import read_state
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.stored_form import member_record
+from spark_jms.core.transactions.transfer import ticket_of_file
+from spark_jms.log.destinations.domain import REGISTER, Domain
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.files import DataFile
+from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.store import MemoryStore
 from spark_jms.testing.memory_storage import MemoryStorage
 

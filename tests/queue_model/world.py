@@ -11,17 +11,20 @@ from typing import Any
 
 import pytest
 
-from spark_jms.admin import forward
-from spark_jms.claims import batches, expiration_scan, member_consumers, members, planner, previous_batch, progress
-from spark_jms.claims.batches import BatchMaker, PreparedBatch
-from spark_jms.core.claim import Claim
-from spark_jms.core.message_state import MessageEvent
-from spark_jms.core.ranges import Ranges
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.refusal import MessageRefusal
-from spark_jms.core.transfer import Intent
-from spark_jms.log import domain, storage
-from spark_jms.log.declarations import apply_destinations
+from spark_jms.admin import transfer
+from spark_jms.claims.batches import acknowledgement, batch, planner
+from spark_jms.claims.batches.batch import BatchMaker, PreparedBatch
+from spark_jms.claims.failures import expiration
+from spark_jms.claims.records import members
+from spark_jms.claims.servers import stores
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.redelivery import Claim, MessageEvent
+from spark_jms.core.records.refusal import MessageRefusal
+from spark_jms.core.transactions.transfer import Intent
+from spark_jms.log.destinations import domain
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.tables import storage as log_storage
 from spark_jms.store import Handle, MemoryStore, Operation
 from spark_jms.store.ledger.session import LedgerSession
 from spark_jms.testing.memory_storage import MemoryStorage
@@ -180,7 +183,7 @@ def _model(rules: Rules) -> MemoryStorage:
     made = MemoryStorage()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(domain, "open_storage", lambda root: made)
-        patch.setattr(storage, "time", Clock())
+        patch.setattr(log_storage, "time", Clock())
         first = domain.create_domain(ROOT, "memory://model")
         apply_destinations(first, [rules.aside("aside"), rules.orders("orders", 2, "aside")], lambda d, m: False)
     return made
@@ -192,12 +195,12 @@ def run(seed: int, trace: Callable[[str], object] = lambda line: None, often: Co
     files, clock = _model(rules).copy(), Clock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(domain, "open_storage", lambda root: files)
-        for module in (batches, members, previous_batch, progress, storage):
+        for module in (batch, members, acknowledgement, members, log_storage):
             patch.setattr(module, "time", clock)
-        patch.setattr(progress, "OPEN_TIMEOUT_S", 0.0)
-        for module in (expiration_scan, forward):
+        patch.setattr(members, "OPEN_TIMEOUT_S", 0.0)
+        for module in (expiration, transfer):
             patch.setattr(module, "WAIT_S", 0.0)
-        patch.setattr(member_consumers, "ask_once", lambda server, ask, timeout_s: ask())
+        patch.setattr(stores, "ask_once", lambda server, ask, timeout_s: ask())
         parse_once(patch)
         world = QueueWorld(files, clock, seed, rules)
         world.crowd.trace = trace

@@ -367,7 +367,7 @@ PLANTED = (
     Planted(
         "the checksum of a frame is ignored",
         LOSS + "|ValueError|Error",
-        (Edit("spark_jms/store/net/frames.py", "        if zlib.crc32(body) != crc:\n", "        if False:\n"),),
+        (Edit("store/net/frames.py", "        if zlib.crc32(body) != crc:\n", "        if False:\n"),),
     ),
     core(
         "recovery leaves an older block of an object",

@@ -9,35 +9,34 @@ from typing import Any
 
 from attrs import evolve
 
-from spark_jms.admin.forward import FORWARDER
-from spark_jms.admin.redrive import REDRIVER
-from spark_jms.claims import expiration, offer, planner
-from spark_jms.claims.batches import BatchMaker
-from spark_jms.claims.error_destination import ErrorDestination
-from spark_jms.claims.members import Members
-from spark_jms.claims.offer import Offer
-from spark_jms.claims.previous_batch import PreviousBatch
-from spark_jms.claims.progress import ProgressRecord
-from spark_jms.claims.reconsideration import Reconsideration
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.claims.transfer import Transfers
-from spark_jms.core import record_set, redelivery
-from spark_jms.core.batch import Batch
-from spark_jms.core.destination import Destination
-from spark_jms.core.message_state import TRANSITIONS, MessageEvent, MessageState, MessageTransition
-from spark_jms.core.pause import CONSUMPTION, Pauses
-from spark_jms.core.query_progress import QueryProgress
-from spark_jms.core.ranges import EMPTY, Ranges
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.refusal import MessageRefusal
-from spark_jms.core.transfer import STEPS, NextStep, TargetOutcome, TransferStep
-from spark_jms.core.unit_order import NO_UNITS, BlockedUnits
-from spark_jms.log import compaction, purge, send
-from spark_jms.log.data_file import DataFile
-from spark_jms.log.delta_log import DeltaLog
-from spark_jms.log.send import TransactionId
-from spark_jms.log.snapshot import Snapshot
-from spark_jms.settings.expiration import DISCARD
+from spark_jms.admin.transfer import FORWARDER, REDRIVER
+from spark_jms.claims.batches import planner
+from spark_jms.claims.batches.acknowledgement import PreviousBatch
+from spark_jms.claims.batches.batch import BatchMaker
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.failures import expiration
+from spark_jms.claims.failures.error_destination import ErrorDestination, Reconsideration
+from spark_jms.claims.messages import scan, sort_order
+from spark_jms.claims.messages.sort_order import MemberBacklog
+from spark_jms.claims.records.members import Members, ProgressRecord
+from spark_jms.claims.transactions.transfer import Transfers
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.pause import CONSUMPTION, Pauses
+from spark_jms.core.messages.ranges import EMPTY, Ranges
+from spark_jms.core.ordering.units_of_order import NO_UNITS, BlockedUnits
+from spark_jms.core.records import record_set, redelivery
+from spark_jms.core.records.batch import Batch, QueryProgress
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.redelivery import TRANSITIONS, MessageEvent, MessageState, MessageTransition
+from spark_jms.core.records.refusal import MessageRefusal
+from spark_jms.core.transactions.transfer import STEPS, NextStep, TargetOutcome, TransferStep
+from spark_jms.log.sending import send
+from spark_jms.log.sending.send import TransactionId
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.files import DataFile
+from spark_jms.log.tables.snapshot import Snapshot
+from spark_jms.log.upkeep import compaction, purge
+from spark_jms.settings.fields import DISCARD
 from tests.simulation.planted_patch import Patch, PlantedPatch
 
 
@@ -260,7 +259,7 @@ def redelivery_delay_is_not_waited_for(patch: Patch) -> None:
 
 # -- expiration -----------------------------------------------------------------------------------------------------------
 def expired_messages_are_delivered(patch: Patch) -> None:
-    original = planner.Question
+    original = scan.Question
 
     def question(selector: Any, blocked: Any, now_ms: int, due_ms: int, *others: Any) -> Any:
         return original(selector, blocked, None, due_ms, *others)
@@ -294,11 +293,11 @@ def paused_destination_takes_messages(patch: Patch) -> None:
 
 
 def new_messages_have_no_place_in_the_order(patch: Patch) -> None:
-    def without_claimed(known: Offer, picks: Ranges) -> Offer | None:
+    def without_claimed(known: MemberBacklog, picks: Ranges) -> MemberBacklog | None:
         return original(known, known.picks & picks) if known.picks & picks else None
 
-    original = offer._without_claimed
-    patch.setattr(offer, "_without_claimed", without_claimed)
+    original = sort_order._without_claimed
+    patch.setattr(sort_order, "_without_claimed", without_claimed)
 
 
 def forwarded_messages_stay_too(patch: Patch) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_jms.claims import distributed, distributed_isolation
-from spark_jms.claims.isolation import Isolation
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.core.batch import Batch
-from spark_jms.core.poison import Trial
+from spark_jms.claims.consumers import distributed
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.failures import poison as claims_poison
+from spark_jms.claims.failures.poison import Isolation
+from spark_jms.core.records import poison as core_poison
+from spark_jms.core.records.batch import Batch
+from spark_jms.core.records.poison import Trial
 from tests.simulation.planted_patch import Patch, PlantedPatch
 
 LOST, POISON, TWICE = r"messages were lost", r"not the poison was set aside", r"a message came twice, and not flagged"
@@ -24,10 +26,10 @@ def server_acknowledges_what_was_withheld(patch: Patch) -> None:
 
 def attempt_of_a_dead_driver_counts_as_a_failure(patch: Patch) -> None:
     def replayed(trial: Trial, *, narrows: bool) -> Any:
-        return original(distributed_isolation.failed(trial), narrows=narrows)
+        return original(core_poison.failed(trial), narrows=narrows)
 
-    original = distributed_isolation.replayed
-    patch.setattr(distributed_isolation, "replayed", replayed)
+    original = core_poison.replayed
+    patch.setattr(claims_poison, "replayed", replayed)
 
 
 def carried_messages_are_forgotten(patch: Patch) -> None:

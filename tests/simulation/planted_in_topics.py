@@ -7,18 +7,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_jms.claims import branches, scan, stores, subscription_use
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.core import outages
-from spark_jms.core.destination import Destination
-from spark_jms.core.outages import Outages
+from spark_jms.claims.consumers import branches
+from spark_jms.claims.messages import scan
+from spark_jms.claims.records import subscriptions
+from spark_jms.claims.servers import stores
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.core.destinations import servers as core_servers
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.servers import Outages
 from spark_jms.errors import ServerDownError
-from spark_jms.log import server_state
+from spark_jms.log.destinations import servers as log_servers
 from tests.simulation.planted_patch import Patch, PlantedPatch
 
 
 def outages_are_not_noted(patch: Patch) -> None:
-    patch.setattr(server_state, "with_outages", lambda snapshot, after: after)
+    patch.setattr(log_servers, "with_outages", lambda snapshot, after: after)
 
 
 def outages_end_with_the_outage(patch: Patch) -> None:
@@ -27,8 +30,8 @@ def outages_end_with_the_outage(patch: Patch) -> None:
 
 
 def outage_begins_late(patch: Patch) -> None:
-    original = outages._behind
-    patch.setattr(outages, "_behind", lambda members: {m: first + 1 for m, first in original(members).items()})
+    original = core_servers._behind
+    patch.setattr(core_servers, "_behind", lambda members: {m: first + 1 for m, first in original(members).items()})
 
 
 def persistent_messages_are_skipped_too(patch: Patch) -> None:
@@ -55,8 +58,8 @@ def positions_are_looked_for_at_the_member(patch: Patch) -> None:
 
 
 def new_subscription_begins_at_the_front(patch: Patch) -> None:
-    original = subscription_use.start_floors
-    patch.setattr(subscription_use, "start_floors", lambda snapshot, position: original(snapshot, "earliest"))
+    original = subscriptions.start_floors
+    patch.setattr(subscriptions, "start_floors", lambda snapshot, position: original(snapshot, "earliest"))
 
 
 def members_are_looked_for_at_their_server(patch: Patch) -> None:

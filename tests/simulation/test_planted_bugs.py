@@ -28,7 +28,7 @@ def test_planted_bug_fits_its_files(planted: Planted) -> None:
 
 def test_planted_bug_is_an_error_once_its_line_has_changed() -> None:
     """R7-R12"""
-    gone = Planted("gone", "", (Edit("spark_jms/store/regions/core/peers.py", "no such line", ""),))
+    gone = Planted("gone", "", (Edit("store/regions/core/peers.py", "no such line", ""),))
     with pytest.raises(PlantingError, match="has 0 times, not once"):
         planted_files(gone)
 

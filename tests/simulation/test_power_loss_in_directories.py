@@ -17,9 +17,9 @@ import pytest
 from msgspec.structs import replace
 
 from spark_jms.store.errors import DirectoryUnavailableError
-from spark_jms.store.regions.core.directory import Absent, Holder, RegionEntry
-from spark_jms.store.regions.entry_gathering import EntryGathering
-from spark_jms.store.regions.global_directory import CONFIG, DirectoryFiles, GlobalDirectory, write_whole
+from spark_jms.store.regions.directory.entries import DirectoryFiles, EntryGathering
+from spark_jms.store.regions.directory.global_directory import CONFIG, GlobalDirectory, write_whole
+from spark_jms.store.regions.protocol.region_entry import Absent, Holder, RegionEntry
 from tests.power_loss import Death, Machine, PowerLossDisk
 
 T = TypeVar("T")

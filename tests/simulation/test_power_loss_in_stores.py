@@ -18,7 +18,7 @@ from random import Random
 import pytest
 
 from spark_jms.store import Handle, OutcomeUnknownError, Put, StoreError
-from spark_jms.store.file import FileStore
+from spark_jms.store.file.store import FileStore
 from tests.journal_files import bury
 from tests.power_loss import Death, Machine, PowerLossDisk
 

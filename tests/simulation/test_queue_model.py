@@ -16,12 +16,10 @@ from itertools import chain
 
 import pytest
 
-from spark_jms.admin.forward import FORWARDER
-from spark_jms.admin.move import MOVER
-from spark_jms.admin.redrive import REDRIVER
-from spark_jms.core.acknowledgement import LIMITER
-from spark_jms.core.expiration import EXPIRER
-from spark_jms.core.pause import OPERATIONS
+from spark_jms.admin.transfer import FORWARDER, MOVER, REDRIVER
+from spark_jms.core.destinations.pause import OPERATIONS
+from spark_jms.core.records.expiration import EXPIRER
+from spark_jms.core.records.life_cycle import LIMITER
 from tests.queue_model import QueueWorld, run
 from tests.queue_model.conservation import ACKNOWLEDGED, DROPPED, EXPIRED, MOVED
 

@@ -22,26 +22,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_jms.admin.pause import pause, resume
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.distributed import DistributedSubscriber
-from spark_jms.claims.views import is_empty
-from spark_jms.core.balancing import ANY_MEMBER
-from spark_jms.core.batch import Batch
-from spark_jms.core.destination import Destination
-from spark_jms.core.pause import CONSUMPTION
-from spark_jms.core.ranges import Ranges
-from spark_jms.core.slots import slot_of
+from spark_jms.admin.destinations import pause, resume
+from spark_jms.admin.servers import start_server, stop_server
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.distributed import DistributedSubscriber
+from spark_jms.claims.upkeep.views import is_empty
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.pause import CONSUMPTION
+from spark_jms.core.destinations.routing import ANY_MEMBER
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.ordering.units_of_order import slot_of
+from spark_jms.core.records.batch import Batch
 from spark_jms.errors import MemberRemovalError, ServerDownError
-from spark_jms.log import domain
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import send
-from spark_jms.log.server_state import start_server, stop_server
-from spark_jms.log.servers import ServerEntry
+from spark_jms.log.destinations import domain
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.destinations.servers import ServerEntry
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending.send import send
 from spark_jms.store import MemoryStore, OutcomeUnknownError, StoreBusyError
-from spark_jms.store.routed import RoutedStore
+from spark_jms.store.kinds.routed import RoutedStore
 from spark_jms.testing.memory_storage import MemoryStorage
 from tests.queue_model.clock import Clock
 from tests.topics_model.emulated_query import EmulatedQuery

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence, Sized
 
 from spark_jms.store.errors import StoreCorruptError
-from spark_jms.store.regions.core.directory import Holder, RegionEntry
-from spark_jms.store.regions.core.instance import CATALOG, walk
-from spark_jms.store.regions.core.space import BLOCK_BYTES, FREE, HEADER_BYTES, Block
+from spark_jms.store.regions.client.space import BLOCK_BYTES, CATALOG, FREE, HEADER_BYTES, Block, walk
+from spark_jms.store.regions.protocol.region_entry import Holder, RegionEntry
 from tests.simulator.cluster import SimCluster
 from tests.simulator.errors import Promise, Violation
 from tests.simulator.observer import Observer

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from spark_jms.store.errors import ProtocolError
-from spark_jms.store.regions.core.protocol import Failure, Open, ReadRegion, RegionMessage, Reply, WriteRegion
+from spark_jms.store.regions.protocol.messages import Failure, Open, ReadRegion, RegionMessage, Reply, WriteRegion
 from tests.simulator.cluster import SimCluster
 from tests.simulator.connections import ClientConnection, ClientEnd
 from tests.simulator.daemons import SimDaemon

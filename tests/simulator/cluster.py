@@ -11,20 +11,11 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from spark_jms.store.regions.core.daemon import (
-    Action,
-    AskDirectory,
-    DaemonCore,
-    DaemonSettings,
-    Drop,
-    Log,
-    Stop,
-    ToClient,
-    ToPeer,
-    Unlink,
-)
-from spark_jms.store.regions.core.directory import ChangeEntry, DirectoryRequest, Holder, RegionEntry, perform
-from spark_jms.store.regions.core.protocol import RegionMessage, Remove
+from spark_jms.settings.store import DaemonSettings
+from spark_jms.store.regions.core.actions import Action, AskDirectory, Drop, Log, Stop, ToClient, ToPeer, Unlink
+from spark_jms.store.regions.core.daemon import DaemonCore
+from spark_jms.store.regions.protocol.messages import RegionMessage, Remove
+from spark_jms.store.regions.protocol.region_entry import ChangeEntry, DirectoryRequest, Holder, RegionEntry, perform
 from tests.simulator.connections import ClientConnection, ClientEnd, Wire
 from tests.simulator.daemons import Moment, SimDaemon
 from tests.simulator.directory import Damage, DirectoryContents, DirectoryFaults, SimDirectory, newer, torn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spark_jms.store.errors import ProtocolError
-from spark_jms.store.regions.core.protocol import RegionMessage, message_reader
+from spark_jms.store.regions.protocol.messages import RegionMessage, message_reader
 from tests.simulator.daemons import SimDaemon
 
 Frame = tuple[int, RegionMessage] | bytes

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from spark_jms.store.regions.core.daemon import DaemonCore
-from spark_jms.store.regions.core.protocol import BreakOff, Shutdown
+from spark_jms.store.regions.protocol.messages import BreakOff, Shutdown
 from tests.simulator.cluster import SimCluster
 from tests.simulator.daemons import Fate, Moment, SimDaemon
 from tests.simulator.draw import Draw

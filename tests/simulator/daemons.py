@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from spark_jms.store.regions.core.daemon import Action, DaemonCore
-from spark_jms.store.regions.core.directory import Holder
+from spark_jms.store.regions.core.actions import Action
+from spark_jms.store.regions.core.daemon import DaemonCore
+from spark_jms.store.regions.protocol.region_entry import Holder
 from tests.simulator.directory import SimDirectory
 from tests.simulator.memory import SimMemory
 from tests.simulator.schedule import Schedule

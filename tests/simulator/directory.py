@@ -12,17 +12,9 @@ from functools import partial
 from urllib.parse import unquote
 
 from spark_jms.store.errors import DirectoryUnavailableError
-from spark_jms.store.regions.core.directory import Absent, DirectoryListing, DirectoryPort, Holder, RegionEntry
-from spark_jms.store.regions.entry_gathering import EntryGathering
-from spark_jms.store.regions.global_directory import (
-    CONFIG,
-    ENTRIES,
-    DirectoryFiles,
-    GatheredBy,
-    GlobalDirectory,
-    decode_entry,
-    quoted,
-)
+from spark_jms.store.regions.directory.entries import DirectoryFiles, EntryGathering, GatheredBy, decode_entry
+from spark_jms.store.regions.directory.global_directory import CONFIG, ENTRIES, GlobalDirectory, quoted
+from spark_jms.store.regions.protocol.region_entry import Absent, DirectoryListing, DirectoryPort, Holder, RegionEntry
 from tests.simulator import laws
 from tests.simulator.errors import Promise, Violation
 from tests.simulator.memory_disk import ROOT, MemoryDisk, MemoryFile, MemoryFolder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from spark_jms.store.regions.core.directory import RegionEntry
+from spark_jms.store.regions.protocol.region_entry import RegionEntry
 from tests.simulator.cluster import SimCluster
 from tests.simulator.daemons import SimDaemon
 

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
-from spark_jms.store.regions.core.protocol import RegionMessage, WriteRegion, encode
+from spark_jms.store.regions.protocol.messages import RegionMessage, WriteRegion, encode
 from tests.simulator.connections import ClientConnection
 from tests.simulator.observer import Observer
 from tests.simulator.stepwise import StepCluster

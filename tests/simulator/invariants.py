@@ -6,8 +6,8 @@ import re
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
-from spark_jms.store.regions.core.directory import Holder, RegionEntry
-from spark_jms.store.regions.core.protocol import Failure, Open, RegionMessage, Reply
+from spark_jms.store.regions.protocol.messages import Failure, Open, RegionMessage, Reply
+from spark_jms.store.regions.protocol.region_entry import Holder, RegionEntry
 from tests.simulator.cluster import SimCluster
 from tests.simulator.connections import ClientConnection
 from tests.simulator.daemons import SimDaemon

@@ -17,7 +17,7 @@ daemon had; secondary, to none             and removed by an administrator
 
 from __future__ import annotations
 
-from spark_jms.store.regions.core.directory import Holder, RegionEntry
+from spark_jms.store.regions.protocol.region_entry import Holder, RegionEntry
 from tests.simulator.errors import Promise, Violation
 
 FIELDS = ("primary", "secondary", "opener")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spark_jms.store.regions.core.daemon import MemoryPort
+from spark_jms.store.regions.core.actions import MemoryPort
 from tests.simulator.errors import Promise, Violation
 
 

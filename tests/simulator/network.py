@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from spark_jms.store.regions.core.daemon import DaemonCore
-from spark_jms.store.regions.core.protocol import RegionHello, RegionMessage, encode
+from spark_jms.store.regions.protocol.messages import RegionHello, RegionMessage, encode
 from tests.simulator.connections import Frame, Wire
 from tests.simulator.daemons import SimDaemon
 from tests.simulator.schedule import Schedule

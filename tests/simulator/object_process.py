@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from spark_jms.store.errors import StoreCorruptError, StoreError
 from spark_jms.store.regions.client.instance import StoreInstance
-from spark_jms.store.regions.client.object_connection import ObjectConnection
+from spark_jms.store.regions.client.objects import ObjectConnection
 from tests.simulator.acknowledged import short
 from tests.simulator.errors import Promise, Violation
 from tests.simulator.process import StoreProcess, was_refused

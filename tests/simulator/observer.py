@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spark_jms.store.regions.core.directory import Holder, RegionEntry
-from spark_jms.store.regions.core.protocol import RegionMessage
+from spark_jms.store.regions.protocol.messages import RegionMessage
+from spark_jms.store.regions.protocol.region_entry import Holder, RegionEntry
 from tests.simulator.connections import ClientConnection
 from tests.simulator.daemons import SimDaemon
 

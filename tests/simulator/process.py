@@ -11,9 +11,9 @@ from spark_jms.settings.store import Thresholds
 from spark_jms.store.errors import DaemonUnavailableError, RegionLostError, StoreError
 from spark_jms.store.regions.client.attachment import Attachment
 from spark_jms.store.regions.client.instance import StoreInstance
-from spark_jms.store.regions.core.protocol import Remove
-from spark_jms.store.regions.core.space import RegionSpace
-from spark_jms.store.regions.published_overload import PublishedOverload
+from spark_jms.store.regions.client.space import RegionSpace
+from spark_jms.store.regions.directory.overload import PublishedOverload
+from spark_jms.store.regions.protocol.messages import Remove
 from tests.simulator.client_socket import ClientSocket
 from tests.simulator.cluster import SimCluster
 from tests.simulator.daemons import SimDaemon

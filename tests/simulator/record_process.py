@@ -12,15 +12,14 @@ import contextlib
 from collections.abc import Awaitable, Callable
 
 from spark_jms.store.contract import Delete, Operation, Put
-from spark_jms.store.engine.entry_log import EntryLog, Verdict
-from spark_jms.store.engine.read_lease import START_WAIT_MS, ReadLease
-from spark_jms.store.engine.shared_write import Proposal
+from spark_jms.store.engine.entry_log import EntryLog, Proposal, Verdict
 from spark_jms.store.errors import StoreClosedError, StoreCorruptError, StoreError
-from spark_jms.store.ledger.entries import Change, Connected, Entry, Opened, Written
 from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.records.log import RecordLog
+from spark_jms.store.ledger.record import Change, Connected, Entry, Opened, Written
+from spark_jms.store.processes import START_WAIT_MS, ReadLease
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.client.object_journal import SnapshotPolicy
+from spark_jms.store.replicated.log import RecordLog
 from tests.simulator.acknowledged import short
 from tests.simulator.errors import Promise, Violation
 from tests.simulator.process import StoreProcess, was_refused

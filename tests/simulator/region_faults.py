@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_jms.store.regions.core.protocol import Open, Remove
+from spark_jms.store.regions.protocol.messages import Open, Remove
 from tests.simulator.cluster import SimCluster
 from tests.simulator.draw import Draw
 

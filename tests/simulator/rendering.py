@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable, Collection
 from typing import Any
 
-from spark_jms.store.regions.core.directory import EntryEvent, Holder, RegionEntry
-from spark_jms.store.regions.core.protocol import (
+from spark_jms.store.regions.protocol.messages import (
     Ack,
     Adopt,
     Begin,
@@ -30,6 +29,7 @@ from spark_jms.store.regions.core.protocol import (
     Shutdown,
     WriteRegion,
 )
+from spark_jms.store.regions.protocol.region_entry import EntryEvent, Holder, RegionEntry
 from tests.simulator.connections import ClientConnection
 from tests.simulator.observer import Observer
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from spark_jms.store.regions.core.daemon import DaemonCore, DaemonSettings
-from spark_jms.store.regions.core.directory import RegionEntry
-from spark_jms.store.regions.core.protocol import (
+from spark_jms.settings.store import DaemonSettings
+from spark_jms.store.regions.core.daemon import DaemonCore
+from spark_jms.store.regions.protocol.messages import (
     BreakOff,
     Close,
     Failure,
@@ -23,6 +23,7 @@ from spark_jms.store.regions.core.protocol import (
     StoreRow,
     WriteRegion,
 )
+from spark_jms.store.regions.protocol.region_entry import RegionEntry
 from tests.simulator.cluster import SimCluster
 from tests.simulator.connections import ClientConnection, ClientEnd
 from tests.simulator.directory import LateChange, SimDirectory

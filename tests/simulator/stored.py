@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from spark_jms.store.regions.core.space import RegionSpace
+from spark_jms.store.regions.client.space import RegionSpace
 from tests.simulator.acknowledged import Acknowledged
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 
-from spark_jms.store.regions.core.protocol import Close, Open, ReadRegion, Regions, Remove, Shutdown, WriteRegion
+from spark_jms.store.regions.protocol.messages import Close, Open, ReadRegion, Regions, Remove, Shutdown, WriteRegion
 from tests.simulator.invariants import Invariants
 from tests.simulator.rendering import TraceLines, contents, render, render_entry
 from tests.simulator.stepwise import SIZE, StepClient, StepCluster

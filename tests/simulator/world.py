@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from spark_jms.store.regions.core.daemon import DaemonSettings
+from spark_jms.settings.store import DaemonSettings
 from tests.simulator.audit import StoreAudit
 from tests.simulator.cluster import SimCluster
 from tests.simulator.errors import Promise, Violation

@@ -22,12 +22,12 @@ import pytest
 
 from spark_jms import apply, connect
 from spark_jms.admin.statistics import collect
-from spark_jms.claims.record_sets import state_of
-from spark_jms.claims.views import opened_store
-from spark_jms.client.context import Context
-from spark_jms.core.destination import QUEUE_SUBSCRIPTION
-from spark_jms.log.domain import Domain
-from spark_jms.log.storage import now_ms
+from spark_jms.claims.servers.stores import state_of
+from spark_jms.claims.upkeep.views import opened_store
+from spark_jms.client.context.context import Context
+from spark_jms.core.destinations.destination import QUEUE_SUBSCRIPTION
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.storage import now_ms
 
 COUNT = int(os.environ.get("JMSQ_EXPIRATIONS", "1000000"))
 PER_S, MEASURED_S, LIMIT_S = 200, 20.0, 1_200.0

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from benchmarks.growth import measure
-from spark_jms.log.log_expiry import KEPT_VERSIONS
+from spark_jms.log.upkeep.clean_up import KEPT_VERSIONS
 
 _FEWER_THAN_EACH_LEVEL_HAS = 8 * 7
 

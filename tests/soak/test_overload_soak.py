@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spark_jms.core.quota import FIFO, PREEMPTIVE
+from spark_jms.core.limits.quota import FIFO, PREEMPTIVE
 from tests.process.overload import MAXIMUM, Plan, run_overload
 
 if TYPE_CHECKING:

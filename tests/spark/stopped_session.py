@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_jms import connect
-from spark_jms.testing.waiting import wait_until
+from spark_jms.testing.domain import wait_until
 from tests.sessions import small_session
 
 LIMIT_S = 120.0

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spark_jms.claims.usage_history import UsageHistory
-from spark_jms.claims.views import opened_store
-from spark_jms.log.usage_history import USAGE_HISTORY
+from spark_jms.claims.upkeep.usage import UsageHistory
+from spark_jms.claims.upkeep.views import opened_store
+from spark_jms.log.upkeep.usage_history import USAGE_HISTORY
 
 if TYPE_CHECKING:
     from tests.spark.conftest import Bench

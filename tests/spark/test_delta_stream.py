@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_jms.log.clean_up import checkpoint
-from spark_jms.log.compaction import compact
-from spark_jms.log.domain import Domain
-from spark_jms.log.purge import purge
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.upkeep.clean_up import checkpoint
+from spark_jms.log.upkeep.compaction import compact
+from spark_jms.log.upkeep.purge import purge
 
 if TYPE_CHECKING:
     from tests.spark.conftest import Bench

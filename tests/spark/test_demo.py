@@ -14,12 +14,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.messages.ranges import Ranges
 from spark_jms.demo import flights
-from spark_jms.demo.account import queue_account, subscription_account
-from spark_jms.demo.received import Received, batches_after
-from spark_jms.demo.screen import sparkline
-from spark_jms.demo.watch import DepthSample, OpenClaim
+from spark_jms.demo.account import DepthSample, OpenClaim, queue_account, subscription_account
+from spark_jms.demo.processes import Received, batches_after
+from spark_jms.demo.story import sparkline
 from tests.demo_run import demo, expected_account, kept_account, processes_in
 
 ROWS = 6000

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from spark_jms import connect
-from spark_jms.admin.housekeeping import Rounds
+from spark_jms.admin.services import Rounds
 from spark_jms.admin.statistics import collect
-from spark_jms.core.destination import Destination
-from spark_jms.jobs import expired_counts
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.storage import now_ms
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.jobs import expiration
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.tables.storage import now_ms
 from spark_jms.testing.inside import records_of
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ def test_aggregation_equals_a_recount_after_a_restart(bench: Bench) -> None:
 
     def counted() -> dict[str, int]:
         arguments = ["--root", bench.root, "--destination", "news", "--output", str(output)]
-        expired_counts.main([*arguments, "--checkpoint", str(checkpoint), "--once"])
+        expiration.main([*arguments, "--checkpoint", str(checkpoint), "--once"])
         counts, table = bench.spark.read.format("delta").load(str(output)), bench.domain.life_cycle("news")
         assert table is not None
-        recount = expired_counts.expired_by_minute(bench.spark.read.format("delta").load(table.storage.uri))
+        recount = expiration.expired_by_minute(bench.spark.read.format("delta").load(table.storage.uri))
         rows = sorted(map(tuple, counts.collect()))
         assert rows == sorted(map(tuple, recount.collect()))
         return {name: sum(row[2] for row in rows if row[0] == name) for name in ("a", "b")}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_jms.setup.java import PREFERRED_MAJORS, Java, candidates
+from spark_jms.setup.machine import PREFERRED_MAJORS, Java, candidates
 
 PROGRAM = """
 import sys

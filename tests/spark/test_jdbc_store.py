@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from spark_jms.core.destination import Destination
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.domain import create_domain
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import create_domain
 from spark_jms.store import ForeignOwnerError, open_store
 from tests.spark.conftest import Bench
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from spark_jms import connect
-from spark_jms.core.destination import Destination
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.delta_log import DeltaLog
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.testing import wait_until
 
 if TYPE_CHECKING:

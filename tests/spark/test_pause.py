@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import PySparkException
 
-from spark_jms.admin.pause import pause, resume
-from spark_jms.core.pause import CONSUMPTION, INSERTION, PRODUCTION
+from spark_jms.admin.destinations import pause, resume
+from spark_jms.core.destinations.pause import CONSUMPTION, INSERTION, PRODUCTION
 from spark_jms.testing import wait_until
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pyspark.errors import StreamingQueryException
 
 from spark_jms.setup import find_java
 from spark_jms.store.errors import StoreError
-from spark_jms.store.regions.admin.client import DaemonAdmin
+from spark_jms.store.regions.admin.cluster import DaemonAdmin
 from tests.daemons import Daemons
 from tests.pages import PROJECT, lines, says_it_prints
 

@@ -9,10 +9,10 @@ from py4j.protocol import Py4JNetworkError
 
 from spark_jms import connect
 from spark_jms.admin.services import USAGE, DomainServices, ServiceLoop, ServiceRound, ServiceRunner
-from spark_jms.claims.usage_history import usage_history
-from spark_jms.claims.views import opened_store
-from spark_jms.jobs import service_queries
-from spark_jms.jobs.service_queries import ServiceQueries, ServiceQuery
+from spark_jms.claims.upkeep.usage import usage_history
+from spark_jms.claims.upkeep.views import opened_store
+from spark_jms.jobs import services
+from spark_jms.jobs.services import ServiceQueries, ServiceQuery
 from spark_jms.testing import wait_until
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ LIMIT_S = 60
 def test_each_service_is_a_query_that_is_started_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """T3, C13: by its name; a failing one holds up no other; one that has ended is named and continues from its checkpoint, as
     does a new process."""
-    monkeypatch.setattr(service_queries, "SHORTEST_TRIGGER_S", 0.2)
+    monkeypatch.setattr(services, "SHORTEST_TRIGGER_S", 0.2)
     with connect(bench.root, housekeeping=False) as context:
         context.producer("orders").send_many({"text": f"{n}"} for n in range(5))
 

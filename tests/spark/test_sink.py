@@ -9,11 +9,11 @@ import attrs
 import pytest
 from pyspark.errors import PySparkException
 
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.domain import Domain
-from spark_jms.log.flow_watch import FLOW
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.limits.usage import FLOW
 from spark_jms.settings.connection_factory import ConnectionFactory
-from spark_jms.spark.flow import QueryPace
+from spark_jms.spark.sink import QueryPace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -93,8 +93,8 @@ def test_stream_of_messages_can_be_forwarded(bench: Bench) -> None:
 
 def test_new_member_receives_messages_of_a_running_stream(bench: Bench) -> None:
     """C3, C4: a running stream sends to a new member without a restart, and no message is lost."""
-    from spark_jms.core.destination import Destination
-    from spark_jms.log.declarations import apply_destinations
+    from spark_jms.core.destinations.destination import Destination
+    from spark_jms.log.destinations.declarations import apply_destinations
 
     frame = (
         bench.spark.readStream.format("rate")

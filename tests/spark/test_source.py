@@ -169,9 +169,9 @@ def test_two_queries_share_a_queue(bench: Bench) -> None:
 
 def test_available_now_skips_messages_claimed_by_others(bench: Bench) -> None:
     """C6, C9: after a bounded wait the query ends and leaves the messages of another consumer's open claim."""
-    from spark_jms.claims.batches import ConsumerSettings
-    from spark_jms.claims.subscriber import Subscriber
-    from spark_jms.core.batch import Batch, Limits
+    from spark_jms.claims.batches.batch import ConsumerSettings
+    from spark_jms.claims.consumers.subscriber import Subscriber
+    from spark_jms.core.records.batch import Batch, Limits
     from spark_jms.store import open_store
 
     bench.send(bench.numbers(1, 100, partitions=1), "orders")  # 25 for each member, wherever the round robin begins
@@ -180,7 +180,7 @@ def test_available_now_skips_messages_claimed_by_others(bench: Bench) -> None:
         claimed = other.next_batch(Batch("other"), Limits(max_messages=8))
         assert claimed is not None
         assert {m: pick.picks.count for m, pick in claimed.members.items()} == dict.fromkeys(range(4), 2)
-        from spark_jms.claims.background import BackgroundThread
+        from spark_jms.claims.upkeep.housekeeping import BackgroundThread
 
         background = BackgroundThread("other")
         background.add("hand-over", other.hand_over, 0.2)
@@ -198,7 +198,7 @@ def test_available_now_skips_messages_claimed_by_others(bench: Bench) -> None:
 
 def test_lost_messages_raise_data_loss_error_or_are_skipped(bench: Bench) -> None:
     """C5, C13: unread messages that were deleted raise a DataLossError, or are skipped if failOnDataLoss is false."""
-    from spark_jms.log.purge import purge
+    from spark_jms.log.upkeep.purge import purge
 
     for first in (1, 11, 21):
         bench.send(bench.numbers(first, first + 9, partitions=1), "jobs")
@@ -255,12 +255,12 @@ def test_bad_option_raises_a_named_error(bench: Bench, destination: str, options
 
 def test_task_finds_messages_that_compaction_moved(bench: Bench) -> None:
     """C13: a task whose files were replaced and deleted after planning reads the new files."""
-    from spark_jms.log.compaction import compact
+    from spark_jms.log.upkeep.compaction import compact
     from spark_jms.spark.source import MemberPartition, read_partition
 
     for i in range(10):
         bench.send(bench.numbers(i, i, partitions=1), "jobs")
-    from spark_jms.core.ranges import Ranges
+    from spark_jms.core.messages.ranges import Ranges
 
     log = bench.domain.log("jobs")
     files = [f.hint for f in log.refresh().member_files(0).files]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_jms.core.destination import Destination
-from spark_jms.log.declarations import apply_destinations
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.log.destinations.declarations import apply_destinations
 
 if TYPE_CHECKING:
     from tests.spark.conftest import Bench

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spark_jms.claims.distributed import DistributedSubscriber
+from spark_jms.claims.consumers.distributed import DistributedSubscriber
 from spark_jms.store import MemoryStore
-from spark_jms.store.routed import DEFAULT, RoutedSession, RoutedStore
+from spark_jms.store.kinds.routed import DEFAULT, RoutedSession, RoutedStore
 
 
 def crash(store: RoutedStore, subscriber: DistributedSubscriber) -> None:

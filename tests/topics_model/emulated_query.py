@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 
-from spark_jms.claims.distributed import DistributedSubscriber
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.ranges import Ranges
+from spark_jms.claims.consumers.distributed import DistributedSubscriber
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.errors import MemberUnavailableError
-from spark_jms.store.routed import RoutedStore
+from spark_jms.store.kinds.routed import RoutedStore
 from tests.topics_model.crash import crash
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spark_jms.store import MemoryStore, OutcomeUnknownError, StoreBusyError
-from spark_jms.store.memory import MemoryBackend
+from spark_jms.store.ledger.store import MemoryBackend
 
 
 class Faults:

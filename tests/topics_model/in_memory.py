@@ -8,21 +8,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from spark_jms.claims import (
-    batches,
-    branch,
-    branches,
-    distributed,
-    lane,
-    members,
-    previous_batch,
-    progress,
-    subscription_use,
-)
-from spark_jms.claims.distributed import DistributedSubscriber
-from spark_jms.claims.lane import Inline
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.log import breath, domain, storage
+from spark_jms.claims.batches import acknowledgement, batch
+from spark_jms.claims.consumers import branches, distributed
+from spark_jms.claims.consumers.distributed import DistributedSubscriber
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.records import members, subscriptions
+from spark_jms.claims.servers import timed_stores
+from spark_jms.claims.servers.timed_stores import Inline
+from spark_jms.log.destinations import domain
+from spark_jms.log.tables import storage
+from spark_jms.log.upkeep import health
 from spark_jms.testing.memory_storage import MemoryStorage
 from tests.queue_model.clock import Clock
 
@@ -32,20 +27,20 @@ def in_memory(files: MemoryStorage, clock: Clock) -> Iterator[pytest.MonkeyPatch
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(domain, "open_storage", lambda root: files)
         for module in (
-            batches,
-            branch,
+            batch,
             branches,
-            breath,
+            branches,
+            health,
             distributed,
             members,
-            previous_batch,
-            progress,
+            acknowledgement,
+            members,
             storage,
-            subscription_use,
+            subscriptions,
         ):
             patch.setattr(module, "time", clock)
-        patch.setattr(subscription_use, "random", random.Random(0))
-        patch.setattr(lane, "Lane", lambda name: Inline())
+        patch.setattr(subscriptions, "random", random.Random(0))
+        patch.setattr(timed_stores, "StoreThread", lambda name: Inline())
         defaults = DistributedSubscriber.__init__.__kwdefaults__
         patch.setitem(defaults, "lane", lambda name: Inline())
         patch.setitem(defaults, "monotonic_s", clock.monotonic)

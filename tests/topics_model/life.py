@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spark_jms.core.batch import MemberPick
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records.batch import MemberPick
 
 Key = tuple[int, int]  # member, sequence
 Delivery = tuple[Key, bool]  # with whether it is flagged as redelivered

@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 from itertools import count
 
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.distributed import DistributedSubscriber, open_subscriber
-from spark_jms.claims.subscription_request import SubscriptionRequest
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.core.ranges import Ranges
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.distributed import DistributedSubscriber, open_subscriber
+from spark_jms.claims.records.subscriptions import SubscriptionRequest
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.errors import ConsumerClosedException, MemberUnavailableError
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.store import StoreError
-from spark_jms.store.routed import RoutedStore
+from spark_jms.store.kinds.routed import RoutedStore
 from tests.topics_model.crash import crash
 from tests.topics_model.life import Life, deliveries
 from tests.topics_model.lives import Lives

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spark_jms.core.subscription_name import server_of_subscription
+from spark_jms.core.destinations.subscriptions import server_of_subscription
 from tests.topics_model.life import Life, SentMessage
 
 

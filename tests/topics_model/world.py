@@ -9,27 +9,26 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from spark_jms.claims.housekeeper import Housekeeper
-from spark_jms.claims.leftovers import clear_leftovers
-from spark_jms.claims.positions import ensure_subscription
-from spark_jms.claims.record_sets import read_state, state_of
-from spark_jms.claims.views import is_empty
-from spark_jms.core.destination import Destination
-from spark_jms.core.lease_term import LeaseTerm
-from spark_jms.core.message import NON_PERSISTENT, PERSISTENT
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.subscription_name import server_of_subscription
+from spark_jms.admin.servers import start_server, stop_server
+from spark_jms.claims.records.subscriptions import clear_leftovers, ensure_subscription
+from spark_jms.claims.servers.stores import read_state, state_of
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.claims.upkeep.views import is_empty
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.servers import LeaseTerm
+from spark_jms.core.destinations.subscriptions import server_of_subscription
+from spark_jms.core.messages.columns import NON_PERSISTENT, PERSISTENT
+from spark_jms.core.records.record_set import RecordSet
 from spark_jms.errors import MemberRemovalError, ServerDownError
-from spark_jms.log import domain
-from spark_jms.log.declarations import apply_destinations
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
-from spark_jms.log.send import send
-from spark_jms.log.server_state import follow_term, start_server, stop_server
-from spark_jms.log.servers import ServerEntry
+from spark_jms.log.destinations import domain
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.destinations.servers import ServerEntry, follow_term
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending.send import send
+from spark_jms.log.upkeep.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
 from spark_jms.store import MemoryStore, StoreError
-from spark_jms.store.routed import RoutedStore
+from spark_jms.store.kinds.routed import RoutedStore
 from spark_jms.testing.memory_storage import MemoryStorage
 from tests.queue_model.clock import Clock
 from tests.topics_model.faults import Faults

@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import attrs
 
-from spark_jms.core.destination import Destination, Subscription
-from spark_jms.core.slots import SLOTS, Barrier, SlotMap, slot_of
-from spark_jms.log.barriers import decide_forgotten, decide_passed
-from spark_jms.log.commit import Decision
-from spark_jms.log.declarations import decide_change, decide_leaving
-from spark_jms.log.snapshot import Snapshot
+from spark_jms.core.destinations.destination import Destination, Subscription
+from spark_jms.core.ordering.units_of_order import SLOTS, Barrier, SlotMap, slot_of
+from spark_jms.log.destinations.declarations import decide_change, decide_leaving
+from spark_jms.log.sending.units_of_order import decide_forgotten, decide_passed
+from spark_jms.log.tables.commit import Decision
+from spark_jms.log.tables.snapshot import Snapshot
 
 QUEUE = "-"
 UNITS = [f"unit {n}" for n in range(40)]

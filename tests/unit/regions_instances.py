@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from spark_jms.store.regions.core.instance import Planned, walk
-from spark_jms.store.regions.core.space import (
+from spark_jms.store.regions.client.space import (
     ALIGNMENT,
     BLOCK_BYTES,
     FREE,
     HEADER_BYTES,
     Block,
+    Planned,
     RegionSpace,
     Step,
     check_header,
     check_payload,
+    walk,
 )
 
 

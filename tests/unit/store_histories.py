@@ -8,7 +8,8 @@ from random import Random
 from spark_jms.store.contract import Delete, Operation, Put
 from spark_jms.store.file.frame import Header, encode_frame, encode_header
 from spark_jms.store.ledger.codec import encode_sections
-from spark_jms.store.ledger.entries import (
+from spark_jms.store.ledger.ledger import Ledger
+from spark_jms.store.ledger.record import (
     Cancelled,
     Change,
     Closed,
@@ -16,11 +17,10 @@ from spark_jms.store.ledger.entries import (
     Ended,
     Entry,
     Prepared,
+    Record,
     Resolved,
     Written,
 )
-from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.ledger.record import Record
 
 HEADER = Header(1, b"0123456789abcdef")
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.active_subscription import ActiveSubscription, alone_name, is_durable, shared_name
+from spark_jms.core.destinations.subscriptions import ActiveSubscription, alone_name, is_durable, shared_name
 from spark_jms.errors import FormatVersionError, RecordSetError, SubscriptionInUseError
 
 SESSIONS = st.sampled_from("abcd")

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_jms.core.arrow_types import plain, plain_type
-from spark_jms.core.message import COLUMNS, IN_ARROW, PROVIDER_COLUMNS, check_sendable, normalise
+from spark_jms.core.messages.columns import COLUMNS, IN_ARROW, PROVIDER_COLUMNS, check_sendable, normalise
+from spark_jms.core.messages.types import plain, plain_type
 from spark_jms.errors import MessageFormatError
 
 TEXT: list[pa.DataType] = [pa.string(), pa.large_string(), pa.string_view()]

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jms.client import asynchronous_send
-from spark_jms.client.asynchronous_send import AsynchronousSend, AsynchronousSender
-from spark_jms.client.message import Message
-from spark_jms.client.shared_send import OutgoingMessages, Part, SharedSender
+from spark_jms.client.messages.message import Message
+from spark_jms.client.sending import asynchronous_send
+from spark_jms.client.sending.asynchronous_send import AsynchronousSend, AsynchronousSender
+from spark_jms.client.sending.shared_send import OutgoingMessages, Part, SharedSender
 from spark_jms.errors import CommitOutcomeUnknownError
 
 LIMIT_S = 30

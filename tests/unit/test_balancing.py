@@ -12,10 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.address import DestinationAddress
-from spark_jms.core.balancing import ANY_MEMBER, Balancing
-from spark_jms.core.destination import Destination
-from spark_jms.core.routing import route
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.routing import ANY_MEMBER, Balancing, DestinationAddress, route
 from spark_jms.errors import InvalidDestinationError
 
 names = st.sampled_from("abcd")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jms.core.slots import SlotMap
+from spark_jms.core.ordering.units_of_order import SlotMap
 from tests.unit.barrier_model import QUEUE, MembersModel
 
 EXAMPLES = int(os.environ.get("JMSQ_EXAMPLES", "15"))

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.batch import Batch, MemberPick, fair_shares
-from spark_jms.core.hand_over import wanted
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records.batch import Batch, MemberPick, fair_shares, wanted
 from spark_jms.errors import FormatVersionError, OffsetError
-from spark_jms.settings.duration import parse_duration_ms
+from spark_jms.settings.types import parse_duration_ms
 
 picks = st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 10**6)), min_size=1, max_size=30).map(
     lambda pairs: Ranges.of(*((min(p), max(p)) for p in pairs))

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.batch import Limits
-from spark_jms.core.batching import FULL_BATCH, WAITS_MS, Admission, client_limits, query_limits
+from spark_jms.core.records.batch import FULL_BATCH, WAITS_MS, Admission, Limits, client_limits, query_limits
 from spark_jms.settings.destination import KEYS, PERFORMANCE_PREFERENCES
 
 preferences = st.sampled_from(list(WAITS_MS))

@@ -42,9 +42,9 @@ from benchmarks.recorder import Recorder
 from benchmarks.results import Absence, Noise, Results, Sample, TargetComparison, from_lines, to_line
 from benchmarks.stats import Spread, counted, pair_ratios, percentile, spread, steady
 from benchmarks.workbench import BenchmarkOptions, Workbench
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.store.regions.core.actions import ToClient, ToPeer
-from spark_jms.store.regions.core.protocol import Ack, DaemonHeartbeat, encode
+from spark_jms.store.regions.protocol.messages import Ack, DaemonHeartbeat, encode
 
 pytestmark = pytest.mark.unit
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.client.columns import item_bytes
-from spark_jms.client.compressed import CompressedMessage
-from spark_jms.client.encoding import decoded, to_batch
-from spark_jms.client.message import Message
-from spark_jms.core import body_compression
-from spark_jms.core.body_compression import (
+from spark_jms.client.messages.columns import item_bytes
+from spark_jms.client.messages.encoding import decoded, to_batch
+from spark_jms.client.messages.message import CompressedMessage, Message
+from spark_jms.core.messages import compression
+from spark_jms.core.messages.columns import COLUMNS, deliver, normalise
+from spark_jms.core.messages.compression import (
     COMPRESSED_PROPERTY,
     columns_to_read,
     compressed,
@@ -24,7 +24,6 @@ from spark_jms.core.body_compression import (
     pieces,
     unpack,
 )
-from spark_jms.core.message import COLUMNS, deliver, normalise
 from spark_jms.errors import MessageFormatError
 
 LIMIT = 2**20
@@ -64,7 +63,7 @@ def test_pieces_are_all_rows_in_their_order(made: list[Message], threshold: int 
     """T8: each decompresses to a bounded size, or is one row."""
     rows = compressed(rows_of(made), threshold)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(body_compression, "MOST_BYTES", 60)
+        patch.setattr(compression, "MOST_BYTES", 60)
         found = pieces(rows)
     assert pa.Table.from_batches(found).to_pylist() == rows.to_pylist()
     for piece in found:
@@ -123,7 +122,7 @@ def test_body_is_decompressed_when_it_is_read(sent: Message, monkeypatch: pytest
     """T8: once; headers and properties leave it compressed."""
     opened: list[int] = []
     real = unpack
-    monkeypatch.setattr("spark_jms.client.compressed.unpack", lambda data: (opened.append(1), real(data))[1])
+    monkeypatch.setattr("spark_jms.client.messages.message.unpack", lambda data: (opened.append(1), real(data))[1])
     message = one(replace(sent, properties={"color": "red"}, priority=7))
     assert (message.properties, message.priority, message.message_id) == ({"color": "red"}, 7, "ID:0")
     assert 0 < message.compressed_bytes == item_bytes(message) < 100

@@ -7,12 +7,18 @@ from typing import Any, cast
 
 import pytest
 
-from spark_jms.claims.branch import Branch
-from spark_jms.claims.lane import AnswerLostError, Inline, Lane, LaneBusyError, ServerAwayError
-from spark_jms.claims.subscriber import Subscriber
+from spark_jms.claims.consumers.branches import Branch
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.servers.timed_stores import (
+    AnswerLostError,
+    Inline,
+    ServerAwayError,
+    StoreThread,
+    StoreThreadBusyError,
+)
 from spark_jms.errors import QueryRunningError
 from spark_jms.store import OutcomeUnknownError, StoreError
-from spark_jms.testing.waiting import wait_until
+from spark_jms.testing.domain import wait_until
 
 SHORT_S, LONG_S = 0.05, 30.0
 
@@ -30,7 +36,7 @@ def test_session_ends_when_a_call_that_hangs_returns() -> None:
     """M10, D4: a consumer is closed while its store hangs. When the store is back, its session must not count as living: it
     would keep the records from all others."""
     session, returns = Session(), threading.Event()
-    branch = Branch("east", lambda: cast(Subscriber, session), Lane("east"))
+    branch = Branch("east", lambda: cast(Subscriber, session), StoreThread("east"))
 
     def hang(_: Any) -> None:
         returns.wait(LONG_S)
@@ -57,8 +63,8 @@ def test_older_session_after_an_outage_is_waited_for_again() -> None:
             branch.call(act, 1.0)
 
 
-@pytest.mark.parametrize("lane", [Lane("east"), Inline()])
-def test_closed_lane_does_its_last_work(lane: Lane | Inline) -> None:
+@pytest.mark.parametrize("lane", [StoreThread("east"), Inline()])
+def test_closed_lane_does_its_last_work(lane: StoreThread | Inline) -> None:
     """M10: after the current work."""
     done: list[str] = []
     lane.run(lambda: done.append("first"), LONG_S)
@@ -68,11 +74,11 @@ def test_closed_lane_does_its_last_work(lane: Lane | Inline) -> None:
 
 def test_lane_does_one_work_at_a_time() -> None:
     """M10: a caller learns that the work before has not returned."""
-    lane, returns = Lane("east"), threading.Event()
-    with pytest.raises(LaneBusyError):
+    lane, returns = StoreThread("east"), threading.Event()
+    with pytest.raises(StoreThreadBusyError):
         lane.run(lambda: returns.wait(LONG_S), SHORT_S)
     assert lane.busy
-    with pytest.raises(LaneBusyError):
+    with pytest.raises(StoreThreadBusyError):
         lane.run(lambda: None, LONG_S)
     returns.set()
     wait_until(lambda: not lane.busy)
@@ -84,7 +90,7 @@ def test_lane_does_one_work_at_a_time() -> None:
 def test_write_without_an_answer_may_have_been_kept(writes: bool) -> None:
     """M10, T16: one that the server was asked for; a question, and a write that finds the lane busy, changes nothing."""
     returns = threading.Event()
-    branch = Branch("east", lambda: cast(Subscriber, Session()), Lane("east"))
+    branch = Branch("east", lambda: cast(Subscriber, Session()), StoreThread("east"))
 
     def hang(_: Any) -> None:
         returns.wait(LONG_S)

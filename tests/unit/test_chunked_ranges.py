@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core import chunked_ranges
-from spark_jms.core.chunked_ranges import NONE, Chunk, ChunkedRanges
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.messages import chunked_ranges
+from spark_jms.core.messages.chunked_ranges import NONE, Chunk, ChunkedRanges
+from spark_jms.core.messages.ranges import Ranges
 
 LAST = 200
 pairs = st.lists(st.tuples(st.integers(1, LAST), st.integers(0, 40)), max_size=10)

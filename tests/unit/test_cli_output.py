@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from spark_jms.admin.statistics import DestinationStatistics, Rates, with_rates
+from spark_jms.cli.command import Output, cell, clip, human_bytes, human_ms, narrow_table, plain, visible
 from spark_jms.cli.messages import _lines, _property
-from spark_jms.cli.output import Output, cell, clip, human_bytes, human_ms, narrow_table, plain, visible
 
 
 @dataclass(frozen=True)

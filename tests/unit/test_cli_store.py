@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from spark_jms.cli.main import cli
+from spark_jms.cli.__main__ import cli
 from spark_jms.store.errors import ClusterMismatchError, ShutdownRefusedError
 from spark_jms.store.regions.admin.cli import main as storeadmin
 from spark_jms.store.regions.admin.cli import usual_directory

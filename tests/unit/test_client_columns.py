@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jms.client.columns import carried_bytes, slices, to_columns
-from spark_jms.client.encoding import compose, to_batch
-from spark_jms.client.message import Message
-from spark_jms.core.message import normalise
+from spark_jms.client.messages.columns import carried_bytes, slices, to_columns
+from spark_jms.client.messages.encoding import compose, to_batch
+from spark_jms.client.messages.message import Message
+from spark_jms.core.messages.columns import normalise
 from spark_jms.errors import MessageFormatError
 
 NOW = 1_700_000_000_000

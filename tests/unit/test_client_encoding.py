@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jms.client.delivery import Delivery
-from spark_jms.client.encoding import ARGUMENTS, compose, from_batch, to_batch
-from spark_jms.client.message import Message
-from spark_jms.core.message import (
+from spark_jms.client.messages.encoding import ARGUMENTS, compose, from_batch, to_batch
+from spark_jms.client.messages.message import Message
+from spark_jms.client.receiving.delivery import Delivery
+from spark_jms.core.messages.columns import (
     COLUMNS,
     PERSISTENT,
     SELECTOR_KEYWORDS,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.client_identity import ClientIdentity, check_kept
+from spark_jms.core.destinations.subscriptions import ClientIdentity, check_kept
 from spark_jms.errors import ModuleFileError, OptionError
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,9}", fullmatch=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.clock_skew import TOLERATED_SKEW_MS, ClockReading
+from spark_jms.log.tables.storage import TOLERATED_SKEW_MS, ClockReading
 
 SKEWS = st.integers(-10 * TOLERATED_SKEW_MS, 10 * TOLERATED_SKEW_MS)
 

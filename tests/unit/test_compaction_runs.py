@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.log.compaction import level, runs
-from spark_jms.log.data_file import DataFile
+from spark_jms.log.tables.files import DataFile
+from spark_jms.log.upkeep.compaction import level, runs
 
 
 def data_file(first: int, rows: int, size: int = 1000) -> DataFile:

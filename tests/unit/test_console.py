@@ -8,17 +8,14 @@ from datetime import datetime, timezone
 
 import pytest
 
-from spark_jms.admin.domain_sample import ClusterSample, DomainSample
-from spark_jms.admin.exposure import check_exposure
-from spark_jms.admin.pause import PauseRow
+from spark_jms.admin.destinations import PauseRow
+from spark_jms.admin.domain_sample import ClusterSample, DomainSample, check_exposure
 from spark_jms.admin.quota import QuotaRow
-from spark_jms.admin.servers import ServerRow
-from spark_jms.admin.service_reports import ServiceReport
+from spark_jms.admin.servers import ServerRow, TransactionRow
+from spark_jms.admin.services import ServiceReport
 from spark_jms.admin.statistics import DestinationStatistics, MemberStatistics
-from spark_jms.admin.transactions import TransactionRow
-from spark_jms.claims.views import ClaimRow, SubscriptionRow
-from spark_jms.console.chart import chart
-from spark_jms.console.history import MAX_SAMPLES, History, Point, Series
+from spark_jms.claims.upkeep.views import ClaimRow, SubscriptionRow
+from spark_jms.console.history import MAX_SAMPLES, History, Point, Series, chart
 from spark_jms.console.page import page
 from spark_jms.errors import OptionError
 from spark_jms.store import SessionInfo

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_jms.core.message import normalise
-from spark_jms.log.file_writer import FEW, FileStatistics, FileWriter
-from spark_jms.log.local_storage import LocalStorage
+from spark_jms.core.messages.columns import normalise
+from spark_jms.log.messages.data_files import FEW, FileStatistics, FileWriter
+from spark_jms.log.tables.storage import LocalStorage
 
 COLUMNS: dict[str, list[object]] = {
     "text": ["a"],

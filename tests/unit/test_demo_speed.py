@@ -12,14 +12,12 @@ import pytest
 
 import spark_jms
 from spark_jms.demo import __main__ as demo
-from spark_jms.demo import screen as screen_module
-from spark_jms.demo.account import QueueAccount, Speed
-from spark_jms.demo.commits import row_commits
-from spark_jms.demo.errors import DemoError
-from spark_jms.demo.received import Received, ReceivedBatch
-from spark_jms.demo.report import show
-from spark_jms.demo.screen import Screen
-from spark_jms.demo.story import DemoResult, Stage
+from spark_jms.demo import story as screen_module
+from spark_jms.demo.__main__ import show
+from spark_jms.demo.account import DemoResult, QueueAccount, Speed, row_commits
+from spark_jms.demo.processes import Received, ReceivedBatch
+from spark_jms.demo.queries import DemoError
+from spark_jms.demo.story import Screen, Stage
 from spark_jms.testing import memory_domain
 
 ACCOUNT = QueueAccount(9, {"a": 9}, {"a": 3}, {0: {"a": 9}}, 0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0)

@@ -79,7 +79,7 @@ def test_named_jmsq_commands_exist(page: Path) -> None:
     """C14, R3: commands, those of a group too, and their long options."""
     from click import Group
 
-    from spark_jms.cli.main import cli
+    from spark_jms.cli.__main__ import cli
 
     for line in code_of(page).splitlines():
         for name, rest in re.findall(r"(?:^|[|;(] ?)jmsq (?:--json )?([a-z][a-z-]*)([^#|;]*)", line):
@@ -95,7 +95,7 @@ def test_named_jmsq_commands_exist(page: Path) -> None:
 
 def test_operating_lists_the_commands_as_the_help_does() -> None:
     """C14"""
-    from spark_jms.cli.main import SECTIONS
+    from spark_jms.cli.__main__ import SECTIONS
 
     rows = re.findall(r"^\| \*\*(\w+)\*\* \| (.*) \|$", text_of(PROJECT / "docs/OPERATING.md"), re.MULTILINE)
     assert {title: re.findall(r"`([^`]+)`", names) for title, names in rows} == {
@@ -136,7 +136,7 @@ def test_every_option_is_documented() -> None:
 
 def test_every_message_column_is_documented() -> None:
     """C2"""
-    from spark_jms.core.message import COLUMNS
+    from spark_jms.core.messages.columns import COLUMNS
 
     named = re.findall(r"^\| `(\w+)` \|", text_of(PROJECT / "docs/MESSAGES.md"), re.MULTILINE)
     assert named == list(COLUMNS)

@@ -9,15 +9,16 @@ from collections.abc import Collection
 import pytest
 
 from spark_jms.store import OutcomeUnknownError, Put, SessionLostError, StoreBusyError, StoreError, StoreFullError
-from spark_jms.store.engine import EngineBackend, LedgerBatch, Loaded, MemoryFinder, OwnershipLostError, wire
-from spark_jms.store.engine.access import Access
-from spark_jms.store.engine.link import LinkLostError, TcpLink
-from spark_jms.store.engine.local_access import LocalAccess
-from spark_jms.store.engine.testing import SharedMemory
+from spark_jms.store.engine import connections
+from spark_jms.store.engine.access import Access, LocalAccess
+from spark_jms.store.engine.backend import EngineBackend
+from spark_jms.store.engine.connections import LinkLostError, TcpLink
+from spark_jms.store.engine.entry_log import LedgerBatch, Loaded, OwnershipLostError
 from spark_jms.store.errors import ProtocolError, ResourceAllocationException, error_of
-from spark_jms.store.ledger.entries import Written
+from spark_jms.store.ledger.record import Written
 from spark_jms.store.ledger.store import LedgerStore
-from spark_jms.testing.waiting import wait_until
+from spark_jms.store.testing import MemoryFinder, SharedMemory
+from spark_jms.testing.domain import wait_until
 
 # ---- the wire
 
@@ -25,24 +26,24 @@ from spark_jms.testing.waiting import wait_until
 @pytest.mark.parametrize(
     "message",
     [
-        wire.Hello("client"),
-        wire.Append("i", 3, "t", 2, True, b"\x00\xff"),
-        wire.Paged("i", "taken", 9, False, b""),
-        wire.Beat(("s", "ü")),
-        wire.Refusal("StaleEpochError", ("r", 1, 2)),
-        wire.Done(),
+        connections.Hello("client"),
+        connections.Append("i", 3, "t", 2, True, b"\x00\xff"),
+        connections.Paged("i", "taken", 9, False, b""),
+        connections.Beat(("s", "ü")),
+        connections.Refusal("StaleEpochError", ("r", 1, 2)),
+        connections.Done(),
     ],
 )
-def test_messages_come_out_as_they_went_in(message: wire.Any_) -> None:
+def test_messages_come_out_as_they_went_in(message: connections.Any_) -> None:
     here, there = socket.socketpair()
     with here, there:
-        sender, receiver = wire.channel(here), wire.channel(there)
+        sender, receiver = connections.engine_channel(here), connections.engine_channel(there)
         for _ in range(3):
             sender.send(message)
             assert receiver.receive() == message
     here, there = socket.socketpair()
     with here, there:
-        wire.channel(here).send(message)
+        connections.engine_channel(here).send(message)
         data = there.recv(1 << 16)
     for at in range(len(data)):
         flipped = data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
@@ -50,12 +51,12 @@ def test_messages_come_out_as_they_went_in(message: wire.Any_) -> None:
         with here, there:
             here.sendall(flipped)
             with pytest.raises(ProtocolError):
-                wire.channel(there).receive()
+                connections.engine_channel(there).receive()
 
 
 def test_errors_keep_their_names_over_the_wire() -> None:
     for error in (StoreFullError("disk"), SessionLostError("session s"), StoreBusyError("x")):
-        refusal = wire.refusal(error)
+        refusal = connections.refusal(error)
         again = error_of(refusal.name, refusal.facts)
         assert (type(again), str(again)) == (type(error), str(error))
     assert type(error_of("NoSuchError", ("x",))) is StoreError
@@ -167,7 +168,7 @@ def test_a_forgotten_outcome_is_unknown() -> None:
 
     pair.place.crash = crash
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spark_jms.store.engine.testing.Loaded", lambda p, e, o: Loaded(p, e, o, known_since=p))
+        patch.setattr("spark_jms.store.testing.Loaded", lambda p, e, o: Loaded(p, e, o, known_since=p))
         with pytest.raises(OutcomeUnknownError):
             handle.commit([Put("n", b"1")])
     pair.close()
@@ -329,7 +330,7 @@ def test_a_client_without_the_secret_is_refused() -> None:
     pair = Pair()
     engine = pair.place.published
     assert engine is not None
-    from spark_jms.store.engine import Address
+    from spark_jms.store.engine.connections import Address
 
     for secret, incarnation in ((b"guess", engine.incarnation), (engine.secret, "another")):
         with pytest.raises(LinkLostError):

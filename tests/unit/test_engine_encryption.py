@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 
 from spark_jms.store import Put, open_store
-from spark_jms.store.engine import Address, EngineBackend, EngineFinder, Server, client_connections, wire
-from spark_jms.store.engine.client_connections import ClientConnections
-from spark_jms.store.engine.link import LinkLostError, TcpLink
-from spark_jms.store.engine.testing import MemoryPersistence, SharedMemory
+from spark_jms.store.engine import connections
+from spark_jms.store.engine.backend import EngineBackend, EngineFinder
+from spark_jms.store.engine.connections import Address, ClientConnections, LinkLostError, TcpLink
+from spark_jms.store.engine.server import Server
 from spark_jms.store.errors import SecurityConfigError, StoreUriError
 from spark_jms.store.jdbc.database import Database
-from spark_jms.store.jdbc.published import read_published
+from spark_jms.store.jdbc.engine import read_published
 from spark_jms.store.jdbc.settings import parse_jdbc
 from spark_jms.store.jdbc.tables import make_tables
 from spark_jms.store.ledger.store import LedgerStore
-from spark_jms.store.net.handshake import NONCE_BYTES, PROOF_BYTES, Handshake
-from spark_jms.store.net.tls import client_context, first_certificate, server_context
-from spark_jms.store.records.finder import RegionEngineFinder
-from spark_jms.store.records.settings import parse_replicated
-from spark_jms.testing.waiting import wait_until
+from spark_jms.store.net.frames import NONCE_BYTES, PROOF_BYTES, Handshake
+from spark_jms.store.net.sockets import client_context, first_certificate, server_context
+from spark_jms.store.replicated.store import RegionEngineFinder, parse_replicated
+from spark_jms.store.testing import MemoryPersistence, SharedMemory
+from spark_jms.testing.domain import wait_until
 from tests.certificates import certificate
 
 HOSTS = ("127.0.0.2", "::1")
@@ -109,7 +109,7 @@ def test_an_engine_that_does_not_know_the_secret() -> None:
     def talk(listener: socket.socket, answer: Callable[[bytes], bytes]) -> None:
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError):
-            connection.sendall(Handshake.listener(wire.ENGINE, b"another", b"i", bytes(NONCE_BYTES)).begin())
+            connection.sendall(Handshake.listener(connections.ENGINE, b"another", b"i", bytes(NONCE_BYTES)).begin())
             connection.sendall(b"K" + answer(connection.recv(4096)))
             while connection.recv(4096):
                 pass
@@ -125,7 +125,7 @@ def test_an_engine_that_does_not_know_the_secret() -> None:
 
 def test_unauthenticated_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """R17: a greeting is short, and the engine cuts off the oldest unauthenticated connection, however slowly its thread ends."""
-    monkeypatch.setattr(client_connections, "MAX_GREETING", 3)
+    monkeypatch.setattr(connections, "MAX_GREETING", 3)
     authenticate, all_seen = ClientConnections._authenticate, threading.Event()
 
     def leaves_late(server: ClientConnections, *how: Any) -> str:
@@ -137,7 +137,7 @@ def test_unauthenticated_connections_are_bounded(monkeypatch: pytest.MonkeyPatch
     with engine() as (_, address), contextlib.ExitStack() as stack:
         where = (address.host, address.port)
         long = stack.enter_context(socket.create_connection(where, 10))
-        assert long.recv(4096).startswith(wire.ENGINE.magic)
+        assert long.recv(4096).startswith(connections.ENGINE.magic)
         long.sendall((1 << 20).to_bytes(4, "little") + bytes(4))
         assert long.recv(1) == b""
         monkeypatch.setattr(ClientConnections, "_authenticate", leaves_late)
@@ -162,7 +162,7 @@ def test_a_link_closed_under_a_question_keeps_its_descriptor_until_the_question_
         asking = link(address)
         receive = asking._channel.receive
 
-        def received() -> wire.Any_:
+        def received() -> connections.Any_:
             try:
                 return receive()
             finally:
@@ -173,7 +173,7 @@ def test_a_link_closed_under_a_question_keeps_its_descriptor_until_the_question_
 
         def ask() -> None:
             try:
-                asking.ask(wire.Beat(()))
+                asking.ask(connections.Beat(()))
             except LinkLostError as error:
                 errors.append(error)
 

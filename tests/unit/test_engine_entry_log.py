@@ -7,13 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_jms.store import Put
-from spark_jms.store.engine import Loaded
-from spark_jms.store.engine.entry_log import EntryLog, Page, Verdict
-from spark_jms.store.engine.scratch_ledger import ScratchLedger
-from spark_jms.store.engine.shared_write import Proposal
-from spark_jms.store.ledger.entries import Change, Closed, Connected, Ended, Entry, Opened, Waited, Written
-from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.ledger.record import LedgerError
+from spark_jms.store.engine.entry_log import EntryLog, Loaded, Page, Proposal, Verdict
+from spark_jms.store.ledger.ledger import Ledger, ScratchLedger
+from spark_jms.store.ledger.record import Change, Closed, Connected, Ended, Entry, LedgerError, Opened, Waited, Written
 
 
 def written(name: str, epoch: int, key: str, value: bytes) -> Written:

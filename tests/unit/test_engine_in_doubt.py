@@ -13,16 +13,14 @@ import pytest
 
 from spark_jms.settings.store import Thresholds
 from spark_jms.store import OutcomeUnknownError, Put, StoreFullError
-from spark_jms.store.engine import LedgerBatch, OwnershipLostError
-from spark_jms.store.engine.entry_log import Verdict
-from spark_jms.store.engine.remote_access import RemoteAccess
-from spark_jms.store.engine.shared_write import Proposal
+from spark_jms.store.engine.access import RemoteAccess
+from spark_jms.store.engine.entry_log import LedgerBatch, OwnershipLostError, Proposal, Verdict
 from spark_jms.store.errors import FencedError, StoreClosedError, StoreError
-from spark_jms.store.ledger.entries import Change, Connected, Prepared, Written
+from spark_jms.store.ledger.record import Change, Connected, Prepared, Written
 from spark_jms.store.net.event_loop import EventLoopThread
 from spark_jms.store.regions.client.instance import StoreInstance
-from spark_jms.store.regions.published_overload import PublishedOverload
-from spark_jms.testing.waiting import wait_until
+from spark_jms.store.regions.directory.overload import PublishedOverload
+from spark_jms.testing.domain import wait_until
 from tests.unit.test_engine import NoEngine, Pair
 from tests.unit.test_engine_entry_log import entry_log
 

@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 
-from spark_jms.store.engine.liveness import Liveness
-from spark_jms.store.engine.session_process import new_session_id, process_gone, this_host
+from spark_jms.store.engine.server import Liveness
+from spark_jms.store.processes import new_session_id, process_gone, this_host
 
 
 def test_a_silent_session_dies_after_its_time_only() -> None:

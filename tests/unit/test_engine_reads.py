@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jms.store.engine import MemoryPersistence, OwnershipLostError, Server, wire
-from spark_jms.store.engine.persistence import LedgerBatch
-from spark_jms.store.engine.read_lease import LEASE_MS, START_WAIT_MS, ReadLease
-from spark_jms.store.engine.testing import SharedMemory
+from spark_jms.store.engine import connections
+from spark_jms.store.engine.entry_log import LedgerBatch, OwnershipLostError
+from spark_jms.store.engine.server import Server
 from spark_jms.store.errors import RegionUnavailableError
 from spark_jms.store.ledger.codec import encode
-from spark_jms.store.ledger.entries import Connected, Ended
 from spark_jms.store.ledger.ledger import Ledger
+from spark_jms.store.ledger.record import Connected, Ended
+from spark_jms.store.processes import LEASE_MS, START_WAIT_MS, ReadLease
+from spark_jms.store.testing import MemoryPersistence, SharedMemory
 
 
 class SteppedClock:
@@ -41,7 +42,7 @@ def test_a_read_needs_a_proof_that_the_engine_owns_the_store() -> None:
         server.look(lambda ledger: ledger.sessions)
         assert place.proof_count == 2
         clock.ms += LEASE_MS
-        assert isinstance(server.answer("c", wire.Fetch("", 0)), wire.Paged)
+        assert isinstance(server.answer("c", connections.Fetch("", 0)), connections.Paged)
         assert place.proof_count == 3
     finally:
         server.close()
@@ -63,10 +64,10 @@ def test_an_engine_that_was_replaced_answers_no_read(how: str) -> None:
             with pytest.raises(OwnershipLostError):
                 server.write(lambda shared: dict(shared.ledger.sessions))
         elif how == "fetch":
-            assert isinstance(server.answer("c", wire.Fetch("", 0)), wire.Refusal)
+            assert isinstance(server.answer("c", connections.Fetch("", 0)), connections.Refusal)
         else:
-            stale = wire.Append("", 0, "t", 0, False, encode([Ended(("unknown",)), Connected("s", "")]))
-            assert isinstance(server.answer("c", stale), wire.Refusal)
+            stale = connections.Append("", 0, "t", 0, False, encode([Ended(("unknown",)), Connected("s", "")]))
+            assert isinstance(server.answer("c", stale), connections.Refusal)
         assert "another owns the memory" in server.gone
     finally:
         server.close()

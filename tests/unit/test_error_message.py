@@ -8,7 +8,9 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.error_message import (
+from spark_jms.core.messages.columns import COLUMNS
+from spark_jms.core.messages.properties import TYPES_PROPERTY
+from spark_jms.core.records.redelivery import (
     DELIVERIES,
     EXPIRATION,
     FROM,
@@ -19,8 +21,6 @@ from spark_jms.core.error_message import (
     described,
     redriven,
 )
-from spark_jms.core.message import COLUMNS
-from spark_jms.core.typed_properties import TYPES_PROPERTY
 
 FAILURE = MessageFailure("orders", "orders/-/0", "it is bad", 5_000)
 NAMES = st.sampled_from(["a", "b", "JMS_other", "JMSXAppID"])

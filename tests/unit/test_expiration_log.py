@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.expiration_log import LONGEST, SHOWN, columns_of, entry
-from spark_jms.core.message import COLUMNS
-from spark_jms.settings.expiration import HEADER_FIELDS, LoggedFields
+from spark_jms.core.messages.columns import COLUMNS
+from spark_jms.core.records.expiration import LONGEST, SHOWN, columns_of, entry
+from spark_jms.settings.fields import HEADER_FIELDS, LoggedFields
 from spark_jms.settings.types import NotAllowed
 
 NAMES = st.from_regex(r"[A-Z][a-z]{0,8}", fullmatch=True).filter(lambda name: not name.startswith("JMS"))

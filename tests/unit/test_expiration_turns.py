@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_jms.claims import expiration
-from spark_jms.core.destination import Destination
+from spark_jms.claims.failures import expiration
+from spark_jms.core.destinations.destination import Destination
 
 HOUR_MS = 3_600_000
 

@@ -15,7 +15,7 @@ import setuptools
 
 import spark_jms
 from spark_jms import client, module
-from spark_jms.settings.extras import EXTRAS, MissingExtraError, missing_extra, needs
+from spark_jms.settings.table import EXTRAS, MissingExtraError, missing_extra, needs
 
 PROJECT = Path(__file__).parents[2]
 DISTRIBUTIONS = {

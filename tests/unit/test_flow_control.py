@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.flow_control import FREE, FlowParameters, Pace
-from spark_jms.core.thresholds import UNARMED, FlowThreshold, FlowThresholds
-from spark_jms.settings.threshold import wrong_pair
+from spark_jms.core.limits.flow_control import FREE, UNARMED, FlowParameters, FlowThreshold, FlowThresholds, Pace
+from spark_jms.settings.fields import wrong_pair
 
 STEP_S = 6  # of the defaults: 60 s in 10 steps
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from spark_jms.client.flow import FlowStatistics, ProducerFlow
-from spark_jms.core.flow_control import FlowParameters
-from spark_jms.core.thresholds import FlowThreshold, FlowThresholds
-from spark_jms.core.usage import MessageUsage
+from spark_jms.client.sending.flow_control import FlowStatistics, ProducerFlow
+from spark_jms.core.limits.flow_control import FlowParameters, FlowThreshold, FlowThresholds
+from spark_jms.core.limits.quota import MessageUsage
 from spark_jms.errors import ClosedError, DomainError
-from spark_jms.log.flow_watch import FlowWatch, Watched
-from spark_jms.testing.waiting import wait_until
+from spark_jms.log.limits.usage import FlowWatch, Watched
+from spark_jms.testing.domain import wait_until
 
 TEN = FlowThresholds(messages=FlowThreshold(10, 5))
 

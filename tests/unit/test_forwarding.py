@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.forwarding import IdleMembers, LookedAt, forwards
+from spark_jms.core.transactions.transfer import IdleMembers, LookedAt, forwards
 
 looked = st.lists(
     st.builds(LookedAt, st.integers(0, 6), st.integers(0, 9), st.integers(0, 2)), unique_by=lambda look: look.member

@@ -14,10 +14,10 @@ from typing import cast
 import pytest
 
 from spark_jms.store.errors import OutcomeUnknownError, StoreError
-from spark_jms.store.ledger import group
+from spark_jms.store.ledger import group_commit
 from spark_jms.store.ledger.backend import Transaction
-from spark_jms.store.ledger.group import Drain, GroupCommit, finish
-from spark_jms.testing.waiting import wait_until
+from spark_jms.store.ledger.group_commit import Drain, GroupCommit, finish
+from spark_jms.testing.domain import wait_until
 
 NO_LEDGER = cast(Transaction, None)
 
@@ -101,7 +101,7 @@ def test_leader_gathers_the_threads_that_the_write_before_served() -> None:
 def test_thread_that_writes_alone_does_not_gather(monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: and the last of several threads waits once at most."""
     waits: list[float] = []
-    monkeypatch.setattr(group.time, "sleep", waits.append)
+    monkeypatch.setattr(group_commit.time, "sleep", waits.append)
     place = Place()
     commit = GroupCommit(place.lead, gather_s=5)
     for _ in range(20):
@@ -139,7 +139,7 @@ def test_every_request_of_a_refused_write_gets_an_error_of_its_own() -> None:
 
 def test_requests_that_an_interrupted_leader_drained_are_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: their outcome is unknown."""
-    monkeypatch.setattr(group, "RECHECK_S", 0.01)
+    monkeypatch.setattr(group_commit, "RECHECK_S", 0.01)
     drained, go = threading.Event(), threading.Event()
     rounds: list[int] = []
 
@@ -183,7 +183,7 @@ def _interrupt(thread: threading.Thread) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_interrupts_at_any_step_leave_no_caller_waiting(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: KeyboardInterrupt in random writers: the others continue, and every answered plan ran exactly once."""
-    monkeypatch.setattr(group, "RECHECK_S", 0.02)
+    monkeypatch.setattr(group_commit, "RECHECK_S", 0.02)
     chance = random.Random(seed)
     place = Place(lambda: time.sleep(0.0002))
     commit = GroupCommit(place.lead)
@@ -254,7 +254,7 @@ class Turn:
 def test_during_a_long_write_only_the_first_waits_for_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """C6: at the lock, which is not fair, the others would learn late that they are finished."""
     looks: list[int] = []
-    monkeypatch.setattr(group, "RECHECK_S", 0.005)
+    monkeypatch.setattr(group_commit, "RECHECK_S", 0.005)
     monkeypatch.setattr(GroupCommit, "_is_first", lambda self, request: looks.append(1) or is_first(self, request))
     gate = threading.Event()
     place = Place(lambda: gate.wait(20))
@@ -280,8 +280,8 @@ is_first = GroupCommit._is_first
 def test_a_request_interrupted_while_it_queued_up_never_runs() -> None:
     """C6: its caller has left, and may have asked again."""
 
-    class Interrupting(deque[group.GroupRequest]):
-        def extend(self, requests: Iterable[group.GroupRequest]) -> None:
+    class Interrupting(deque[group_commit.GroupRequest]):
+        def extend(self, requests: Iterable[group_commit.GroupRequest]) -> None:
             super().extend(requests)
             raise KeyboardInterrupt
 

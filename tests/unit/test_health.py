@@ -6,9 +6,8 @@ import logging
 
 import pytest
 
-from spark_jms.claims.background import TABLE_RAISES_AFTER_S, BackgroundThread
-from spark_jms.core.health import Health, failures_from_bytes, pause
-from spark_jms.log.monitor import Monitor
+from spark_jms.claims.upkeep.housekeeping import TABLE_RAISES_AFTER_S, BackgroundThread
+from spark_jms.log.upkeep.health import Health, Monitor, failures_from_bytes, pause
 
 
 class Clock:

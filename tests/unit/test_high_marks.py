@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.high_marks import (
+from spark_jms.core.limits.usage_history import (
     FORMAT_VERSION,
     NOTHING,
     DestinationLook,

@@ -9,9 +9,8 @@ import pyarrow as pa
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spark_jms.core.known_parts import KnownParts
-from spark_jms.core.ranges import EMPTY, Ranges
-from spark_jms.core.unit_of_work import NO_PARTS, PARTS_SCHEMA, WorkVerdict, judge
+from spark_jms.core.messages.ranges import EMPTY, Ranges
+from spark_jms.core.ordering.units_of_work import NO_PARTS, PARTS_SCHEMA, PendingParts, WorkVerdict, judge
 
 
 @dataclass
@@ -23,7 +22,7 @@ class Member:
     last: int = 0
     now_ms: int = 100
     patience_ms: int | None = 40
-    known: KnownParts = field(default_factory=KnownParts)
+    known: PendingParts = field(default_factory=PendingParts)
 
     def arrive(self, **part: object) -> None:
         self.last += 1

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.destination import Destination
-from spark_jms.core.lease_term import HELD, LeaseTerm
-from spark_jms.core.routing import route_of
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.routing import route_of
+from spark_jms.core.destinations.servers import HELD, LeaseTerm
 from spark_jms.errors import DomainError, ServerDownError
-from spark_jms.log.server_terms import TERMS, KnownTerm, ServerTerms
+from spark_jms.log.destinations.servers import TERMS, KnownTerm, ServerTerms
 from spark_jms.testing.memory_storage import MemoryStorage
 
 terms = st.builds(LeaseTerm, st.integers(1, 9), st.none() | st.integers(0, 99))

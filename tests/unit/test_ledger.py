@@ -11,22 +11,27 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from spark_jms.store.contract import Delete, Operation, Put
 from spark_jms.store.errors import FencedError, SessionLostError, StaleEpochError
+from spark_jms.store.ledger.backend import Tally, tally_of
 from spark_jms.store.ledger.codec import DecodeError, decode, encode
-from spark_jms.store.ledger.counter import Tally, tally_of
-from spark_jms.store.ledger.entries import (
+from spark_jms.store.ledger.ledger import Ledger
+from spark_jms.store.ledger.record import (
+    TRANSITIONS,
     Cancelled,
     Change,
     Closed,
     Connected,
     Ended,
     Entry,
+    Event,
+    LedgerError,
+    NoTransitionError,
     Opened,
+    Record,
+    RecordState,
     Restored,
     Waited,
     Written,
 )
-from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.ledger.record import TRANSITIONS, Event, LedgerError, NoTransitionError, Record, RecordState
 
 NAMES = st.sampled_from(["a", "b", "ü/c"])
 SESSIONS = st.integers(0, 5).map(lambda number: f"s{number}")

@@ -7,14 +7,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from spark_jms.core import life_cycle
-from spark_jms.core.claim import Claim
-from spark_jms.core.life_cycle import LOGGED
-from spark_jms.core.life_event import LifeEvent
-from spark_jms.core.message_state import MessageEvent
-from spark_jms.core.ranges import Ranges
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.record_set_form import changed_objects, from_objects, to_objects
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records import life_cycle
+from spark_jms.core.records.life_cycle import LOGGED
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.redelivery import Claim, MessageEvent
+from spark_jms.core.records.stored_form import changed_objects, from_objects, to_objects
+from spark_jms.settings.fields import LifeEvent
 from tests.unit.test_record_set import LAST, Model
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.message import (
+from spark_jms.core.messages.columns import (
     COLUMNS,
     SELECTOR_KEYWORDS,
     arrow_schema,

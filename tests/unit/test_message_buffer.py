@@ -13,19 +13,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.message_buffer import (
+from spark_jms.core.messages.compression import CODECS
+from spark_jms.core.messages.paging import (
     BufferAccount,
     PagePlace,
     PageSpace,
     default_limit_bytes,
     header_estimate_bytes,
 )
-from spark_jms.core.store_compression import CODECS
 from spark_jms.errors import OptionError, PagingError
-from spark_jms.log import paging_files
-from spark_jms.log.message_buffer import MessageBuffer, PagedRows, buffer_of, process_buffer
-from spark_jms.log.paging_files import PagingFiles, default_directory
-from spark_jms.log.process_memory import memory_bytes
+from spark_jms.log.messages import paging
+from spark_jms.log.messages.paging import (
+    MessageBuffer,
+    PagedRows,
+    PagingFiles,
+    buffer_of,
+    default_directory,
+    memory_bytes,
+    process_buffer,
+)
 from spark_jms.settings.connection_factory import ConnectionFactory
 
 
@@ -183,7 +189,7 @@ def full(*_: Any) -> int:
 def test_full_directory_keeps_nothing_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """T7."""
     files = PagingFiles(str(tmp_path))
-    monkeypatch.setattr(paging_files.os, "pwrite", full)
+    monkeypatch.setattr(paging.os, "pwrite", full)
     with pytest.raises(PagingError, match=f"the paging directory {tmp_path} takes no page: .*No space left"):
         files.write(pa.py_buffer(b"x"))
     assert files.segments == 0
@@ -191,11 +197,11 @@ def test_full_directory_keeps_nothing_of_the_page(tmp_path: Path, monkeypatch: p
 
 def test_default_directory_is_on_a_disk_unless_one_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """T7: /tmp may be in memory."""
-    monkeypatch.setattr(paging_files.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(paging.tempfile, "gettempdir", lambda: str(tmp_path))
     assert default_directory() == str(tmp_path)
-    monkeypatch.setattr(paging_files.tempfile, "gettempdir", lambda: "/tmp")
+    monkeypatch.setattr(paging.tempfile, "gettempdir", lambda: "/tmp")
     assert default_directory() == "/var/tmp"
-    monkeypatch.setattr(paging_files.os, "access", lambda *_: False)
+    monkeypatch.setattr(paging.os, "access", lambda *_: False)
     assert default_directory() == "/tmp"
 
 
@@ -242,7 +248,7 @@ def test_rows_stay_in_memory_while_the_directory_takes_none(
     buffer = MessageBuffer(1, str(tmp_path))
     kept = PagedRows(buffer)
     with monkeypatch.context() as broken:
-        broken.setattr(paging_files.os, "pwrite", full)
+        broken.setattr(paging.os, "pwrite", full)
         for number in range(3):
             kept.append(rows(number, 1, 2**20))
     (warning,) = caplog.records
@@ -267,7 +273,7 @@ def test_rows_of_earlier_sends_outlast_one_that_fails(tmp_path: Path, monkeypatc
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(paging_files.os, "pwrite", out_of_memory)
+        patch.setattr(paging.os, "pwrite", out_of_memory)
         with pytest.raises(MemoryError):
             kept.append(rows(10, 30))
     assert kept.count == 10

@@ -15,18 +15,17 @@ from prometheus_client.metrics_core import Metric
 
 from spark_jms.admin.domain_sample import PARTS, ClusterSample, DomainSample
 from spark_jms.admin.quota import QuotaRow
-from spark_jms.admin.servers import ServerRow
-from spark_jms.admin.service_reports import ServiceReport
+from spark_jms.admin.servers import ServerRow, TransactionRow
+from spark_jms.admin.services import ServiceReport
 from spark_jms.admin.statistics import DestinationStatistics, MemberStatistics
-from spark_jms.admin.transactions import TransactionRow
-from spark_jms.claims.views import RefusalRow, SubscriptionRow
-from spark_jms.client.metric_names import CLIENT_METRICS
-from spark_jms.core.health import BackgroundFailure
+from spark_jms.claims.upkeep.views import RefusalRow, SubscriptionRow
+from spark_jms.client.context.metrics import CLIENT_METRICS
+from spark_jms.log.upkeep.health import BackgroundFailure
 from spark_jms.metrics import DomainCollector
 from spark_jms.metrics.declared import DOMAIN_METRICS, NOT_DURABLE
 from spark_jms.store import SessionInfo
+from spark_jms.store.contract import ConnectionInfo, StoreInfo
 from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
-from spark_jms.store.reports import ConnectionInfo, StoreInfo
 
 PAGE = (Path(__file__).parents[2] / "docs" / "MONITORING.md").read_text(encoding="utf-8")
 MOMENT = datetime(2026, 1, 1, tzinfo=timezone.utc)

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.destination import Destination
+from spark_jms.core.destinations.destination import Destination
 from spark_jms.errors import ModuleFileError
 from spark_jms.module import MAX_FILE_BYTES, declare, load_module
 from spark_jms.settings.destination import KINDS, MAX_MEMBERS, MAX_WEIGHT, POLICIES

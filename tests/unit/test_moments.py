@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.client.columns import to_columns
-from spark_jms.client.encoding import compose, to_batch
-from spark_jms.client.message import Message
-from spark_jms.core.message import IN_ARROW, IN_SQL, check_sendable, normalise
-from spark_jms.core.moments import moment
+from spark_jms.client.messages.columns import to_columns
+from spark_jms.client.messages.encoding import compose, to_batch
+from spark_jms.client.messages.message import Message
+from spark_jms.core.messages.columns import IN_ARROW, IN_SQL, check_sendable, normalise
+from spark_jms.core.messages.types import moment
 from spark_jms.errors import MessageFormatError
-from spark_jms.settings.duration import parse_duration_ms
+from spark_jms.settings.types import parse_duration_ms
 
 NOW = 1_700_000_000_000
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -7,9 +7,8 @@ import socket
 import pytest
 
 from spark_jms.store.errors import AuthenticationError, ClusterMismatchError, ProtocolError
-from spark_jms.store.net.channel import Channel
-from spark_jms.store.net.frames import FrameReader, frame
-from spark_jms.store.net.handshake import NONCE_BYTES, PROOF_BYTES, Handshake, Service
+from spark_jms.store.net.frames import NONCE_BYTES, PROOF_BYTES, FrameReader, Handshake, Service, frame
+from spark_jms.store.net.sockets import Channel
 
 SERVICE = Service(b"JMSQXX", 2, "service", "configuration")
 OLDER = Service(b"JMSQXX", 1, "service", "configuration")

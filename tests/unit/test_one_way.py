@@ -8,12 +8,19 @@ from typing import Any
 import attrs
 import pytest
 
-from spark_jms.client.one_way import OneWaySends
-from spark_jms.core.address import DestinationAddress
-from spark_jms.core.destination import Destination
-from spark_jms.core.message import NON_PERSISTENT, PERSISTENT
-from spark_jms.core.one_way import TRANSITIONS, OneWayCase, OneWayEvent, OneWayRule, OneWayState, two_way_reason
-from spark_jms.core.pause import CONSUMPTION, INSERTION, PRODUCTION
+from spark_jms.client.sending.producers import OneWaySends
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.pause import CONSUMPTION, INSERTION, PRODUCTION
+from spark_jms.core.destinations.routing import DestinationAddress
+from spark_jms.core.messages.columns import NON_PERSISTENT, PERSISTENT
+from spark_jms.core.transactions.producers import (
+    ONE_WAY_TRANSITIONS,
+    OneWayCase,
+    OneWayEvent,
+    OneWayRule,
+    OneWayState,
+    two_way_reason,
+)
 from spark_jms.settings.connection_factory import ConnectionFactory
 
 ENABLED = ConnectionFactory(one_way_send_mode="enabled", one_way_send_window_size=100)
@@ -80,8 +87,8 @@ def test_each_case_of_the_text_is_upgraded(upgraded: OneWayCase, because: str) -
 
 def test_every_event_has_a_transition_and_closed_is_final() -> None:
     """T11"""
-    assert set(TRANSITIONS) == {(state, event) for state in OneWayState for event in OneWayEvent}
-    assert {TRANSITIONS[OneWayState.CLOSED, event] for event in OneWayEvent} == {OneWayState.CLOSED}
+    assert set(ONE_WAY_TRANSITIONS) == {(state, event) for state in OneWayState for event in OneWayEvent}
+    assert {ONE_WAY_TRANSITIONS[OneWayState.CLOSED, event] for event in OneWayEvent} == {OneWayState.CLOSED}
 
 
 @pytest.mark.parametrize("window", [1, 2, 5, 300])

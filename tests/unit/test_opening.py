@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spark_jms.claims.timed_store import TimedStore
+from spark_jms.claims.servers.timed_stores import TimedStore
 from spark_jms.store import (
     DatabaseUnreachableError,
     LockHeldError,
@@ -21,15 +21,15 @@ from spark_jms.store import (
     StoreClosedError,
     open_store,
 )
+from spark_jms.store.contract import StoreOpening
 from spark_jms.store.jdbc.database import CONNECT_TIMEOUT_S, Database, DatabaseConnection
-from spark_jms.store.jdbc.finder import JdbcFinder
-from spark_jms.store.jdbc.retry import Clocks
+from spark_jms.store.jdbc.engine import Clocks
 from spark_jms.store.jdbc.settings import parse_jdbc
-from spark_jms.store.opening import StoreOpening
-from spark_jms.store.routed import RoutedStore
-from spark_jms.store.sharing import SharedBackends, UserCount
+from spark_jms.store.jdbc.store import JdbcFinder
+from spark_jms.store.kinds.routed import RoutedStore
+from spark_jms.store.processes import SharedBackends, UserCount
+from spark_jms.testing.domain import wait_until
 from spark_jms.testing.postgresql import free_port
-from spark_jms.testing.waiting import wait_until
 
 
 @pytest.fixture

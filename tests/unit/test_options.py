@@ -7,11 +7,10 @@ from contextlib import suppress
 
 import pytest
 
-from spark_jms.core.message import COLUMNS
+from spark_jms.core.messages.columns import COLUMNS
 from spark_jms.errors import OptionError
 from spark_jms.settings.options import FOREIGN_NAMES, FOREIGN_PREFIXES, OPTIONS, Options
-from spark_jms.settings.types import Text
-from spark_jms.settings.use import Use
+from spark_jms.settings.types import Text, Use
 from spark_jms.spark.options import check_written, parse_options
 
 GIVEN = {"root": "/data", "destination": "orders"}

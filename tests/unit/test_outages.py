@@ -8,8 +8,8 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.outages import NO_OUTAGES, Outages, Span
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.destinations.servers import NO_OUTAGES, Outages, Span
+from spark_jms.core.messages.ranges import Ranges
 
 SERVERS = ("a", "b", "c")
 EVENTS = st.one_of(

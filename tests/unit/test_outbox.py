@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core import acknowledgement
-from spark_jms.core.acknowledgement import MAX_OUTBOX, Acknowledgement, Outbox, outbox_change
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records import life_cycle
+from spark_jms.core.records.life_cycle import MAX_OUTBOX, Acknowledgement, Outbox, outbox_change
 
 
 def row(position: int, *pairs: tuple[int, int]) -> Acknowledgement:
@@ -24,7 +24,7 @@ def test_stored_rows_follow_the_outbox(steps: list[int], data: st.DataObject) ->
     """C5, C14: whatever was appended, folded and delivered between two writes, what is written and removed makes the stored
     rows those of the outbox. A positive step appends so many rows, a negative one delivers the first rows to the table."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(acknowledgement, "MAX_OUTBOX", 5)
+        patch.setattr(life_cycle, "MAX_OUTBOX", 5)
         written = now = Outbox()
         known = stored(written)
         position = 0

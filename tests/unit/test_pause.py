@@ -8,17 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.destination import Destination
-from spark_jms.core.pause import CONSUMPTION, INSERTION, OPERATIONS, PRODUCTION, Pause, Pauses
-from spark_jms.core.routing import route, route_of
-from spark_jms.core.staged_file import StagedFile
-from spark_jms.core.transfer import Ticket, TransferTarget
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.pause import CONSUMPTION, INSERTION, OPERATIONS, PRODUCTION, Pause, Pauses
+from spark_jms.core.destinations.routing import route, route_of
+from spark_jms.core.transactions.transfer import StagedFile, Ticket, TransferTarget
 from spark_jms.errors import FormatVersionError, InsertionPausedError, ProductionPausedError
-from spark_jms.log.layered_map import LayeredMap
-from spark_jms.log.pauses import PauseOrder, decide_pauses
-from spark_jms.log.send import Shipping, TransactionId, decide_send
-from spark_jms.log.snapshot import Snapshot, TableMetadata
-from spark_jms.log.transfer import decide_abort, decide_append
+from spark_jms.log.destinations.declarations import PauseOrder, decide_pauses
+from spark_jms.log.sending.send import Shipping, TransactionId, decide_send
+from spark_jms.log.sending.transfer import decide_abort, decide_append
+from spark_jms.log.tables.files import LayeredMap
+from spark_jms.log.tables.snapshot import Snapshot, TableMetadata
 
 MEMBERS = 5
 operations = st.sampled_from(sorted(OPERATIONS))

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.message import check_message_sizes, message_sizes
-from spark_jms.core.pipeline import advised_maximum, fitting
+from spark_jms.core.messages.columns import check_message_sizes, message_sizes
+from spark_jms.core.records.batch import advised_maximum, fitting
 from spark_jms.errors import MessageSizeError
 from spark_jms.settings.connection_factory import FACTORY_KEYS, ConnectionFactory
 from spark_jms.settings.types import NO_LIMIT

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.destination import Destination
-from spark_jms.core.placement import Placement, placed_on
-from spark_jms.core.slots import SLOTS
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.servers import Placement, placed_on
+from spark_jms.core.ordering.units_of_order import SLOTS
 
 servers = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6, unique=True)
 

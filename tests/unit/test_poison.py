@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core import poison
-from spark_jms.core.poison import Trial, TrialPhase, claimed_again, count, failed, replayed, succeeded
-from spark_jms.core.query_progress import QueryProgress
-from spark_jms.core.ranges import Ranges
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records import poison
+from spark_jms.core.records.batch import QueryProgress
+from spark_jms.core.records.poison import Trial, TrialPhase, claimed_again, count, failed, replayed, succeeded
 
 Message = tuple[int, int]  # member, sequence
 MEMBERS = st.dictionaries(st.integers(0, 2), st.sets(st.integers(1, 60), min_size=1), min_size=1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.producer_sequence import (
+from spark_jms.core.transactions.producers import (
     MAX_SEQUENCE,
     TRANSITIONS,
     VERDICTS,

@@ -13,19 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark_jms.claims.scan import never_matches
-from spark_jms.core.destination import Destination
-from spark_jms.core.message import COLUMNS, ORDINAL, PARTITION_SCHEMA, STORED_SCHEMA, normalise
-from spark_jms.core.promoted_columns import PromotedColumns
-from spark_jms.core.ranges import Ranges
+from spark_jms.claims.messages.scan import never_matches
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.messages.columns import COLUMNS, ORDINAL, PARTITION_SCHEMA, STORED_SCHEMA, normalise
+from spark_jms.core.messages.properties import PromotedColumns
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.ordering.sort_order import SortOrder
 from spark_jms.core.selector.tree import Expression, unparse
-from spark_jms.core.sort_order import SortOrder
 from spark_jms.errors import ModuleFileError
-from spark_jms.log.data_file import DataFile
-from spark_jms.log.file_reader import read_stored
-from spark_jms.log.file_writer import FileStatistics, FileWriter
-from spark_jms.settings.destination_key import KEY_TYPES
-from spark_jms.settings.promoted_property import TABLE_COLUMNS, PromotedText
+from spark_jms.log.messages.data_files import FileStatistics, FileWriter, read_stored
+from spark_jms.log.tables.files import DataFile
+from spark_jms.settings.fields import KEY_TYPES, TABLE_COLUMNS, PromotedText
 from spark_jms.settings.types import NotAllowed
 from spark_jms.testing.memory_storage import MemoryStorage
 from tests.unit.selector_messages import selector, table_of

@@ -14,8 +14,8 @@ PROJECT = Path(__file__).parents[2]
 PACKAGES = [f"spark_jms{name}" for name in ("", ".admin", ".aio", ".client", ".demo", ".errors", ".setup", ".testing")]
 # Documented modules of their own. The last three start daemons on this machine, for a program that shows a cluster.
 DOCUMENTED = {
-    "spark_jms.spark.fresh": {"fresh"},
-    "spark_jms.cli.main": {"cli"},
+    "spark_jms.spark.browser": {"fresh"},
+    "spark_jms.cli.__main__": {"cli"},
     "spark_jms.store.regions.admin": {"Admin"},
     "spark_jms.store.regions.admin.cluster": {"Cluster", "free_ports"},
     "spark_jms.store.regions.client.instance": {"StoreInstance"},
@@ -61,11 +61,9 @@ def test_users_import_public_names(path: Path) -> None:
 
 def test_private_names_are_found() -> None:
     """C11"""
-    source = (
-        "import spark_jms.log.domain\nfrom spark_jms import connect, _x\nfrom spark_jms.admin import move\nimport json"
-    )
+    source = "import spark_jms.log.destinations.domain\nfrom spark_jms import connect, _x\nfrom spark_jms.admin import move\nimport json"
     assert [pair for pair in imported(source) if not is_public(*pair)] == [
-        ("spark_jms.log.domain", ""),
+        ("spark_jms.log.destinations.domain", ""),
         ("spark_jms", "_x"),
         ("spark_jms.admin", "move"),
     ]

@@ -9,22 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from spark_jms.core.quota import (
+from spark_jms.core.limits.quota import (
+    ABANDONED_MS,
     FIFO,
     PREEMPTIVE,
+    RESERVED_S,
     TRANSITIONS,
+    WAITING_S,
     Limit,
+    MessageUsage,
     Observation,
     OpenRequest,
     QuotaRequestEvent,
     QuotaRequestState,
     QuotaState,
+    QuotaWatch,
     Request,
 )
-from spark_jms.core.quota_watch import ABANDONED_MS, RESERVED_S, WAITING_S, QuotaWatch
-from spark_jms.core.usage import MessageUsage
-from spark_jms.log.quota_ledger import _DELETE_EVERY, KEPT, LEDGERS, QuotaLedger, _encode
-from spark_jms.log.storage import now_ms
+from spark_jms.log.limits.quota_ledger import _DELETE_EVERY, KEPT, LEDGERS, QuotaLedger, _encode
+from spark_jms.log.tables.storage import now_ms
 from spark_jms.testing.memory_storage import MemoryStorage
 
 NAMES = st.sampled_from(["orders", "prices"])

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark_jms.core import integers, ranges
-from spark_jms.core.ranges import EMPTY, Ranges, concatenated, union
+from spark_jms.core.messages import ranges
+from spark_jms.core.messages.ranges import EMPTY, Ranges, concatenated, union
 
 pairs = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), max_size=12)
 
 
-@pytest.fixture(params=[0, integers.FEW], ids=["kernels", "loops"])
+@pytest.fixture(params=[0, ranges.FEW], ids=["kernels", "loops"])
 def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets as small as those of a property test take the way of many ranges, and that of few."""
-    monkeypatch.setattr(integers, "FEW", request.param)
+    monkeypatch.setattr(ranges, "FEW", request.param)
     monkeypatch.setattr(ranges, "FEW", request.param)
 
 

@@ -10,17 +10,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from spark_jms.core.acknowledgement import MAX_OUTBOX, MAX_OUTBOX_BYTES, Acknowledgement, Outbox
-from spark_jms.core.claim import Claim
-from spark_jms.core.expiration import EXPIRER
-from spark_jms.core.message_state import TRANSITIONS, MessageEvent, MessageState
-from spark_jms.core.pledge import Pledge
-from spark_jms.core.ranges import EMPTY, Ranges, union
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.record_set_form import changed_objects, from_objects, to_objects
-from spark_jms.core.redelivery import delay_end_ms
-from spark_jms.core.staged_file import StagedFile
-from spark_jms.core.transfer import Intent, Ticket, TransferTarget
+from spark_jms.core.messages.ranges import EMPTY, Ranges, union
+from spark_jms.core.records.expiration import EXPIRER
+from spark_jms.core.records.life_cycle import MAX_OUTBOX, MAX_OUTBOX_BYTES, Acknowledgement, Outbox
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.redelivery import TRANSITIONS, Claim, MessageEvent, MessageState, delay_end_ms
+from spark_jms.core.records.stored_form import changed_objects, from_objects, to_objects
+from spark_jms.core.transactions.transaction import Pledge
+from spark_jms.core.transactions.transfer import Intent, StagedFile, Ticket, TransferTarget
 from spark_jms.errors import ConsumerClosedException, FormatVersionError, IllegalStateException, RecordSetError
 
 LAST = 40

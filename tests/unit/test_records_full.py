@@ -13,15 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_jms.store import Delete, Put
-from spark_jms.store.engine import LedgerBatch
-from spark_jms.store.engine.scratch_ledger import ScratchLedger
+from spark_jms.store.engine.entry_log import LedgerBatch
 from spark_jms.store.errors import DaemonUnavailableError, StoreFullError
 from spark_jms.store.ledger.codec import encode
-from spark_jms.store.ledger.entries import Change, Closed, Connected, Ended, Entry, Opened, Prepared, Resolved, Written
-from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.records import log as records
-from spark_jms.store.records.log import RecordLog
+from spark_jms.store.ledger.ledger import Ledger, ScratchLedger
+from spark_jms.store.ledger.record import Change, Closed, Connected, Ended, Entry, Opened, Prepared, Resolved, Written
 from spark_jms.store.regions.client.object_journal import SnapshotPolicy
+from spark_jms.store.replicated import log as records
+from spark_jms.store.replicated.log import RecordLog
 from tests.faulty_objects import FiniteObjects
 
 OBJECT_BYTES = 512

@@ -7,15 +7,14 @@ import asyncio
 import pytest
 
 from spark_jms.store import Delete, Put
-from spark_jms.store.engine import LedgerBatch, Loaded
-from spark_jms.store.engine.scratch_ledger import ScratchLedger
+from spark_jms.store.engine.entry_log import LedgerBatch, Loaded
 from spark_jms.store.errors import MemoryLimitError, StoreClosedError, StoreFullError
-from spark_jms.store.ledger.entries import Change, Connected, Entry, Opened, Written
-from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.records import log as records
-from spark_jms.store.records.log import RecordLog
+from spark_jms.store.ledger.ledger import Ledger, ScratchLedger
+from spark_jms.store.ledger.record import Change, Connected, Entry, Opened, Written
 from spark_jms.store.regions.client.object_journal import CHUNK, SnapshotPolicy
 from spark_jms.store.regions.client.objects import MemoryObjects
+from spark_jms.store.replicated import log as records
+from spark_jms.store.replicated.log import RecordLog
 from tests.faulty_objects import Refusing
 
 SMALL = 10_485  # an object of a region of 1 MB

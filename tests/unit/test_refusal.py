@@ -9,34 +9,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.acknowledgement import LIMITER
-from spark_jms.core.body_compression import compressed
-from spark_jms.core.claim import Claim
-from spark_jms.core.destination import Destination
-from spark_jms.core.error_message import MessageFailure, added_bytes, described, redriven
-from spark_jms.core.expiration import EXPIRER
-from spark_jms.core.message import COLUMNS, normalise
-from spark_jms.core.ranges import EMPTY, Ranges, union
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.record_set_form import REFUSALS, changed_objects, from_objects, to_objects
-from spark_jms.core.redelivery import NOT_DELIVERED
-from spark_jms.core.refusal import (
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.messages.columns import COLUMNS, normalise
+from spark_jms.core.messages.compression import compressed
+from spark_jms.core.messages.properties import TYPES_PROPERTY
+from spark_jms.core.messages.ranges import EMPTY, Ranges, union
+from spark_jms.core.ordering.units_of_work import NUMBER, UNIT
+from spark_jms.core.records.expiration import EXPIRER
+from spark_jms.core.records.life_cycle import LIMITER
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.redelivery import NOT_DELIVERED, Claim, MessageFailure, added_bytes, described, redriven
+from spark_jms.core.records.refusal import (
     ASIDE,
     ISOLATION,
     JUDGE,
     MESSAGE_SIZE,
     QUOTA,
+    SEQUENCE,
     BrokenRule,
     MessageRefusal,
+    Sieve,
     added,
+    check_counted_sizes,
+    counted_sizes,
     ends,
     holding_back,
     left,
     messages_of,
 )
-from spark_jms.core.target_rules import SEQUENCE, Sieve, check_counted_sizes, counted_sizes
-from spark_jms.core.typed_properties import TYPES_PROPERTY
-from spark_jms.core.unit_of_work import NUMBER, UNIT
+from spark_jms.core.records.stored_form import REFUSALS, changed_objects, from_objects, to_objects
 from spark_jms.errors import MessageSizeError
 
 LARGE = BrokenRule(MESSAGE_SIZE, "too large")

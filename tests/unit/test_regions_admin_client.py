@@ -12,11 +12,11 @@ import pytest
 
 from spark_jms.store.errors import ShutdownBrokenOffError
 from spark_jms.store.net.event_loop import EventLoopThread
-from spark_jms.store.regions.admin import client as admin_client
-from spark_jms.store.regions.admin.client import DaemonAdmin
+from spark_jms.store.regions.admin import cluster as admin_client
+from spark_jms.store.regions.admin.cluster import DaemonAdmin
 from spark_jms.store.regions.admin.port import DaemonInfo
-from spark_jms.store.regions.core.protocol import BreakOff, Shutdown
-from spark_jms.store.regions.global_directory import GlobalDirectory
+from spark_jms.store.regions.directory.global_directory import GlobalDirectory
+from spark_jms.store.regions.protocol.messages import BreakOff, Shutdown
 
 
 class LeavingDaemons(DaemonAdmin):

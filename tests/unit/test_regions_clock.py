@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from spark_jms.store.regions.daemon.clock import now_ms
+from spark_jms.store.regions.daemon.daemon import now_ms
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no clock that counts while they are suspended")

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_jms.store.contract import ConnectionInfo, StoreInfo
 from spark_jms.store.errors import (
     CommandUsageError,
     DaemonUnavailableError,
@@ -21,16 +22,20 @@ from spark_jms.store.errors import (
     ShutdownRefusedError,
     StoreClosedError,
 )
-from spark_jms.store.regions.admin import Admin, DaemonInfo, RegionInfo, main
+from spark_jms.store.regions.admin.api import Admin
+from spark_jms.store.regions.admin.cli import main, render, watch, worst_first
 from spark_jms.store.regions.admin.commands import COMMANDS, Arguments, Known, completions, help_on, parse, split
 from spark_jms.store.regions.admin.formats import stores_list, stores_table
-from spark_jms.store.regions.admin.port import AdminPort
-from spark_jms.store.regions.admin.selection import DaemonSelection
-from spark_jms.store.regions.admin.session import AdminSession, Surroundings
-from spark_jms.store.regions.admin.shell import HISTORY_FILE, completer_of, interact, run_lines
-from spark_jms.store.regions.admin.testing import FakeCluster
-from spark_jms.store.regions.admin.top import render, watch, worst_first
-from spark_jms.store.reports import ConnectionInfo, StoreInfo
+from spark_jms.store.regions.admin.port import AdminPort, DaemonInfo, DaemonSelection, RegionInfo
+from spark_jms.store.regions.admin.session import (
+    HISTORY_FILE,
+    AdminSession,
+    Surroundings,
+    completer_of,
+    interact,
+    run_lines,
+)
+from spark_jms.store.testing import FakeCluster
 
 GOLDEN = Path(__file__).parent / "golden"
 EST = timezone(timedelta(hours=-5), "EST")
@@ -546,7 +551,7 @@ def test_help_imports_neither_rich_nor_the_client() -> None:
     """R6: so that it starts quickly."""
     program = (
         "import sys; from spark_jms.store.regions.admin import main; main(['rshelp', 'lsd']);"
-        "print(sorted({'rich', 'prompt_toolkit', 'asyncio', 'spark_jms.store.regions.admin.client'} & set(sys.modules)))"
+        "print(sorted({'rich', 'prompt_toolkit', 'asyncio', 'spark_jms.store.regions.admin.cluster'} & set(sys.modules)))"
     )
     project = Path(__file__).parents[2]
     done = subprocess.run(

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_jms.store.errors import DaemonConfigError, NoLocalDaemonError
-from spark_jms.store.regions.core.config import (
+from spark_jms.store.regions.protocol.cluster_config import (
     DEFAULT_MEMORY_LIMIT_BYTES,
     MAX_LOCALINDEX,
     ClusterConfig,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jms.store.regions.core.protocol import Ack, Failure, Open, Ping, Regions, Reply, WriteRegion
+from spark_jms.store.regions.protocol.messages import Ack, Failure, Open, Ping, Regions, Reply, WriteRegion
 from tests.simulator.stepwise import SIZE, StepClient, StepCluster, closed_region, opened
 
 # ---- R8: open for one client

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jms.store.regions.core.protocol import Failure, Notice, Remove, Reply
+from spark_jms.store.regions.protocol.messages import Failure, Notice, Remove, Reply
 from tests.simulator.stepwise import StepClient, StepCluster, closed_region, opened
 
 

@@ -8,17 +8,23 @@ from typing import Any
 
 import pytest
 
-from spark_jms.store.regions import diagrams
-from spark_jms.store.regions.core.directory import EntryEvent
-from spark_jms.store.regions.core.entry_requests import REQUEST_STATES, RequestEvent, RequestState
-from spark_jms.store.regions.core.follower import FOLLOWER_STATES, FollowerEvent, FollowerState
+from spark_jms.store import diagrams
+from spark_jms.store.regions.core.directory_view import REQUEST_STATES, RequestEvent, RequestState
 from spark_jms.store.regions.core.leaving import LEAVING_STATES, LeavingEvent, LeavingState
-from spark_jms.store.regions.core.new_region import NEW_REGION_STATES, NewRegionEvent, NewRegionState
 from spark_jms.store.regions.core.opening import ANSWERS, Situation
-from spark_jms.store.regions.core.primary_state import PRIMARY_STATES, PrimaryEvent, PrimaryState
-from spark_jms.store.regions.core.region_use import USE_STATES, UseEvent, UseState
-from spark_jms.store.regions.core.second_place import SECOND_PLACE_STATES, SecondPlaceEvent, SecondPlaceState
-from spark_jms.store.regions.core.state_table import StateTable, StateTransition
+from spark_jms.store.regions.core.primaries import NEW_REGION_STATES, NewRegionEvent, NewRegionState
+from spark_jms.store.regions.core.primary import SECOND_PLACE_STATES, SecondPlaceEvent, SecondPlaceState
+from spark_jms.store.regions.core.primary_state import (
+    PRIMARY_STATES,
+    USE_STATES,
+    PrimaryEvent,
+    PrimaryState,
+    UseEvent,
+    UseState,
+)
+from spark_jms.store.regions.core.replication import FOLLOWER_STATES, FollowerEvent, FollowerState
+from spark_jms.store.regions.protocol.region_entry import EntryEvent
+from spark_jms.store.state_table import StateTable, StateTransition
 
 PAGE = Path(__file__).parents[2] / "docs/REPLICATED-STORE-DESIGN.md"
 MACHINES = [
@@ -33,7 +39,7 @@ MACHINES = [
 
 
 def test_the_page_shows_the_tables_of_the_code() -> None:
-    """R10: redrawn, the page is the same. Else: python -m spark_jms.store.regions.diagrams --write docs/REPLICATED-STORE-DESIGN.md"""
+    """R10: redrawn, the page is the same. Else: python -m spark_jms.store.diagrams --write docs/REPLICATED-STORE-DESIGN.md"""
     text = PAGE.read_text(encoding="utf-8")
     assert diagrams.put_into(text) == text
 

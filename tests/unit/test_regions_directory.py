@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.store.regions.core import directory as rules
-from spark_jms.store.regions.core.directory import Holder, RegionEntry
+from spark_jms.store.regions.protocol import region_entry as rules
+from spark_jms.store.regions.protocol.region_entry import Holder, RegionEntry
 
 A, B, C = (Holder(index, "life1") for index in range(3))
 BORN_AGAIN = Holder(1, "life2")

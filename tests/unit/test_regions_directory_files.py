@@ -25,9 +25,10 @@ from spark_jms.store.errors import (
     StoreVersionError,
     error_of,
 )
-from spark_jms.store.regions import folder_files
-from spark_jms.store.regions.core.directory import Absent, Holder, RegionEntry
-from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory
+from spark_jms.store.regions.directory import global_directory
+from spark_jms.store.regions.directory.entries import DirectoryFiles
+from spark_jms.store.regions.directory.global_directory import GlobalDirectory
+from spark_jms.store.regions.protocol.region_entry import Absent, Holder, RegionEntry
 
 FIRST = RegionEntry("s.000", "id", 4096, 1, Holder(0, "life"), None, None, 7)
 FAR_AHEAD_S = 4_000_000_000.0
@@ -107,16 +108,16 @@ def test_housekeeping_removes_files_of_dead_writers(files: DirectoryFiles, tmp_p
 def test_reader_that_slept_finds_the_newest_entry(files: DirectoryFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """R10: though housekeeping removed the versions that it had listed."""
     grow(files, 2)
-    listed = folder_files.numbers
+    listed = global_directory.file_numbers
 
     def numbers(disk: Disk, folder: int) -> Sequence[int]:
         found = listed(disk, folder)
-        monkeypatch.setattr(folder_files, "numbers", listed)
+        monkeypatch.setattr(global_directory, "file_numbers", listed)
         grow(files, 7, 2)
         files.remove_stale_files(FAR_AHEAD_S)
         return found
 
-    monkeypatch.setattr(folder_files, "numbers", numbers)
+    monkeypatch.setattr(global_directory, "file_numbers", numbers)
     assert files.read("s.000") == at(7)
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from spark_jms.store.errors import DirectoryUnavailableError
-from spark_jms.store.regions.core import directory as rules
-from spark_jms.store.regions.core.actions import AskDirectory
-from spark_jms.store.regions.core.directory import (
+from spark_jms.store.regions.core.actions import AskDirectory, Outgoing
+from spark_jms.store.regions.core.directory_view import DirectoryView, Outcome, Seen
+from spark_jms.store.regions.protocol import region_entry as rules
+from spark_jms.store.regions.protocol.region_entry import (
     Absent,
     DirectoryListing,
     DirectoryPort,
@@ -18,9 +19,6 @@ from spark_jms.store.regions.core.directory import (
     RegionEntry,
     perform,
 )
-from spark_jms.store.regions.core.directory_view import DirectoryView
-from spark_jms.store.regions.core.entry_requests import Outcome, Seen
-from spark_jms.store.regions.core.outgoing import Outgoing
 
 ME = Holder(0, "life")
 ENTRY = rules.created("s.000", "id", 4096, ME, None, 7)

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from spark_jms.store import disk
 from spark_jms.store.errors import DirectoryUnavailableError
-from spark_jms.store.regions import entry_gathering, folder_files, global_directory
-from spark_jms.store.regions.core.directory import Absent, Holder, RegionEntry
-from spark_jms.store.regions.entry_gathering import EntryGathering
-from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory
+from spark_jms.store.regions.directory import entries, global_directory
+from spark_jms.store.regions.directory.entries import DirectoryFiles, EntryGathering
+from spark_jms.store.regions.directory.global_directory import GlobalDirectory
+from spark_jms.store.regions.protocol.region_entry import Absent, Holder, RegionEntry
 
 NAME = "s.000"
 OLD = RegionEntry(NAME, "old", 4096, 1, Holder(0, "life"), None, None, 7)
@@ -159,7 +159,7 @@ class Stepped:
 @contextmanager
 def stepped(at: int, then: Callable[[], object]) -> Iterator[Stepped]:
     proxy = Stepped(at, then)
-    modules: tuple[ModuleType, ...] = (disk, folder_files, global_directory, entry_gathering)
+    modules: tuple[ModuleType, ...] = (disk, global_directory, global_directory, entries)
     with pytest.MonkeyPatch.context() as patch:
         for module in modules:
             patch.setattr(module, "os", proxy)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_jms.store.contract import ConnectionInfo, StoreInfo
 from spark_jms.store.regions.admin.formats import (
     daemons_list,
     daemons_table,
@@ -19,7 +20,6 @@ from spark_jms.store.regions.admin.formats import (
     up_time_text,
 )
 from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
-from spark_jms.store.reports import ConnectionInfo, StoreInfo
 
 GOLDEN = Path(__file__).parent / "golden"
 EST = timezone(timedelta(hours=-5), "EST")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from spark_jms.store.regions.core.protocol import Ack, Adopt, Begin, Refused, RegionMessage, Replicate
+from spark_jms.store.regions.protocol.messages import Ack, Adopt, Begin, Refused, RegionMessage, Replicate
 from tests.simulator.observer import Observer
 from tests.simulator.stepwise import SIZE, StepCluster, opened
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_jms.store.regions.core.protocol import DaemonHeartbeat, RegionMessage
+from spark_jms.store.regions.protocol.messages import DaemonHeartbeat, RegionMessage
 from tests.simulator.observer import Observer
 from tests.simulator.stepwise import StepCluster
 

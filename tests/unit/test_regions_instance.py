@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_jms.store.errors import ObjectNotFoundError, ObjectTooLargeError, RegionFullError
-from spark_jms.store.regions.core import instance as instances
-from spark_jms.store.regions.core.instance import InstanceCore, Planned
+from spark_jms.store.regions.client import space as instances
+from spark_jms.store.regions.client.space import InstanceCore, Planned
 from tests.unit.regions_instances import apply, apply_all, blocks_of, check_row, payload_of
 
 SIZE = 2048

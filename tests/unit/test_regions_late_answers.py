@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from spark_jms.store.regions.core.actions import AskDirectory
-from spark_jms.store.regions.core.directory import Absent, ChangeEntry, RegionEntry, perform, promoted
-from spark_jms.store.regions.core.follower import FollowerState
 from spark_jms.store.regions.core.primary import Primary
 from spark_jms.store.regions.core.primary_state import PrimaryState
-from spark_jms.store.regions.core.protocol import Begin, Close, MoveRequest, Notice, Open, Reply
+from spark_jms.store.regions.core.replication import FollowerState
+from spark_jms.store.regions.protocol.messages import Begin, Close, MoveRequest, Notice, Open, Reply
+from spark_jms.store.regions.protocol.region_entry import Absent, ChangeEntry, RegionEntry, perform, promoted
 from tests.simulator.stepwise import SIZE, StepCluster, closed_region, opened
 
 

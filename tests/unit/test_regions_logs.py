@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_jms.store.errors import SettingInvalidError
-from spark_jms.store.regions.core.utilization import Level, LogLine, UtilizationLog
+from spark_jms.store.regions.core.memory_use import Level, LogLine, UtilizationLog
 from spark_jms.store.regions.daemon.logs import (
     TRACE,
     DaemonLog,

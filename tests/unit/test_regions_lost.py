@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from spark_jms.store.regions.core.actions import AskDirectory
-from spark_jms.store.regions.core.directory import RegionEntry
-from spark_jms.store.regions.core.protocol import Open
+from spark_jms.store.regions.protocol.messages import Open
+from spark_jms.store.regions.protocol.region_entry import RegionEntry
 from tests.simulator.stepwise import StepCluster, closed_region
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from spark_jms.store.errors import DaemonUnavailableError, DirectoryUnavailableError
-from spark_jms.store.regions.daemon import peer_secrets
-from spark_jms.store.regions.daemon.peer_secrets import PeerSecrets
-from spark_jms.store.regions.global_directory import GlobalDirectory
+from spark_jms.store.regions.daemon import directory_workers
+from spark_jms.store.regions.daemon.directory_workers import PeerSecrets
+from spark_jms.store.regions.directory.global_directory import GlobalDirectory
 
 Call = Callable[[], "bytes | None"]
 
@@ -37,7 +37,7 @@ class HandWorkers:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_secrets, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(directory_workers, "PATIENCE_S", 0.0)
 
 
 def secrets_of(path: Path) -> tuple[PeerSecrets, HandWorkers]:

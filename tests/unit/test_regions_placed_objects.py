@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from spark_jms.store.regions.client.placed_objects import PlacedObjects
-from spark_jms.store.regions.client.store_regions import RegionContents, StoreRegions
-from spark_jms.store.regions.client.write_batches import WriteBatches
-from spark_jms.store.regions.core.instance import InstanceCore
+from spark_jms.store.regions.client.space import InstanceCore
+from spark_jms.store.regions.client.store_regions import PlacedObjects, RegionContents, StoreRegions, WriteBatches
 
 SIZE = 65_536
 

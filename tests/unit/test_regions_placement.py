@@ -7,7 +7,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.store.regions.core.placement import Candidate, HeldCopies, fits_without, next_daemon
+from spark_jms.store.regions.core.peers import Candidate, HeldCopies, fits_without, next_daemon
 
 COUNT = 6
 CANDIDATES = st.dictionaries(

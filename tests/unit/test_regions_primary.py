@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jms.store.regions.core.directory import promoted
 from spark_jms.store.regions.core.primary_state import PrimaryState
-from spark_jms.store.regions.core.protocol import Ack, Open, ReadRegion, WriteRegion
+from spark_jms.store.regions.protocol.messages import Ack, Open, ReadRegion, WriteRegion
+from spark_jms.store.regions.protocol.region_entry import promoted
 from tests.simulator.stepwise import StepClient, StepCluster, closed_region, opened
 
 LISTING_MS = 1_500.0  # the same, long enough for the lease of a copy to expire

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_jms.store.errors import ProtocolError
-from spark_jms.store.regions.core.protocol import (
+from spark_jms.store.regions.protocol.messages import (
     Ack,
     Adopt,
     AnyMessage,

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from spark_jms.store.errors import ResourceAllocationException
-from spark_jms.store.regions import published_overload
-from spark_jms.store.regions.published_overload import PublishedOverload, SendAdmission
-from spark_jms.store.uri import admission_of
-from spark_jms.testing.waiting import wait_until
+from spark_jms.store.kinds.opening import admission_of
+from spark_jms.store.regions.directory import overload
+from spark_jms.store.regions.directory.overload import PublishedOverload, SendAdmission
+from spark_jms.testing.domain import wait_until
 
 OPENER = "client@host:1:abc"
 
@@ -76,7 +76,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         return read(path)
 
     monkeypatch.setattr(Path, "read_bytes", hang)
-    monkeypatch.setattr(published_overload, "LOOK_S", 0.01)
+    monkeypatch.setattr(overload, "LOOK_S", 0.01)
     yield over
     over.set()
 

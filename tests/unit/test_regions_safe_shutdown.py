@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_jms.store.regions.core.leaving import LeavingState
-from spark_jms.store.regions.core.protocol import Daemons, Failure, Reply
+from spark_jms.store.regions.protocol.messages import Daemons, Failure, Reply
 from tests.simulator.stepwise import SIZE, StepCluster, closed_region, opened
 
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
-from spark_jms.store.regions.admin.selection import (
+from spark_jms.store.regions.admin.port import (
+    DaemonInfo,
     DaemonSelection,
+    RegionInfo,
     matches,
     refusal_of_leaving,
     regions_of,

@@ -11,10 +11,8 @@ from queue import SimpleQueue
 import pytest
 
 from spark_jms.store.errors import MemoryLockError
-from spark_jms.store.regions import memory_lock
 from spark_jms.store.regions.daemon import shared_memory
-from spark_jms.store.regions.daemon.shared_memory import SharedMemoryPort
-from spark_jms.store.regions.memory_lock import can_lock
+from spark_jms.store.regions.daemon.shared_memory import SharedMemoryPort, can_lock
 
 LIMIT_S = 20.0
 SIZE = 1 << 20
@@ -149,19 +147,19 @@ def locked_kb() -> int:
 
 def test_memlock_limit_below_the_daemons_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """R12: before the daemon starts, with both figures and what to do."""
-    monkeypatch.setattr(memory_lock, "_is_exempt", lambda: False)
-    monkeypatch.setattr(memory_lock.resource, "getrlimit", lambda which: (64 << 10, 8 << 20))
+    monkeypatch.setattr(shared_memory, "_is_exempt", lambda: False)
+    monkeypatch.setattr(shared_memory.resource, "getrlimit", lambda which: (64 << 10, 8 << 20))
     raised: list[tuple[int, int]] = []
-    monkeypatch.setattr(memory_lock.resource, "setrlimit", lambda which, limits: raised.append(limits))
+    monkeypatch.setattr(shared_memory.resource, "setrlimit", lambda which, limits: raised.append(limits))
     with pytest.raises(
         MemoryLockError, match=r"limit of 9 MB is above RLIMIT_MEMLOCK, 8192 KB.*ulimit -l.*RS_LOCK_MEMORY"
     ):
-        memory_lock.allow_lock(9 << 20)
+        shared_memory.allow_lock(9 << 20)
     assert raised == []
-    memory_lock.allow_lock(8 << 20)
+    shared_memory.allow_lock(8 << 20)
     assert raised == [(8 << 20, 8 << 20)]
-    monkeypatch.setattr(memory_lock, "_is_exempt", lambda: True)
-    memory_lock.allow_lock(9 << 20)
+    monkeypatch.setattr(shared_memory, "_is_exempt", lambda: True)
+    shared_memory.allow_lock(9 << 20)
 
 
 def test_memory_that_cannot_be_locked_is_refused(make: Make, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_jms.store.errors import RegionFullError, StoreCorruptError, StoreVersionError
-from spark_jms.store.regions.core.space import (
+from spark_jms.store.regions.client.space import (
     BLOCK_BYTES,
     HEADER_BYTES,
     MAX_REGION_BYTES,
@@ -164,7 +164,7 @@ def test_header_of_another_version_or_size_is_refused() -> None:
     with pytest.raises(StoreCorruptError, match="the directory 8192"):
         check_header("r", region_header(4096), 8192)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spark_jms.store.regions.core.space.FORMAT_VERSION", 2)
+        patch.setattr("spark_jms.store.regions.client.space.FORMAT_VERSION", 2)
         later = region_header(4096)
     with pytest.raises(StoreVersionError):
         check_header("r", later, 4096)

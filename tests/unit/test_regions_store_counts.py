@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_jms.store.regions.core.protocol import ConnectionRow, StoreRow, Stores
+from spark_jms.store.regions.protocol.messages import ConnectionRow, StoreRow, Stores
 from tests.simulator.stepwise import StepCluster, opened
 
 ROW = StoreRow("s", 7, (ConnectionRow("messaging.jmsServer.s", 1, 2, 3, 4, 5),))

@@ -14,7 +14,10 @@ import pytest
 from msgspec.structs import replace
 
 from spark_jms.store.errors import DaemonUnavailableError, DirectoryUnavailableError, RegionEntryDamagedError
-from spark_jms.store.regions.core.directory import (
+from spark_jms.store.regions.daemon.directory_workers import DirectoryWorkers
+from spark_jms.store.regions.directory.entries import DirectoryFiles, EntryGathering
+from spark_jms.store.regions.directory.global_directory import GlobalDirectory
+from spark_jms.store.regions.protocol.region_entry import (
     Absent,
     AskRunning,
     DirectoryRequest,
@@ -23,9 +26,6 @@ from spark_jms.store.regions.core.directory import (
     ReadEntry,
     RegionEntry,
 )
-from spark_jms.store.regions.daemon.directory_workers import DirectoryWorkers
-from spark_jms.store.regions.entry_gathering import EntryGathering
-from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory
 
 FIRST = RegionEntry("s.000", "id", 4096, 1, Holder(0, "life"), None, None, 7)
 FAR_AHEAD_S = 4_000_000_000.0

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from spark_jms.settings.store import Thresholds
 from spark_jms.store.errors import ResourceAllocationException, SettingInvalidError, StoreError
-from spark_jms.store.regions.client.thresholds import (
+from spark_jms.store.regions.core.memory_use import (
     SETTINGS,
     Band,
+    Level,
     SpaceLog,
     band_of,
     check_message_size,
@@ -23,7 +24,6 @@ from spark_jms.store.regions.client.thresholds import (
     refuses_open,
     rejects_new_messages,
 )
-from spark_jms.store.regions.core.utilization import Level
 
 DEFAULT = Thresholds()
 

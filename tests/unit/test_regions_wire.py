@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from spark_jms.store.errors import ProtocolError
-from spark_jms.store.net.handshake import NONCE_BYTES, Handshake
-from spark_jms.store.regions.connection import DAEMON, DaemonConnection, accepted
-from spark_jms.store.regions.core.protocol import Ping, RegionMessage, Reply, encode
+from spark_jms.store.net.frames import NONCE_BYTES, Handshake
 from spark_jms.store.regions.daemon.daemon import Daemon
+from spark_jms.store.regions.protocol.connection import DAEMON, DaemonConnection, accepted
+from spark_jms.store.regions.protocol.messages import Ping, RegionMessage, Reply, encode
 
 SECRET, IDENTITY = b"secret", b"identity"
 

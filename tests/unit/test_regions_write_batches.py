@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from spark_jms.store.errors import StoreError
-from spark_jms.store.regions.client.write_batches import Answered, WriteBatches
-from spark_jms.store.regions.core.instance import Planned
-from spark_jms.store.regions.core.space import Step
+from spark_jms.store.regions.client.space import Planned, Step
+from spark_jms.store.regions.client.store_regions import Answered, WriteBatches
 
 
 def test_update_that_moved_is_acknowledged_once_its_old_block_is_free() -> None:

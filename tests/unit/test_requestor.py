@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from spark_jms.client.consumer import Consumer
-from spark_jms.client.listener import ExceptionListener, MessageListener
-from spark_jms.client.message import Message
-from spark_jms.client.request import Requestor
+from spark_jms.client.messages.message import ExceptionListener, Message, MessageListener
+from spark_jms.client.receiving.consumer import Consumer
+from spark_jms.client.receiving.request import Requestor
 from spark_jms.errors import ClosedError, ConsumerClosedException, IllegalStateException, RequestTimeoutError
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.claim import Claim
-from spark_jms.core.ranges import EMPTY, Ranges
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.record_set_form import from_objects, to_objects
-from spark_jms.core.restored_state import restored
+from spark_jms.core.messages.ranges import EMPTY, Ranges
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.redelivery import Claim
+from spark_jms.core.records.stored_form import from_objects, restored, to_objects
 
 LAST = 30
 numbers = st.sets(st.integers(1, LAST))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.routing import Routing, route, split
-from spark_jms.core.slots import SLOTS, slot_of
+from spark_jms.core.destinations.routing import Routing, route, split
+from spark_jms.core.ordering.units_of_order import SLOTS, slot_of
 
 groups = st.lists(st.one_of(st.none(), st.text(max_size=4)), max_size=60)
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark_jms.claims.scan import never_matches
+from spark_jms.claims.messages.scan import never_matches
 from spark_jms.core.selector import HEADER_COLUMNS, InvalidSelectorError, Selector
 from spark_jms.core.selector.tree import (
     And,
@@ -33,8 +33,8 @@ from spark_jms.core.selector.tree import (
     Sign,
     unparse,
 )
-from spark_jms.log.data_file import DataFile
-from spark_jms.log.file_writer import FileStatistics
+from spark_jms.log.messages.data_files import FileStatistics
+from spark_jms.log.tables.files import DataFile
 from tests.unit.selector_messages import (
     python_values,
     selector,

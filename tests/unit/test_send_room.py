@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.aio.room import SendRoom
+from spark_jms.aio.blocking_calls import SendLimit
 
 STEPS = st.lists(
     st.one_of(
@@ -28,7 +28,7 @@ def test_room_is_never_exceeded_and_given_in_order(steps: list[Any]) -> None:
 
 
 async def _check(steps: list[Any]) -> None:
-    room, entered, inside = SendRoom(3, 10), [], []
+    room, entered, inside = SendLimit(3, 10), [], []
     tasks: list[asyncio.Task[None]] = []
 
     async def enter(number: int, size: int) -> None:
@@ -62,7 +62,7 @@ def test_cancelled_waiter_makes_way_for_those_behind_it() -> None:
     """M7: a smaller one behind it enters at once."""
 
     async def body() -> None:
-        room = SendRoom(3, 10)
+        room = SendLimit(3, 10)
         await room.enter(5)
         large, small = asyncio.ensure_future(room.enter(8)), asyncio.ensure_future(room.enter(2))
         await asyncio.sleep(0)

@@ -15,35 +15,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jms.claims.kept_server import KeptServer
-from spark_jms.core.delivery_sample import (
+from spark_jms.claims.servers.lease import LeasedServer
+from spark_jms.core.destinations.servers import (
+    ACTS,
+    ANSWER_MS,
+    CHALLENGE_MS,
+    HELD,
     HOLD_EFFORT,
+    LOOK_MS,
     READ_MS,
     RETURN_EFFORT,
     VALID_MS,
     WRITE_MS,
-    Promptness,
-    Samples,
-    effort,
-)
-from spark_jms.core.lease_term import HELD
-from spark_jms.core.server_lease import (
-    ACTS,
-    ANSWER_MS,
-    CHALLENGE_MS,
-    LOOK_MS,
     Act,
     Contact,
     Evidence,
     LeaseFile,
     LeaseView,
     Phase,
+    Promptness,
     Reach,
+    Samples,
     decide,
+    effort,
 )
 from spark_jms.errors import FormatVersionError
-from spark_jms.log.server_leases import LEASES, ServerLeases
-from spark_jms.log.server_terms import ServerTerms
+from spark_jms.log.destinations.servers import LEASES, ServerLeases, ServerTerms
 from spark_jms.testing.memory_storage import MemoryStorage
 
 LENGTH_MS = 10_000
@@ -89,7 +86,7 @@ class Process:
         self._sample_due_ms: float | None = None
         terms, leases = ServerTerms(world.storage), ServerLeases(world.storage, name)
         share = self.random.uniform(0, 0.25)
-        self.kept = KeptServer("s", self, leases, terms, LENGTH_MS, share, lambda: int(world.now_ms))
+        self.kept = LeasedServer("s", self, leases, terms, LENGTH_MS, share, lambda: int(world.now_ms))
         self._next_ms = 0.0
 
     @property

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from spark_jms.store.disk import Disk
-from spark_jms.store.engine.session_heartbeat import SessionHeartbeat
-from spark_jms.store.file.session_locks import SessionLocks
+from spark_jms.store.engine.backend import SessionHeartbeat
+from spark_jms.store.file.locks import SessionLocks
 
 
 def of_a_file_store(folder: Path) -> tuple[Callable[[], None], Callable[[], None]]:

@@ -10,16 +10,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.destination import Destination
+from spark_jms.core.destinations.destination import Destination
 from spark_jms.errors import ModuleFileError, UnreadableTableError
 from spark_jms.module import declare, load_module
 from spark_jms.settings.destination import DestinationSettings
-from spark_jms.settings.duration import DurationLike, duration_s, parse_duration_ms, show_duration
+from spark_jms.settings.document import GROUPS, Group
 from spark_jms.settings.table import Setting, Table, read_texts, setting, settings_of
-from spark_jms.settings.tables import GROUPS, Group
 from spark_jms.settings.types import (
     Choice,
     Duration,
+    DurationLike,
     Flag,
     ListOf,
     NotAllowed,
@@ -28,6 +28,9 @@ from spark_jms.settings.types import (
     Text,
     ValueType,
     Whole,
+    duration_s,
+    parse_duration_ms,
+    show_duration,
 )
 
 TYPES: dict[str, tuple[ValueType, st.SearchStrategy[object], list[str]]] = {

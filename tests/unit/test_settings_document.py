@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from spark_jms.module import load_module
-from spark_jms.settings.document import main, page, with_header
+from spark_jms.settings.document import GROUPS, main, page, with_header
 from spark_jms.settings.table import Setting
-from spark_jms.settings.tables import GROUPS
 
 PROJECT = Path(__file__).parents[2]
 ROWS = {f"{group.name} {name}": row for group in GROUPS.values() for name, row in group.settings.items()}

@@ -18,9 +18,9 @@ from spark_jms.settings.table import Setting, Table, settings_of
 from spark_jms.settings.types import Text
 from spark_jms.store.errors import SettingInvalidError, StoreUriError
 from spark_jms.store.jdbc.settings import parse_jdbc
-from spark_jms.store.records.settings import parse_replicated
 from spark_jms.store.regions.client.attachment import PING_S
-from spark_jms.store.regions.daemon.settings import from_environment
+from spark_jms.store.regions.daemon.options import from_environment
+from spark_jms.store.replicated.store import parse_replicated
 
 URI_ROWS = [
     (base, row)

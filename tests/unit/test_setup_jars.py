@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_jms.setup.errors import DeltaJarsCorruptError, DeltaJarsMissingError, DeltaJarsResolveError
-from spark_jms.setup.jars import (
+from spark_jms.setup.machine import DeltaJarsCorruptError, DeltaJarsMissingError, DeltaJarsResolveError
+from spark_jms.setup.session import (
     artifact_of,
     cache_dir,
     delta_jars,

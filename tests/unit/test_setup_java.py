@@ -4,10 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from spark_jms.setup import java as java_module
+from spark_jms.setup import machine as java_module
 from spark_jms.setup.__main__ import main
-from spark_jms.setup.errors import JavaInstallError, JavaNotFoundError
-from spark_jms.setup.java import DEBIAN_PACKAGES, command_to_run, find_java, install_java, look_at, major_of
+from spark_jms.setup.machine import (
+    DEBIAN_PACKAGES,
+    JavaInstallError,
+    JavaNotFoundError,
+    command_to_run,
+    find_java,
+    install_java,
+    look_at,
+    major_of,
+)
 
 NOTHING: tuple[str, ...] = ()
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from spark_jms.setup import postgresql
-from spark_jms.setup.errors import PostgresqlInstallError, PostgresqlNotFoundError
+from spark_jms.setup import machine
+from spark_jms.setup.machine import PostgresqlInstallError, PostgresqlNotFoundError
 
 
-def server(place: Path, programs: tuple[str, ...] = postgresql.PROGRAMS) -> Path:
+def server(place: Path, programs: tuple[str, ...] = machine.PROGRAMS) -> Path:
     place.mkdir(parents=True)
     for program in programs:
         (place / program).touch(mode=0o755)
@@ -27,22 +27,22 @@ def test_the_newest_whole_one_is_taken(tmp_path: Path) -> None:
     server(tmp_path / "9" / "bin")
     newest = server(tmp_path / "15" / "bin")
     server(tmp_path / "17" / "bin", ("postgres",))
-    assert postgresql.find_postgresql([str(tmp_path / "*" / "bin")]) == newest
+    assert machine.find_postgresql([str(tmp_path / "*" / "bin")]) == newest
 
 
 def test_none_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(PostgresqlNotFoundError, match="Run: "):
-        postgresql.find_postgresql([str(tmp_path / "*")])
+        machine.find_postgresql([str(tmp_path / "*")])
 
     def which(name: str) -> str | None:
         return "/usr/bin/apt-get" if name == "apt-get" else None
 
-    assert "--no-install-recommends postgresql" in postgresql.command_to_run("linux", which)
+    assert "--no-install-recommends postgresql" in machine.postgresql_command("linux", which)
 
 
 def test_only_this_package_is_installed_and_nothing_upgraded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S7: Java, above all, stays as it is."""
-    monkeypatch.setattr(postgresql, "can_install", lambda: True)
+    monkeypatch.setattr(machine, "can_install", lambda: True)
     asked: list[list[str]] = []
 
     def run(command: list[str]) -> int:
@@ -52,15 +52,15 @@ def test_only_this_package_is_installed_and_nothing_upgraded(tmp_path: Path, mon
         return 0
 
     places = [str(tmp_path / "*" / "bin")]
-    assert postgresql.install_postgresql(run, places) == tmp_path / "15" / "bin"
+    assert machine.install_postgresql(run, places) == tmp_path / "15" / "bin"
     assert asked[1][1:] == ["install", "-y", "-qq", "--no-upgrade", "--no-install-recommends", "postgresql"]
-    assert postgresql.install_postgresql(run, places) == tmp_path / "15" / "bin"
+    assert machine.install_postgresql(run, places) == tmp_path / "15" / "bin"
     assert len(asked) == 2
     with pytest.raises(PostgresqlInstallError):
-        postgresql.install_postgresql(lambda command: 1, [str(tmp_path / "none")])
+        machine.install_postgresql(lambda command: 1, [str(tmp_path / "none")])
 
 
 def test_who_may_not_install_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgresql, "can_install", lambda: False)
+    monkeypatch.setattr(machine, "can_install", lambda: False)
     with pytest.raises(PostgresqlNotFoundError):
-        postgresql.install_postgresql(lambda command: 0, [str(tmp_path / "none")])
+        machine.install_postgresql(lambda command: 0, [str(tmp_path / "none")])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spark_jms.setup import session as session_module
-from spark_jms.setup.errors import DeltaJarsMissingError
+from spark_jms.setup.machine import DeltaJarsMissingError
 from spark_jms.setup.session import DELTA, LOCAL, SPARK_DEFAULTS, WORKER_PYTHON, session_conf, worker_python
 
 PROJECT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ import pytest
 
 from spark_jms.setup import step as step_module
 from spark_jms.setup.__main__ import main
-from spark_jms.setup.errors import DeltaJarsMissingError, DeltaJarsResolveError, PostgresqlNotFoundError
+from spark_jms.setup.machine import DeltaJarsMissingError, DeltaJarsResolveError, PostgresqlNotFoundError
 from spark_jms.setup.step import Countable, output_to, step
 
 PROJECT = Path(__file__).parents[2]

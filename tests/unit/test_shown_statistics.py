@@ -7,12 +7,11 @@ import json
 import pyarrow as pa
 import pytest
 
-from spark_jms.core.message import PARTITION_SCHEMA, STORED_SCHEMA, normalise
-from spark_jms.log.acknowledgements import ACKNOWLEDGEMENT_SCHEMA, LIFE_CYCLE_SCHEMA
-from spark_jms.log.file_writer import FileStatistics
-from spark_jms.log.shown_statistics import PROPERTY, lacking_property, shown_statistics
-from spark_jms.log.table_schema import first_commit
-from spark_jms.log.usage_history import USAGE_SCHEMA
+from spark_jms.core.messages.columns import PARTITION_SCHEMA, STORED_SCHEMA, normalise
+from spark_jms.log.messages.data_files import FileStatistics
+from spark_jms.log.tables.commit import ACKNOWLEDGEMENT_SCHEMA, LIFE_CYCLE_SCHEMA, first_commit
+from spark_jms.log.tables.files import PROPERTY, lacking_property, shown_statistics
+from spark_jms.log.upkeep.usage_history import USAGE_SCHEMA
 
 SCHEMAS = {
     "messages": STORED_SCHEMA,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from spark_jms.store.disk import Disk
 from spark_jms.store.errors import DirectoryUnavailableError
-from spark_jms.store.regions.core.directory import opened
+from spark_jms.store.regions.protocol.region_entry import opened
 from tests.simulator.memory_disk import ROOT, MemoryDisk, MemoryFolder
 from tests.simulator.stepwise import StepCluster, closed_region
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from spark_jms.store.regions.core import directory as rules
-from spark_jms.store.regions.core.directory import Holder, RegionEntry
+from spark_jms.store.regions.protocol import region_entry as rules
+from spark_jms.store.regions.protocol.region_entry import Holder, RegionEntry
 from tests.simulator import laws
 from tests.simulator.errors import Violation
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jms.core.slots import SLOTS, Barrier, SlotMap
+from spark_jms.core.ordering.units_of_order import SLOTS, Barrier, SlotMap
 
 memberships = st.lists(st.integers(0, 7), min_size=1, max_size=8, unique=True)
 

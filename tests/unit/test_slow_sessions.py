@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jms.core.claim import Claim
-from spark_jms.core.ranges import Ranges
-from spark_jms.core.record_set import RecordSet
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.redelivery import Claim
 
 TIMEOUT_MS = 60_000
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.log import layered_map, member_files
-from spark_jms.log.data_file import DataFile
-from spark_jms.log.layered_map import LayeredMap, MapEdit
-from spark_jms.log.member_files import MemberEdit, MemberFiles
-from spark_jms.log.replay import LogReplay
-from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.tables import files as log_files
+from spark_jms.log.tables.files import DataFile, LayeredMap, MapEdit, MemberEdit, MemberFiles
+from spark_jms.log.tables.snapshot import LogReplay, Snapshot
 
 _CHANGES = st.lists(st.dictionaries(st.integers(0, 30), st.none() | st.integers(0, 9), max_size=6), max_size=30)
 
@@ -18,7 +15,7 @@ _CHANGES = st.lists(st.dictionaries(st.integers(0, 30), st.none() | st.integers(
 @given(_CHANGES, st.integers(1, 10))
 def test_layered_map_behaves_like_a_dict(steps: list[dict[int, int | None]], most: int) -> None:
     """C5: after any changes, and in every earlier map too."""
-    kept, layered_map._MAX_CHANGED = layered_map._MAX_CHANGED, most
+    kept, log_files._MAX_CHANGED = log_files._MAX_CHANGED, most
     try:
         series: list[tuple[LayeredMap[int, int], dict[int, int]]] = [(LayeredMap({1: 1}), {1: 1})]
         for changes in steps:
@@ -34,7 +31,7 @@ def test_layered_map_behaves_like_a_dict(steps: list[dict[int, int | None]], mos
             assert len(made) == len(model)
             assert all(made.get(key) == model.get(key) and (key in made) == (key in model) for key in range(31))
     finally:
-        layered_map._MAX_CHANGED = kept
+        log_files._MAX_CHANGED = kept
 
 
 def data_file(first: int, rows: int = 2) -> DataFile:
@@ -44,7 +41,7 @@ def data_file(first: int, rows: int = 2) -> DataFile:
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=60), st.integers(1, 10), st.integers(1, 4))
 def test_member_files_behave_like_a_sorted_list(steps: list[tuple[bool, int]], most: int, at_once: int) -> None:
     """C5: files are added in front, in the middle and behind, and removed, in commits of several changes."""
-    kept, member_files._MAX_TAIL = member_files._MAX_TAIL, most
+    kept, log_files._MAX_TAIL = log_files._MAX_TAIL, most
     try:
         made, model = MemberFiles(), dict[int, DataFile]()
         series = [(made, dict(model))]
@@ -66,7 +63,7 @@ def test_member_files_behave_like_a_sorted_list(steps: list[tuple[bool, int]], m
             for first, last in ((1, 100), (5, 5), (6, 20), (30, 7), (80, 90)):
                 assert files.overlapping(first, last) == [f for f in ordered if f.last >= first and f.first <= last]
     finally:
-        member_files._MAX_TAIL = kept
+        log_files._MAX_TAIL = kept
 
 
 def added(first: int) -> dict[str, dict[str, object]]:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.message import COLUMNS
-from spark_jms.core.sort_order import SortOrder
-from spark_jms.settings.destination_key import DestinationKey, KeyText
+from spark_jms.core.messages.columns import COLUMNS
+from spark_jms.core.ordering.sort_order import SortOrder
+from spark_jms.settings.fields import DestinationKey, KeyText
 from spark_jms.settings.types import NotAllowed
 
 Row = dict[str, Any]

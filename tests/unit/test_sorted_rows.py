@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from spark_jms.claims import sorted_rows
-from spark_jms.claims.sorted_rows import in_order
-from spark_jms.core.sort_order import SortOrder
-from spark_jms.log.file_reader import StoredRows
-from spark_jms.log.message_buffer import MessageBuffer
+from spark_jms.claims.messages import fetch
+from spark_jms.claims.messages.fetch import in_order
+from spark_jms.core.ordering.sort_order import SortOrder
+from spark_jms.log.messages.data_files import StoredRows
+from spark_jms.log.messages.paging import MessageBuffer
 
 ORDER = SortOrder.of(["JMSPriority descending"])
 
@@ -36,7 +36,7 @@ def test_messages_that_the_first_pass_does_not_find_are_delivered(
     left: list[StoredRows], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """T7, T15: a purge takes files between two reads, or all of them; what was read already is delivered, the found ones in order."""
-    monkeypatch.setattr(sorted_rows, "_BYTES", 1_000)
+    monkeypatch.setattr(fetch, "_BYTES", 1_000)
     buffer = MessageBuffer(20_000)
     found = in_order(rows(), ORDER, {}, lambda columns: [(b.select(columns), s) for b, s in left], lambda: buffer)
     numbers = [number for _, sequences in found for number in sequences.to_pylist()]

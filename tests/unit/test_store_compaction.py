@@ -11,8 +11,8 @@ import pytest
 
 from spark_jms.store import Put, RecordHeldError, Session, StoreError, StoreFullError, StoreWriteError, open_store
 from spark_jms.store.disk import Disk
-from spark_jms.store.file import FileStore
-from spark_jms.store.file.reserve import RESERVE_BYTES
+from spark_jms.store.file.journal import RESERVE_BYTES
+from spark_jms.store.file.store import FileStore
 from tests.journal_files import bury
 
 

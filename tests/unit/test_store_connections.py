@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spark_jms.core.record_names import consumer_record, lease_record, member_record
+from spark_jms.core.records.stored_form import consumer_record, lease_record, member_record
 from spark_jms.store.contract import Delete, Operation, Put
-from spark_jms.store.engine import LedgerBatch
-from spark_jms.store.ledger.entries import Change, Connected, Entry, Opened, Prepared, Resolved, Written
+from spark_jms.store.engine.entry_log import LedgerBatch
 from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.records.connections import DomainConnections
-from spark_jms.store.regions.core.protocol import ConnectionRow
+from spark_jms.store.ledger.record import Change, Connected, Entry, Opened, Prepared, Resolved, Written
+from spark_jms.store.regions.protocol.messages import ConnectionRow
+from spark_jms.store.replicated.persistence import DomainConnections
 
 QUEUE, TOPIC = member_record("t", "-", 0), member_record("t", "billing", 3)
 SERVER, SUBSCRIPTIONS = "messaging.jmsServer.fast", "messaging.jmsServer.durablesubs.fast"

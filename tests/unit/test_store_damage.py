@@ -16,21 +16,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jms.store import (
-    Put,
-    RecordCorruptError,
-    StoreCorruptError,
-    StoreVersionError,
-    TransactionInDoubtError,
-)
-from spark_jms.store.admin import check, dump, migrate
-from spark_jms.store.file import FileStore
-from spark_jms.store.file.frame import HEADER_BYTES, decode_header, scan
-from spark_jms.store.file.judge import judge
+from spark_jms.store import Put, RecordCorruptError, StoreCorruptError, StoreVersionError, TransactionInDoubtError
+from spark_jms.store.file.frame import HEADER_BYTES, decode_header, judge, scan
+from spark_jms.store.file.store import FileStore
+from spark_jms.store.kinds.administration import check, dump, migrate
 from spark_jms.store.ledger.codec import decode, decode_sections, encode
-from spark_jms.store.ledger.entries import Change, Connected, Damaged, Entry, Opened, Prepared, Restored, Written
 from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.ledger.record import LedgerError
+from spark_jms.store.ledger.record import (
+    Change,
+    Connected,
+    Damaged,
+    Entry,
+    LedgerError,
+    Opened,
+    Prepared,
+    Restored,
+    Written,
+)
 from tests.journal_files import without_reserve
 from tests.unit.store_histories import HEADER, flip, history, journal
 

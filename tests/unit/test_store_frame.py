@@ -20,7 +20,7 @@ from spark_jms.store.file.frame import (
     find_frame,
     scan,
 )
-from spark_jms.store.ledger.sections import Lost, Section, pack, unpack
+from spark_jms.store.ledger.codec import Lost, Section, pack, unpack
 
 HEADER = Header(7, b"0123456789abcdef")
 SEED = HEADER.seed

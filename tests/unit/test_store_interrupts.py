@@ -10,13 +10,14 @@ import pytest
 
 from spark_jms.store import Put, StoreBusyError
 from spark_jms.store.disk import Disk
-from spark_jms.store.engine.link import LinkLostError
+from spark_jms.store.engine.connections import LinkLostError
 from spark_jms.store.errors import StoreWriteError
-from spark_jms.store.file import backend as file_backend
-from spark_jms.store.file.backend import FileBackend
+from spark_jms.store.file import store as file_store
+from spark_jms.store.file.store import FileBackend
+from spark_jms.store.ledger import group_commit
 from spark_jms.store.ledger.backend import Transaction
-from spark_jms.store.ledger.entries import Connected
 from spark_jms.store.ledger.ledger import Ledger
+from spark_jms.store.ledger.record import Connected
 from tests.unit.test_engine import NoEngine, Pair
 
 
@@ -43,7 +44,7 @@ def test_ctrl_c_twice_while_a_write_fails_leaves_no_phantom(tmp_path: Path, monk
     one, other = FileBackend(str(tmp_path)), FileBackend(str(tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(one._journal, "append", interrupt)
-        patch.setattr(file_backend, "finish", interrupted_once(file_backend.finish))
+        patch.setattr(file_store, "finish", interrupted_once(group_commit.finish))
         with pytest.raises(KeyboardInterrupt):
             one.write(lambda transaction: transaction.do(Connected("phantom", "")))
     assert "phantom" not in one.read(lambda ledger: set(ledger.sessions))

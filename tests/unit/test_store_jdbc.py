@@ -42,17 +42,14 @@ from spark_jms.store.jdbc.database import (
     keepalives,
     server_settings,
 )
-from spark_jms.store.jdbc.finder import JdbcFinder
-from spark_jms.store.jdbc.protocol import LockTakenError, Ownership, acquire
-from spark_jms.store.jdbc.retry import Clocks
+from spark_jms.store.jdbc.engine import Clocks
+from spark_jms.store.jdbc.protocol import EngineState, LockTakenError, Ownership, acquire
 from spark_jms.store.jdbc.rows import CLASSES
-from spark_jms.store.jdbc.schema import require_writable
 from spark_jms.store.jdbc.settings import JdbcSettings, parse_jdbc, with_engine
-from spark_jms.store.jdbc.states import EngineState
-from spark_jms.store.jdbc.store import open_backend
-from spark_jms.store.jdbc.tables import ddl, make_tables
+from spark_jms.store.jdbc.store import JdbcFinder, open_backend
+from spark_jms.store.jdbc.tables import ddl, make_tables, require_writable
 from spark_jms.store.ledger.backend import Transaction
-from spark_jms.store.ledger.entries import Cancelled, Waited
+from spark_jms.store.ledger.record import Cancelled, Waited
 from spark_jms.store.ledger.store import LedgerStore
 from tests.power_loss import Machine, PowerLossDisk
 from tests.process.proxy import Proxy

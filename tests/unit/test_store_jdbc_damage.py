@@ -26,20 +26,16 @@ from spark_jms.store import (
     TransactionInDoubtError,
     open_store,
 )
-from spark_jms.store.admin import check, salvage
-from spark_jms.store.engine import wire
-from spark_jms.store.engine.entry_log import EntryLog, Verdict
-from spark_jms.store.engine.persistence import Loaded
-from spark_jms.store.engine.shared_write import Proposal
+from spark_jms.store.engine import connections
+from spark_jms.store.engine.entry_log import EntryLog, Loaded, Proposal, Verdict
+from spark_jms.store.jdbc.content import OutcomeRow, StoredOutcome, committed, prepared, read_outcomes, restore
 from spark_jms.store.jdbc.database import Database
-from spark_jms.store.jdbc.outcomes import OutcomeRow, StoredOutcome, committed, prepared, read_outcomes
-from spark_jms.store.jdbc.restoration import restore
 from spark_jms.store.jdbc.rows import OBJECT, RECORD, SESSION, WAITER, Row, StoredRow
 from spark_jms.store.jdbc.settings import parse_jdbc
 from spark_jms.store.jdbc.store import open_backend
-from spark_jms.store.ledger.codec import encode
-from spark_jms.store.ledger.entries import Change, Connected, Entry, Opened, Prepared, Restored, Written
-from spark_jms.store.ledger.sections import unpack
+from spark_jms.store.kinds.administration import check, salvage
+from spark_jms.store.ledger.codec import encode, unpack
+from spark_jms.store.ledger.record import Change, Connected, Entry, Opened, Prepared, Restored, Written
 from spark_jms.store.ledger.store import LedgerStore
 
 # ---- rows: which record set does each column concern?
@@ -386,8 +382,8 @@ def test_a_damaged_outcome_refuses_nothing(uri: str, caplog: pytest.LogCaptureFi
     try:
         server = backend._route.finder._engine.server  # type: ignore[attr-defined]
         entries = encode([Connected("new", "")])
-        answer = server.answer("client", wire.Append("before", damaged[2], token, damaged[2], True, entries))
-        assert isinstance(answer, wire.Paged)
+        answer = server.answer("client", connections.Append("before", damaged[2], token, damaged[2], True, entries))
+        assert isinstance(answer, connections.Paged)
         assert answer.verdict == Verdict.UNKNOWN.value
         engine = backend._route.finder._engine  # type: ignore[attr-defined]
         engine.persistence._writer._outcome_count = 255
@@ -405,8 +401,8 @@ def test_trimming_keeps_damaged_outcomes(uri: str, monkeypatch: pytest.MonkeyPat
     fill(uri)
     sql(uri, "UPDATE @sibxacts SET checksum = checksum + 1 WHERE base = 0")
     (damaged,) = sql(uri, "SELECT * FROM @sibxacts WHERE base = 0")
-    monkeypatch.setattr("spark_jms.store.jdbc.writing.OUTCOMES_KEPT", 3)
-    monkeypatch.setattr("spark_jms.store.jdbc.writing.TRIM_EVERY", 1)
+    monkeypatch.setattr("spark_jms.store.jdbc.persistence.OUTCOMES_KEPT", 3)
+    monkeypatch.setattr("spark_jms.store.jdbc.persistence.TRIM_EVERY", 1)
     with open_store(uri) as store, store.connect() as session:
         session.open("r2").commit([Put("k", b"1")])
     kept = sql(uri, "SELECT * FROM @sibxacts WHERE state = 'COMMITTED'")
@@ -466,8 +462,7 @@ def test_tables_of_an_older_version_are_refused(tmp_path: Path) -> None:
 
 def test_new_damage_found_while_regaining_the_lock_disables_the_engine(tmp_path: Path) -> None:
     """S2, S6, S9: the damage may concern the very commit that is in doubt; the next engine decides what to refuse."""
-    from spark_jms.store.engine import OwnershipLostError
-    from spark_jms.store.engine.persistence import LedgerBatch
+    from spark_jms.store.engine.entry_log import LedgerBatch, OwnershipLostError
 
     uri = f"jdbc:sqlite:///{tmp_path}/s.db"
     content = fill(uri)

@@ -14,19 +14,15 @@ from typing import Any
 import pytest
 
 from spark_jms.store import LockHeldError, OwnerMissingError, Put, StoreBusyError, open_store
-from spark_jms.store.engine import OwnershipLostError
-from spark_jms.store.engine.entry_log import Verdict
-from spark_jms.store.engine.shared_write import Proposal
-from spark_jms.store.jdbc.finder import JdbcFinder
+from spark_jms.store.engine.entry_log import OwnershipLostError, Proposal, Verdict
+from spark_jms.store.jdbc.engine import Clocks
 from spark_jms.store.jdbc.persistence import JdbcPersistence
-from spark_jms.store.jdbc.protocol import STEPS, LockTakenError, Step, acquire, draw
-from spark_jms.store.jdbc.retry import Clocks
-from spark_jms.store.jdbc.states import EngineState, ProcessRole
-from spark_jms.store.jdbc.store import open_backend
+from spark_jms.store.jdbc.protocol import STEPS, EngineState, LockTakenError, ProcessRole, Step, acquire, draw
+from spark_jms.store.jdbc.store import JdbcFinder, open_backend
 from spark_jms.store.jdbc.tables import VERSION
-from spark_jms.store.ledger.entries import Change, Written
+from spark_jms.store.ledger.record import Change, Written
 from spark_jms.store.ledger.store import LedgerStore
-from spark_jms.testing.waiting import wait_until
+from spark_jms.testing.domain import wait_until
 from tests.unit.jdbc_raw import Raw, fill
 
 

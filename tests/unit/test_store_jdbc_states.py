@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spark_jms.settings.store import FAILOVER, RETRY
-from spark_jms.store.jdbc.states import (
+from spark_jms.store.jdbc.protocol import (
     CONNECTION_LOSS,
     ENGINE_STATES,
     ROLES,
@@ -20,7 +20,7 @@ from spark_jms.store.jdbc.states import (
     ProcessRole,
     RoleEvent,
     StateMachine,
-    draw,
+    draw_states,
 )
 
 Table = Mapping[tuple[Any, Any], Any]
@@ -66,5 +66,5 @@ def test_connection_loss_disables_or_retries() -> None:
 def test_the_page_shows_the_tables() -> None:
     """S3, S6: drawn from the data that the code looks up."""
     page = (Path(__file__).parents[2] / "docs" / "DATA-STORES.md").read_text(encoding="utf-8")
-    assert draw(ROLES) in page
-    assert draw(ENGINE_STATES) in page
+    assert draw_states(ROLES) in page
+    assert draw_states(ENGINE_STATES) in page

@@ -28,9 +28,9 @@ from spark_jms.store import (
     open_store,
 )
 from spark_jms.store.disk import Disk
-from spark_jms.store.file import FileStore
 from spark_jms.store.file.frame import HEADER_BYTES, MAGIC
 from spark_jms.store.file.journal import write_error
+from spark_jms.store.file.store import FileStore
 from tests.journal_files import frames_end, without_reserve
 
 JOURNAL = "journal-0000000001.log"

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from spark_jms.store import Handle, Put, StoreCorruptError, StoreFullError
 from spark_jms.store.disk import Disk
-from spark_jms.store.file import FileStore
-from spark_jms.store.file.frame import HEADER_BYTES
-from spark_jms.store.file.judge import Judged, judge
-from spark_jms.store.file.reserve import LEAST_BYTES, RESERVE_BYTES, reserve_bytes
+from spark_jms.store.file.frame import HEADER_BYTES, Judged, judge
+from spark_jms.store.file.journal import LEAST_BYTES, RESERVE_BYTES, reserve_bytes
+from spark_jms.store.file.store import FileStore
 from tests.journal_files import frames_end
 from tests.unit.store_histories import HEADER, history, journal
 

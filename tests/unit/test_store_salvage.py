@@ -10,14 +10,17 @@ from random import Random
 import pytest
 
 from spark_jms.store import open_store
-from spark_jms.store.admin import salvage
 from spark_jms.store.contract import Delete, Put
 from spark_jms.store.errors import StoreCorruptError, StoreInUseError, StoreNotFoundError
-from spark_jms.store.file import FileStore
 from spark_jms.store.file.frame import FRAME_HEADER_BYTES, HEADER_BYTES, decode_header, scan
 from spark_jms.store.file.salvage import salvage as salvage_journal
 from spark_jms.store.file.salvage import salvage_directory
-from spark_jms.store.ledger.entries import (
+from spark_jms.store.file.store import FileStore
+from spark_jms.store.kinds.administration import salvage
+from spark_jms.store.ledger.administration import Salvaged
+from spark_jms.store.ledger.codec import TABLE_ROW_BYTES
+from spark_jms.store.ledger.ledger import Ledger
+from spark_jms.store.ledger.record import (
     Change,
     Closed,
     Connected,
@@ -30,9 +33,6 @@ from spark_jms.store.ledger.entries import (
     Waited,
     Written,
 )
-from spark_jms.store.ledger.ledger import Ledger
-from spark_jms.store.ledger.sections import TABLE_ROW_BYTES
-from spark_jms.store.reports import Salvaged
 from tests.journal_files import without_reserve
 from tests.unit.store_histories import HEADER, flip, history, journal
 

@@ -8,9 +8,9 @@ import pytest
 
 from spark_jms.store import open_store
 from spark_jms.store.errors import NameInvalidError, StoreUriError, ValueInvalidError
+from spark_jms.store.kinds.opening import administration_of, places_of
 from spark_jms.store.regions.client.instance import check_store_name
-from spark_jms.store.regions.global_directory import quoted
-from spark_jms.store.uri import administration_of, places_of
+from spark_jms.store.regions.directory.global_directory import quoted
 
 
 @pytest.mark.parametrize("query", ["session_timeout_ms=500", "", "store=a&localindex=1"])

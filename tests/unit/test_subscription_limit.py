@@ -8,10 +8,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.ranges import EMPTY, Ranges
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.record_set_form import changed_objects, from_objects, to_objects
-from spark_jms.core.subscription_limit import LIMIT, NOTHING_DROPPED, Droppable, LimitAccount, dropped
+from spark_jms.core.destinations.subscriptions import LIMIT, NOTHING_DROPPED, Droppable, LimitAccount, dropped
+from spark_jms.core.messages.ranges import EMPTY, Ranges
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.stored_form import changed_objects, from_objects, to_objects
 
 
 @dataclass(frozen=True)

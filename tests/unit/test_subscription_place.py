@@ -6,11 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.active_subscription import ActiveSubscription, alone_name, is_durable, server_for, shared_name
-from spark_jms.core.client_identity import ClientIdentity, check_kept
-from spark_jms.core.destination import Destination
-from spark_jms.core.subscription_name import on_server, server_of_subscription
-from spark_jms.core.subscription_place import check_durable, kept_at, record_server, record_servers, recorded_on
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.subscriptions import (
+    ActiveSubscription,
+    ClientIdentity,
+    alone_name,
+    check_durable,
+    check_kept,
+    is_durable,
+    kept_at,
+    on_server,
+    record_server,
+    record_servers,
+    recorded_on,
+    server_for,
+    server_of_subscription,
+    shared_name,
+)
 from spark_jms.errors import InvalidDestinationError, ModuleFileError
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,8}", fullmatch=True)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.destination import Destination
+from spark_jms.core.destinations.destination import Destination
 from spark_jms.errors import ModuleFileError
 from spark_jms.module import declare, load_module
-from spark_jms.settings.description import describe
 from spark_jms.settings.destination import TEMPLATE_KEYS
+from spark_jms.settings.document import describe
 from spark_jms.settings.table import Setting
 
 CAREFUL = {"redeliveryLimit": 3, "redeliveryDelay": "5 s", "errorDestination": "failed"}

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from spark_jms.client.consumer_arguments import check_mode
+from spark_jms.client.receiving.consumer import check_mode
 from spark_jms.core.selector import Selector
 from spark_jms.errors import InvalidSelectorError, OptionError
-from spark_jms.settings.tables import GROUPS
-from spark_jms.settings.texts import NAMES, NOT_YET, TextName
+from spark_jms.settings.document import GROUPS, NAMES, NOT_YET, TextName
 
 PROJECT = Path(__file__).parents[2]
 # name in the texts -> the default that they state

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.trace_context import carried_context, has_context, with_context
+from spark_jms.core.messages.properties import carried_context, has_context, with_context
 
 MAP = pa.map_(pa.string(), pa.string())
 CONTEXTS = ({"traceparent": "T"}, {"traceparent": "T", "tracestate": "S"})

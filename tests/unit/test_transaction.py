@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.claim import Claim
-from spark_jms.core.pledge import Pledge
-from spark_jms.core.ranges import Ranges
-from spark_jms.core.record_set import RecordSet
-from spark_jms.core.record_set_form import from_objects, to_objects
-from spark_jms.core.staged_file import StagedFile
-from spark_jms.core.transaction import (
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.redelivery import Claim
+from spark_jms.core.records.stored_form import from_objects, to_objects
+from spark_jms.core.transactions.transaction import (
     STEPS,
     CoordinatorState,
+    Pledge,
     PledgeOutcome,
     TransactionOrigin,
     TransactionState,
@@ -30,7 +29,7 @@ from spark_jms.core.transaction import (
     outcome_of_pledge,
     target_step,
 )
-from spark_jms.core.transfer import TargetOutcome, Ticket, TransferTarget, outcome_of
+from spark_jms.core.transactions.transfer import StagedFile, TargetOutcome, Ticket, TransferTarget, outcome_of
 from spark_jms.errors import ConsumerClosedException, FormatVersionError, IllegalStateException, RecordSetError
 
 NONCE = "0123456789abcdef"

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jms.core.ranges import Ranges
-from spark_jms.core.staged_file import StagedFile
-from spark_jms.core.transfer import (
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.transactions.transfer import (
     MAX_SLOTS,
     STEPS,
     Intent,
     NextStep,
+    StagedFile,
     TargetOutcome,
     Ticket,
     TransferStep,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.message import COLUMNS
-from spark_jms.core.ranges import Ranges
-from spark_jms.core.unit_of_work import (
+from spark_jms.core.messages.columns import COLUMNS
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.ordering.units_of_work import (
     END,
     NUMBER,
     PART_COLUMNS,

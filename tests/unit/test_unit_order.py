@@ -8,8 +8,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.ranges import Ranges
-from spark_jms.core.unit_order import NO_UNITS, BlockedUnits, UnitMessages
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.ordering.units_of_order import NO_UNITS, BlockedUnits, UnitMessages
 
 UNITS = st.sampled_from(["a", "b", "c", None])
 

@@ -13,15 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jms.core.balancing import ANY_MEMBER, Balancing
-from spark_jms.core.destination import Destination
-from spark_jms.core.routing import Routing, route_of
-from spark_jms.core.slots import SlotMap, slot_of
-from spark_jms.core.unit_paths import NO_PATHS, UnitPaths, end_action, path_action, paths_of_lost
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.routing import ANY_MEMBER, Balancing, Routing, route_of
+from spark_jms.core.ordering.units_of_order import (
+    NO_PATHS,
+    SlotMap,
+    UnitPaths,
+    end_action,
+    path_action,
+    paths_of_lost,
+    slot_of,
+)
 from spark_jms.errors import ModuleFileError
-from spark_jms.log.layered_map import LayeredMap
-from spark_jms.log.replay import LogReplay
-from spark_jms.log.snapshot import Snapshot
+from spark_jms.log.tables.files import LayeredMap
+from spark_jms.log.tables.snapshot import LogReplay, Snapshot
 
 UNITS = [f"unit {n}" for n in range(12)]
 

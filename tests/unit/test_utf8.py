@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.message import COLUMNS, PROVIDER_COLUMNS, normalise
-from spark_jms.core.utf8 import first_invalid, is_valid, map_column, map_rows, readable, readable_rows
+from spark_jms.core.messages.columns import COLUMNS, PROVIDER_COLUMNS, normalise
+from spark_jms.core.messages.types import first_invalid, is_valid, map_column, map_rows, readable, readable_rows
 from spark_jms.errors import MessageFormatError
 
 BAD = b"h\xffi"

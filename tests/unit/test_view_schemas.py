@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from spark_jms.claims.life_cycle_view import EventRow
-from spark_jms.claims.usage_history import UsageHistoryRow
-from spark_jms.claims.views import AcknowledgementRow, ClaimRow, SubscriptionRow
+from spark_jms.claims.upkeep.life_cycle_view import EventRow
+from spark_jms.claims.upkeep.usage import UsageHistoryRow
+from spark_jms.claims.upkeep.views import AcknowledgementRow, ClaimRow, SubscriptionRow
 from spark_jms.spark.browser import VIEW_SCHEMAS
 
 ROWS: dict[str, Any] = {

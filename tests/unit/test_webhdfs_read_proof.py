@@ -7,12 +7,12 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from spark_jms.store.engine.read_lease import LEASE_MS, ReadLease
 from spark_jms.store.errors import FencedError, RegionUnavailableError, StoreError
+from spark_jms.store.processes import LEASE_MS, ReadLease
 from spark_jms.store.regions.client.objects import MemoryObjects
+from spark_jms.store.webhdfs.blocks import ReadProof
 from spark_jms.store.webhdfs.errors import NoSuchFileError, RetriableError
 from spark_jms.store.webhdfs.files import Files
-from spark_jms.store.webhdfs.read_proof import ReadProof
 
 
 class Owner:

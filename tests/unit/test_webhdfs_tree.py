@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from spark_jms.store.webhdfs import decisions, errors, wire
 from spark_jms.store.webhdfs.decisions import TreeDecision
-from spark_jms.store.webhdfs.edits import (
+from spark_jms.store.webhdfs.inode import (
     AttributesSet,
     BlockExtent,
     Content,
@@ -24,8 +24,7 @@ from spark_jms.store.webhdfs.edits import (
     decode_edits,
     encode_edits,
 )
-from spark_jms.store.webhdfs.tree import DirectoryTree
-from spark_jms.store.webhdfs.tree_snapshot import decode_tree, encode_tree
+from spark_jms.store.webhdfs.tree import DirectoryTree, decode_tree, encode_tree
 
 PURE = ("inode", "tree", "tree_snapshot", "decisions", "path", "edits", "wire", "errors")
 IMPURE = {"socket", "ssl", "asyncio", "time", "random", "os", "io", "pathlib", "threading", "aiohttp", "secrets"}

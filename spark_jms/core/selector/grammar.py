@@ -20,9 +20,9 @@ from typing import Any
 from lark import Lark, Token, Transformer
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken, VisitError
 
-from spark_jms.core.message import SELECTOR_KEYWORDS as KEYWORDS
+from spark_jms.core.messages.columns import SELECTOR_KEYWORDS as KEYWORDS
+from spark_jms.core.messages.properties import LONG_MAX
 from spark_jms.core.selector.tree import (
-    LONG_MAX,
     And,
     Arithmetic,
     Between,

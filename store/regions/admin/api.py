@@ -11,18 +11,22 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
+from spark_jms.store.contract import StoreInfo
 from spark_jms.store.errors import DaemonUnavailableError, StoreClosedError, StoreError
-from spark_jms.store.regions.admin.port import AdminPort, DaemonInfo, RegionInfo, Waits, silently
-from spark_jms.store.regions.admin.selection import (
+from spark_jms.store.regions.admin.port import (
     SORTS,
+    AdminPort,
+    DaemonInfo,
     DaemonSelection,
+    RegionInfo,
+    Waits,
     lost_with,
     matches,
     regions_of,
+    silently,
     sort_daemons,
     sort_regions,
 )
-from spark_jms.store.reports import StoreInfo
 
 T = TypeVar("T")
 Attach = Callable[[str, int], AdminPort]
@@ -30,7 +34,7 @@ Attach = Callable[[str, int], AdminPort]
 
 def default_attach(directory: str, localindex: int) -> AdminPort:
     # Imported on first use: help needs no sockets.
-    port: AdminPort = importlib.import_module("spark_jms.store.regions.admin.client").attach(directory, localindex)
+    port: AdminPort = importlib.import_module("spark_jms.store.regions.admin.cluster").attach(directory, localindex)
     return port
 
 

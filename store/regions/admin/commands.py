@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from spark_jms.store.errors import CommandUsageError
 from spark_jms.store.regions.admin.formats import FORMATS
-from spark_jms.store.regions.admin.selection import GRAMMAR, SORTS, DaemonSelection
-from spark_jms.store.regions.command_line import MAX_INT, Option, Words, asks_for_help, parse_words
+from spark_jms.store.regions.admin.port import GRAMMAR, SORTS, DaemonSelection
+from spark_jms.store.regions.daemon.options import MAX_INT, Option, Words, asks_for_help, parse_words
 
 PROGRAM = "storeadmin"
 MAX_REFRESH_SECONDS = 3600

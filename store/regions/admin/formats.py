@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone, tzinfo
 
+from spark_jms.store.contract import ConnectionInfo, StoreInfo
 from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
-from spark_jms.store.reports import ConnectionInfo, StoreInfo
 
 FORMATS = ("table", "list")
 

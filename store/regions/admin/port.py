@@ -1,15 +1,17 @@
 """The administration of a daemon cluster as a port, with its values.
 
-Features: R4, R6 (docs/FEATURES.md)
+Features: R4, R6, R18 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from spark_jms.store.reports import StoreInfo
+from spark_jms.store.contract import StoreInfo
+from spark_jms.store.regions.core.peers import Candidate, HeldCopies, refusal_to_leave
 
 
 @dataclass(frozen=True)
@@ -99,3 +101,125 @@ class AdminPort(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
+
+
+# -- which daemons and regions a command selects, and in which order: -daemon, -sort and expressions -------------------
+# Pure.
+
+GRAMMAR = "all|local|n[,n]*|n-n"
+SORTS = ("name", "time", "size")
+MAX_DAEMON = 999
+
+_LIST = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
+_RANGE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
+
+
+@dataclass(frozen=True)
+class DaemonSelection:
+    """`all`, or `local`, or the `indexes` (sorted, each once)."""
+
+    text: str
+    indexes: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, word: str) -> DaemonSelection:
+        """Raises ValueError."""
+        if word in ("all", "local"):
+            return cls(word)
+        if _LIST.fullmatch(word):
+            indexes = {int(number) for number in word.split(",")}
+        elif match := _RANGE.fullmatch(word):
+            first, last = int(match[1]), int(match[2])
+            if first > last:
+                raise ValueError(f"the range {word} begins after its end")
+            if last > MAX_DAEMON:
+                raise ValueError(f"there is no daemon {last}")
+            indexes = set(range(first, last + 1))
+        else:
+            raise ValueError(f"{word!r} is not {GRAMMAR}")
+        return cls(word, tuple(sorted(indexes)))
+
+    def of(self, count: int, local_index: int) -> tuple[int, ...]:
+        """The numbers of the daemons, in a cluster of `count`. A ValueError names one that there is not."""
+        if self.text == "all":
+            return tuple(range(count))
+        if self.text == "local":
+            return (local_index,)
+        if self.indexes[-1] >= count:
+            raise ValueError(f"there is no daemon {self.indexes[-1]}, the last is {count - 1}")
+        return self.indexes
+
+
+def matches(expression: str, name: str) -> bool:
+    """`*` matches zero or more characters, every other character itself. Linear in both lengths: the leftmost match of each
+    piece leaves the most for the rest."""
+    first, *middle = expression.split("*")
+    if not middle:
+        return expression == name
+    last = middle.pop()
+    if not name.startswith(first) or len(name) < len(first) + len(last) or not name.endswith(last):
+        return False
+    position, end = len(first), len(name) - len(last)
+    for piece in middle:
+        found = name.find(piece, position, end)
+        if found < 0:
+            return False
+        position = found + len(piece)
+    return True
+
+
+def sort_daemons(daemons: Iterable[DaemonInfo], sort: str) -> list[DaemonInfo]:
+    """name: by number. time: started last first, those that are down at the end. size: least memory used first."""
+    keys = {
+        "name": lambda daemon: daemon.index,
+        "time": lambda daemon: (-daemon.started_us, daemon.index),
+        "size": lambda daemon: (daemon.memory_used_bytes, daemon.index),
+    }
+    return sorted(daemons, key=keys[sort])
+
+
+def sort_regions(regions: Iterable[RegionInfo], sort: str) -> list[RegionInfo]:
+    """name: by the number of the daemon with the primary copy (none last), then by name. time: created last first.
+    size: smallest first; of one size, the least used first."""
+    keys = {
+        "name": lambda region: (region.primary is None, region.primary or 0, region.name),
+        "time": lambda region: (-region.created_us, region.name),
+        "size": lambda region: (region.size_bytes, region.used_bytes, region.name),
+    }
+    return sorted(regions, key=keys[sort])
+
+
+def regions_of(
+    regions: Iterable[RegionInfo], selection: DaemonSelection, indexes: Sequence[int], expression: str
+) -> list[RegionInfo]:
+    """Those with a copy on one of the daemons (of all daemons: also those with no copy left) and a matching name."""
+    wanted = set(indexes)
+    return [
+        region
+        for region in regions
+        if (selection.text == "all" or wanted & {region.primary, region.secondary}) and matches(expression, region.name)
+    ]
+
+
+def lost_with(regions: Iterable[RegionInfo], daemons: Iterable[DaemonInfo], leaving: Collection[int]) -> list[str]:
+    """The regions of which only these daemons have a copy, among those that are up."""
+    up = {daemon.index for daemon in daemons if daemon.up}
+    held = {region.name: {region.primary, region.secondary} & up for region in regions}
+    return sorted(name for name, holders in held.items() if holders and holders <= set(leaving))
+
+
+def refusal_of_leaving(regions: Iterable[RegionInfo], daemons: Iterable[DaemonInfo], leaving: Collection[int]) -> str:
+    """Why the daemons would refuse to stop safely, as far as this look shows it; empty: they would not."""
+    up = {daemon.index: daemon for daemon in daemons if daemon.up}
+    known = [region for region in regions if not region.reason]
+    holders = {region.name: (region.primary, region.secondary) for region in known}
+    copies = {
+        region.name: HeldCopies(region.size_bytes, tuple(one for one in holders[region.name] if one in up))
+        for region in known
+    }
+    candidates = {
+        index: Candidate(index, daemon.memory_limit_bytes - daemon.memory_used_bytes, daemon.draining)
+        for index, daemon in up.items()
+    }
+    openers = {region.name: region.opener for region in known if region.opener}
+    return refusal_to_leave(leaving, copies, openers, candidates)

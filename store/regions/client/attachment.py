@@ -22,9 +22,10 @@ from spark_jms.store.errors import (
     StoreError,
     error_of,
 )
-from spark_jms.store.regions.connection import connect
-from spark_jms.store.regions.core.config import ClusterConfig, local_daemons
-from spark_jms.store.regions.core.protocol import (
+from spark_jms.store.regions.directory.global_directory import GlobalDirectory, machine_addresses
+from spark_jms.store.regions.protocol.cluster_config import ClusterConfig, local_daemons
+from spark_jms.store.regions.protocol.connection import connect
+from spark_jms.store.regions.protocol.messages import (
     DaemonRow,
     Daemons,
     Failure,
@@ -36,7 +37,6 @@ from spark_jms.store.regions.core.protocol import (
     Revoked,
     StoreRow,
 )
-from spark_jms.store.regions.global_directory import GlobalDirectory, machine_addresses
 
 DAEMON_ROWS = list[DaemonRow | None]
 REGION_ROWS = list[RegionRow]

@@ -26,17 +26,14 @@ from spark_jms.store.errors import (
     StoreError,
 )
 from spark_jms.store.regions.client.attachment import Attachment, client_name
-from spark_jms.store.regions.client.object_connection import ObjectConnection
-from spark_jms.store.regions.client.overload import Overload
-from spark_jms.store.regions.client.placed_objects import PlacedObjects
-from spark_jms.store.regions.client.store_regions import StoreRegions
-from spark_jms.store.regions.client.thresholds import check_message_size, maximum_message_size_bytes
-from spark_jms.store.regions.client.write_batches import WriteBatches
-from spark_jms.store.regions.core.config import ClusterConfig
-from spark_jms.store.regions.core.instance import CATALOG, InstanceCore
-from spark_jms.store.regions.core.protocol import ConnectionRow, StoreRow
-from spark_jms.store.regions.global_directory import GlobalDirectory, quoted
-from spark_jms.store.regions.published_overload import PublishedOverload
+from spark_jms.store.regions.client.objects import ObjectConnection, Overload
+from spark_jms.store.regions.client.space import CATALOG, InstanceCore
+from spark_jms.store.regions.client.store_regions import PlacedObjects, StoreRegions, WriteBatches
+from spark_jms.store.regions.core.memory_use import check_message_size, maximum_message_size_bytes
+from spark_jms.store.regions.directory.global_directory import GlobalDirectory, quoted
+from spark_jms.store.regions.directory.overload import PublishedOverload
+from spark_jms.store.regions.protocol.cluster_config import ClusterConfig
+from spark_jms.store.regions.protocol.messages import ConnectionRow, StoreRow
 
 log = logging.getLogger("store.replicated")
 

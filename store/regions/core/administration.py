@@ -1,6 +1,6 @@
 """What administrators ask: lists of regions and daemons, and the removal of a region. Pure.
 
-Features: R6 (docs/FEATURES.md)
+Features: R6, R10, R14 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
+
 from spark_jms.store.errors import DirectoryUnavailableError, RegionEntryDamagedError
-from spark_jms.store.regions.core import directory as rules
-from spark_jms.store.regions.core.directory import DirectoryListing, RegionEntry
-from spark_jms.store.regions.core.directory_view import UNREADABLE
-from spark_jms.store.regions.core.entry_requests import Outcome, Seen
-from spark_jms.store.regions.core.heartbeats import Heartbeats
+from spark_jms.store.regions.core.copies import Shared
+from spark_jms.store.regions.core.directory_view import UNREADABLE, Outcome, Seen
 from spark_jms.store.regions.core.primaries import Primaries
-from spark_jms.store.regions.core.protocol import (
+from spark_jms.store.regions.core.replicas import Reconciliation
+from spark_jms.store.regions.protocol import region_entry as rules
+from spark_jms.store.regions.protocol.messages import (
+    Counted,
     DaemonHeartbeat,
     DaemonRow,
     Notice,
@@ -25,11 +27,11 @@ from spark_jms.store.regions.core.protocol import (
     Regions,
     Remove,
     RemoveRequest,
+    StoreRow,
     Unserved,
     Usage,
 )
-from spark_jms.store.regions.core.reconciliation import Reconciliation
-from spark_jms.store.regions.core.shared import Shared
+from spark_jms.store.regions.protocol.region_entry import DirectoryListing, RegionEntry
 
 ASK_AGAIN_MS = 500.0
 
@@ -283,3 +285,101 @@ def _daemon_row(beat: DaemonHeartbeat | None) -> DaemonRow | None:
         beat.resilvers,
         beat.waits_for,
     )
+
+
+# -- the heartbeats that this daemon sends: what the others need for placement, and for `lsd` --------------------------
+# Pure.
+
+
+class Heartbeats:
+    def __init__(self, shared: Shared, primaries: Primaries) -> None:
+        self._shared = shared
+        self._primaries = primaries
+        self._started_us = shared.clock.now_us
+        self._sent_ms = -1e9
+
+    def tick(self) -> None:
+        if self._shared.clock.now_ms - self._sent_ms >= self._shared.settings.heartbeat_ms:
+            self._sent_ms = self._shared.clock.now_ms
+            mine = self.mine()
+            for index in self._shared.peers.by_index:
+                self._send(index, mine)
+
+    def send(self, index: int) -> None:
+        self._send(index, self.mine())
+
+    def _send(self, index: int, mine: DaemonHeartbeat) -> None:
+        """While this daemon is in doubt about a region of daemon `index`, that daemon's clock is not echoed."""
+        shared = self._shared
+        if index in shared.out.daemons:
+            echo_ms = -1.0 if shared.directory.doubts(index) else shared.peers.by_index[index].their_ms
+            shared.out.to_peer(index, replace(mine, echo_ms=echo_ms))
+
+    def soon(self) -> None:
+        """The next tick sends one."""
+        self._sent_ms = -1e9
+
+    def mine(self) -> DaemonHeartbeat:
+        """The heartbeat, before a clock is echoed in it."""
+        shared = self._shared
+        entries = (shared.directory.seen.get(name) for name in shared.copies.followed)
+        opened, replicas_open = self._primaries.opened, sum(e is not None and e.opener is not None for e in entries)
+        return DaemonHeartbeat(
+            used_bytes=shared.copies.used_bytes,
+            limit_bytes=shared.copies.limit_bytes,
+            draining=shared.peers.draining,
+            started_us=self._started_us,
+            now_us=shared.clock.now_us,
+            regions_closed=len(shared.copies) - opened - replicas_open,
+            regions_open_primary=opened,
+            regions_open_replica=replicas_open,
+            resilvers=self._primaries.resilvers,
+            clock_ms=shared.clock.now_ms,
+            echo_ms=-1.0,
+            waits_for=shared.peers.waits_for,
+        )
+
+
+# -- the counts of stores, as their instances report them: every daemon knows those of all open stores -----------------
+# Pure.
+
+
+class StoreCounts:
+    def __init__(self, shared: Shared, primaries: Primaries) -> None:
+        self._shared = shared
+        self._primaries = primaries
+        self._rows: dict[str, StoreRow] = {}  # by store
+
+    def reported(self, client: int, row: StoreRow) -> None:
+        """By the client that has the store open here."""
+        if any(
+            primary.use.client == client for name, primary in self._primaries.items() if _store_of(name) == row.name
+        ):
+            self._rows[row.name] = row
+            for index in self._shared.peers.by_index:
+                self._shared.out.to_peer(index, Counted(row))
+
+    def reported_elsewhere(self, row: StoreRow) -> None:
+        self._rows[row.name] = row
+
+    def linked(self, index: int) -> None:
+        """A new connection to this daemon: those of the stores that are open here."""
+        here = {_store_of(name) for name, primary in self._primaries.items() if primary.use.client is not None}
+        for store in sorted(here & self._rows.keys()):
+            self._shared.out.to_peer(index, Counted(self._rows[store]))
+
+    def audit(self, listing: DirectoryListing) -> None:
+        """Forgets the stores whose regions were removed."""
+        removed = {_store_of(name) for name in listing.removed} - {_store_of(name) for name in listing.entries}
+        self._rows = {store: row for store, row in self._rows.items() if store not in removed}
+
+    def show(self, client: int, request: int) -> None:
+        """Those of the stores that are open, by name."""
+        seen = self._shared.directory.seen
+        opened = {_store_of(name) for name, entry in seen.items() if entry.opener is not None}
+        rows = [row for store, row in sorted(self._rows.items()) if store in opened]
+        self._shared.out.reply(client, request, rows)
+
+
+def _store_of(region: str) -> str:
+    return region.rpartition(".")[0]

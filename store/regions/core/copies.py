@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from spark_jms.store.regions.core.actions import MemoryPort
-from spark_jms.store.regions.core.clock import DaemonClock
-from spark_jms.store.regions.core.outgoing import Outgoing
+from spark_jms.settings.store import DaemonSettings
+from spark_jms.store.regions.core.actions import DaemonClock, MemoryPort, Outgoing
+from spark_jms.store.regions.core.directory_view import DirectoryView
+from spark_jms.store.regions.core.peers import Peers
+from spark_jms.store.regions.protocol.region_entry import Holder
 
 AWAITED_MS = 1_000.0
 
@@ -143,3 +145,20 @@ class Copies(Mapping[str, RegionCopy]):
 
     def of_stream(self, stream: str) -> FollowedStream | None:
         return self._by_stream.get(stream)
+
+
+# -- what the parts of one daemon share --------------------------------------------------------------------------------
+# Pure.
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The leaves: none of them knows a primary, an opening or any other part that uses it."""
+
+    me: Holder
+    settings: DaemonSettings
+    clock: DaemonClock
+    out: Outgoing
+    directory: DirectoryView
+    peers: Peers
+    copies: Copies

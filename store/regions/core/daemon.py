@@ -22,29 +22,26 @@ from spark_jms.store.errors import DirectoryUnavailableError
 from spark_jms.store.regions.core.actions import (
     Action,
     AskDirectory,
+    DaemonClock,
     Drop,
     Log,
     MemoryPort,
+    Outgoing,
     Stop,
     ToClient,
     ToPeer,
     Unlink,
 )
-from spark_jms.store.regions.core.administration import RegionAdministration
-from spark_jms.store.regions.core.clients import Clients
-from spark_jms.store.regions.core.clock import DaemonClock
-from spark_jms.store.regions.core.copies import Copies
-from spark_jms.store.regions.core.directory import DirectoryAnswer, DirectoryListing, Holder
+from spark_jms.store.regions.core.administration import Heartbeats, RegionAdministration, StoreCounts
+from spark_jms.store.regions.core.copies import Copies, Shared
 from spark_jms.store.regions.core.directory_view import DirectoryView
-from spark_jms.store.regions.core.heartbeats import Heartbeats
 from spark_jms.store.regions.core.leaving import Leaving, LeavingState
-from spark_jms.store.regions.core.lost_regions import LostRegions
 from spark_jms.store.regions.core.opening import Opening
-from spark_jms.store.regions.core.outgoing import Outgoing
-from spark_jms.store.regions.core.peers import Peers
+from spark_jms.store.regions.core.peers import Clients, Peers
 from spark_jms.store.regions.core.primaries import Primaries
 from spark_jms.store.regions.core.primary import Primary
-from spark_jms.store.regions.core.protocol import (
+from spark_jms.store.regions.core.replicas import LostRegions, Reconciliation, Replicas
+from spark_jms.store.regions.protocol.messages import (
     Ack,
     Adopt,
     Begin,
@@ -73,10 +70,7 @@ from spark_jms.store.regions.core.protocol import (
     Usage,
     WriteRegion,
 )
-from spark_jms.store.regions.core.reconciliation import Reconciliation
-from spark_jms.store.regions.core.replica import Replicas
-from spark_jms.store.regions.core.shared import Shared
-from spark_jms.store.regions.core.store_counts import StoreCounts
+from spark_jms.store.regions.protocol.region_entry import DirectoryAnswer, DirectoryListing, Holder
 
 __all__ = [
     "Action",

@@ -20,13 +20,13 @@ from functools import partial
 
 from spark_jms.store.errors import DirectoryUnavailableError
 from spark_jms.store.regions.core.actions import Stop
-from spark_jms.store.regions.core.directory import DirectoryListing
-from spark_jms.store.regions.core.heartbeats import Heartbeats
-from spark_jms.store.regions.core.placement import Candidate, HeldCopies, refusal_to_leave, without_room
+from spark_jms.store.regions.core.administration import Heartbeats
+from spark_jms.store.regions.core.copies import Shared
+from spark_jms.store.regions.core.peers import Candidate, HeldCopies, refusal_to_leave, without_room
 from spark_jms.store.regions.core.primaries import Primaries
-from spark_jms.store.regions.core.protocol import BreakOff, Drain, Halt, Shutdown, Stay
-from spark_jms.store.regions.core.shared import Shared
-from spark_jms.store.regions.core.state_table import StateTable, StateTransition
+from spark_jms.store.regions.protocol.messages import BreakOff, Drain, Halt, Shutdown, Stay
+from spark_jms.store.regions.protocol.region_entry import DirectoryListing
+from spark_jms.store.state_table import StateTable, StateTransition
 
 NAMED_REGIONS = 3  # of those without room, in the text
 

@@ -15,14 +15,13 @@ from functools import partial
 from typing import Any
 
 from spark_jms.store.errors import RegionEntryDamagedError, RegionEntryVersionError
-from spark_jms.store.regions.core import directory as rules
-from spark_jms.store.regions.core.directory import RegionEntry
-from spark_jms.store.regions.core.entry_requests import Outcome, Seen
-from spark_jms.store.regions.core.new_region import NewRegion
-from spark_jms.store.regions.core.primaries import Primaries
+from spark_jms.store.regions.core.copies import Shared
+from spark_jms.store.regions.core.directory_view import Outcome, Seen
+from spark_jms.store.regions.core.primaries import NewRegion, Primaries
 from spark_jms.store.regions.core.primary import Primary
-from spark_jms.store.regions.core.protocol import MoveRequest, Notice, Open
-from spark_jms.store.regions.core.shared import Shared
+from spark_jms.store.regions.protocol import region_entry as rules
+from spark_jms.store.regions.protocol.messages import MoveRequest, Notice, Open
+from spark_jms.store.regions.protocol.region_entry import RegionEntry
 
 UNREADABLE = (RegionEntryDamagedError, RegionEntryVersionError)
 

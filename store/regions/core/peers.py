@@ -3,22 +3,20 @@
 Theory. A daemon is confirmed while it has certainly heard this daemon lately: it echoes our clock in its heartbeats. A
 confirmed secondary does not take over, so this daemon may serve reads without asking the directory.
 
-Features: R4, R10 (docs/FEATURES.md)
+Features: R4, R9, R10 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from spark_jms.settings.store import DaemonSettings
-from spark_jms.store.regions.core.actions import Unlink
-from spark_jms.store.regions.core.clock import DaemonClock
-from spark_jms.store.regions.core.directory import NO_LIFE, Holder
+from spark_jms.store.regions.core.actions import DaemonClock, Drop, Outgoing, Unlink
 from spark_jms.store.regions.core.directory_view import DirectoryView
-from spark_jms.store.regions.core.outgoing import Outgoing
-from spark_jms.store.regions.core.placement import Candidate
-from spark_jms.store.regions.core.protocol import DaemonHeartbeat
+from spark_jms.store.regions.protocol.messages import DaemonHeartbeat
+from spark_jms.store.regions.protocol.region_entry import NO_LIFE, Holder
 
 
 @dataclass
@@ -159,3 +157,133 @@ class Peers:
 
     def _beats(self) -> Mapping[int, DaemonHeartbeat]:
         return {i: peer.beat for i, peer in self.by_index.items() if peer.up and peer.beat is not None}
+
+
+# -- the clients of one daemon, and which of them fell silent (a leaf of the daemon core) ------------------------------
+# Pure.
+
+
+class Clients:
+    def __init__(self, settings: DaemonSettings, clock: DaemonClock, out: Outgoing) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._out = out
+        self._heard_ms: dict[int, float] = {}
+
+    def came(self, client: int, name: str) -> None:
+        self._out.clients[client] = name
+        self._heard_ms[client] = self._clock.now_ms
+
+    def left(self, client: int) -> bool:
+        """False when it had left before."""
+        self._heard_ms.pop(client, None)
+        return self._out.clients.pop(client, None) is not None
+
+    def heard(self, client: int) -> bool:
+        """False when it has left."""
+        known = client in self._heard_ms
+        if known:
+            self._heard_ms[client] = self._clock.now_ms
+        return known
+
+    def stood_still(self) -> None:
+        """This process stood still: the silence of the clients is its own."""
+        self._heard_ms = dict.fromkeys(self._heard_ms, self._clock.now_ms)
+
+    def detect(self) -> None:
+        """Drops the clients that fell silent."""
+        now_ms = self._clock.now_ms
+        for client, heard_ms in self._heard_ms.items():
+            if now_ms - heard_ms > self._settings.client_timeout_ms:
+                self._out.log(1, f"client {self._out.clients.get(client)} does not answer")
+                self._out.add(Drop(client))
+                self._heard_ms[client] = now_ms
+
+
+# -- which daemon gets a copy ------------------------------------------------------------------------------------------
+# Pure functions of the candidates.
+
+SERVICE = "service "  # begins the name of a client that is part of a daemon: it closes its regions when that one leaves
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A running daemon, according to its heartbeat."""
+
+    index: int
+    free_bytes: int
+    draining: bool = False
+
+
+class HeldCopies(NamedTuple):
+    """The copies of one region, and the daemons that hold them."""
+
+    size: int
+    holders: tuple[int, ...]
+
+
+def next_daemon(
+    after: int, count: int, candidates: Mapping[int, Candidate], size: int, exclude: Collection[int] = ()
+) -> int | None:
+    """The next candidate after `after`, in the order of rs_daemons.cfg and wrapping, that is not leaving and has room."""
+    for step in range(1, count):
+        index = (after + step) % count
+        candidate = candidates.get(index)
+        if candidate and index not in exclude and not candidate.draining and candidate.free_bytes >= size:
+            return index
+    return None
+
+
+def with_room(candidates: Mapping[int, Candidate], index: int, size: int) -> Mapping[int, Candidate]:
+    """The candidates, counting as free what a copy on daemon `index` takes there now."""
+    held = candidates.get(index)
+    if held is None:
+        return candidates
+    return {**candidates, index: Candidate(index, held.free_bytes + size, held.draining)}
+
+
+def refusal_to_leave(
+    leaving: Collection[int],
+    copies: Mapping[str, HeldCopies],
+    openers: Mapping[str, str],
+    candidates: Mapping[int, Candidate],
+) -> str:
+    """Steps 1 and 2 of an orderly stop: why these daemons may not leave safely; empty: they may. `copies` and
+    `openers` are by region name."""
+    held = {name: region for name, region in copies.items() if not set(leaving).isdisjoint(region.holders)}
+    for name in held:
+        if not openers.get(name, SERVICE).startswith(SERVICE):
+            return f"region {name} is open, by {openers[name]}"
+    if not held or fits_without(leaving, held, candidates):
+        return ""
+    staying = candidates.keys() - set(leaving)
+    if len(staying) < 2:
+        left = f"{len(staying)} daemon" if staying else "no daemon"
+        return f"{left} would be left, and {len(held)} region(s) need two"
+    return f"not enough memory on the other daemons to resilver {len(held)} region(s)"
+
+
+def fits_without(
+    leaving: Collection[int], copies: Mapping[str, HeldCopies], candidates: Mapping[int, Candidate]
+) -> bool:
+    """Step 2: whether every copy on the leaving daemons has room on another one. `copies` is by region name."""
+    return not without_room(leaving, copies, candidates)
+
+
+def without_room(
+    leaving: Collection[int], copies: Mapping[str, HeldCopies], candidates: Mapping[int, Candidate]
+) -> list[str]:
+    """The regions, the largest first, for whose copies on the leaving daemons no other one has room."""
+    homeless: list[str] = []
+    free = {index: c.free_bytes for index, c in candidates.items() if index not in leaving and not c.draining}
+    for name, region in sorted(copies.items(), key=lambda item: (item[1], item[0]), reverse=True):
+        stay = [index for index in region.holders if index not in leaving]
+        for _ in range(len(region.holders) - len(stay)):
+            room = [index for index in free if index not in stay and free[index] >= region.size]
+            if not room:
+                homeless.append(name)
+                break
+            best = max(room, key=lambda index: (free[index], -index))
+            free[best] -= region.size
+            stay.append(best)
+    return homeless

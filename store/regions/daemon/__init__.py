@@ -1,4 +1,4 @@
-"""The process of a daemon: `python -m spark_jms.store.regions.daemon` starts one, `...daemon.stop` stops it.
+"""The process of a daemon: `python -m spark_jms.store.kinds.daemon` starts one, `...daemon.stop` stops it.
 
 Public: `daemon.Daemon` and `daemon.main`, `options.StartOptions` and `StopOptions`, `settings.from_environment`.
 

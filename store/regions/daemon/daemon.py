@@ -1,6 +1,6 @@
 """The daemon process: the core with a clock, connections, shared memory and a log.
 
-python -m spark_jms.store.regions.daemon -dir /path/to/global/directory [-localindex 0] ...
+python -m spark_jms.store.kinds.daemon -dir /path/to/global/directory [-localindex 0] ...
 
 Features: R1, R2, R3, R4, R5, R6, R7, R8, R9, R10, R11, R12, R17, R18 (docs/FEATURES.md)
 """
@@ -19,8 +19,10 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from spark_jms.settings.store import DaemonSettings
 from spark_jms.store.errors import (
     AuthenticationError,
     ClusterMismatchError,
@@ -30,32 +32,26 @@ from spark_jms.store.errors import (
     ProtocolError,
     StoreError,
 )
-from spark_jms.store.regions.connection import DaemonConnection, accepted, connect
-from spark_jms.store.regions.core.config import local_daemons
-from spark_jms.store.regions.core.daemon import (
-    Action,
-    AskDirectory,
-    DaemonCore,
-    DaemonSettings,
-    Drop,
-    Log,
-    Stop,
-    ToClient,
-    ToPeer,
-    Unlink,
+from spark_jms.store.regions.core.actions import Action, AskDirectory, Drop, Log, Stop, ToClient, ToPeer, Unlink
+from spark_jms.store.regions.core.daemon import DaemonCore
+from spark_jms.store.regions.core.memory_use import UtilizationLog
+from spark_jms.store.regions.daemon.directory_workers import DirectoryWorkers, PeerSecrets
+from spark_jms.store.regions.daemon.logs import DaemonLog, LogSettings, log_directory
+from spark_jms.store.regions.daemon.options import (
+    START_TABLE,
+    StartOptions,
+    from_environment,
+    help_text,
+    parse_start,
+    timeouts_of,
 )
-from spark_jms.store.regions.core.directory import DirectoryRequest, Holder
-from spark_jms.store.regions.core.protocol import DaemonHeartbeat, RegionHello, RegionMessage
-from spark_jms.store.regions.daemon.clock import now_ms, now_us
-from spark_jms.store.regions.daemon.directory_workers import DirectoryWorkers
-from spark_jms.store.regions.daemon.logs import DaemonLog, LogSettings, UtilizationLog, log_directory
-from spark_jms.store.regions.daemon.options import START_TABLE, StartOptions, help_text, parse_start
-from spark_jms.store.regions.daemon.peer_secrets import PeerSecrets
-from spark_jms.store.regions.daemon.settings import from_environment, timeouts_of
 from spark_jms.store.regions.daemon.shared_memory import SharedMemoryPort, check_limit
-from spark_jms.store.regions.entry_gathering import EntryGathering
-from spark_jms.store.regions.global_directory import DirectoryFiles, GlobalDirectory, machine_addresses
-from spark_jms.store.regions.hosting import Host, HostedService, ServiceFactory
+from spark_jms.store.regions.directory.entries import DirectoryFiles, EntryGathering
+from spark_jms.store.regions.directory.global_directory import GlobalDirectory, machine_addresses
+from spark_jms.store.regions.protocol.cluster_config import ClusterConfig, local_daemons
+from spark_jms.store.regions.protocol.connection import DaemonConnection, accepted, connect
+from spark_jms.store.regions.protocol.messages import DaemonHeartbeat, RegionHello, RegionMessage
+from spark_jms.store.regions.protocol.region_entry import DirectoryRequest, Holder
 
 TICK_S = 0.05
 DIAL_S = 0.2
@@ -480,7 +476,7 @@ def main(
     hosted_service: Callable[[Mapping[str, str]], ServiceFactory | None] = no_service,
 ) -> int:
     """`hosted_service` reads from the environment which service this daemon hosts."""
-    program = "python -m spark_jms.store.regions.daemon"
+    program = "python -m spark_jms.store.kinds.daemon"
     try:
         options = parse_start(sys.argv[1:] if words is None else words, program)
         if options.help:
@@ -511,3 +507,61 @@ def _run(daemon: Daemon) -> None:
     else:
         uvloop.install()
         asyncio.run(daemon.run())
+
+
+# -- the clocks of a daemon process ------------------------------------------------------------------------------------
+
+# It counts while the machine is suspended. On a clock that stands meanwhile, a primary that wakes would trust its lease
+# although its secondary has taken over.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def now_ms() -> float:
+    """Never goes back within one boot of the machine."""
+    return time.clock_gettime(_CLOCK) * 1000.0
+
+
+def now_us() -> int:
+    """Since the epoch, for people."""
+    return time.time_ns() // 1000
+
+
+# -- what a process that runs a daemon offers to a service, and what it expects of one ---------------------------------
+#
+# A service is a store instance with a listener in front of it: the WebHDFS namespace in a daemon, the engine of the record
+# sets in a process that opened their regions. Whichever process opens the regions serves, and publishes its address in
+# the Global Directory (`GlobalDirectory.publish_service`); the others read it there (`published_service`).
+#
+# The daemon knows no service. Its composition root (`regions/daemon/__main__.py`) hands it a factory.
+
+
+@dataclass(frozen=True)
+class Host:
+    """The daemon as its service sees it. `leaving` is true once the daemon moves its regions away: the service then closes
+    its own regions and serves no more."""
+
+    directory: GlobalDirectory
+    config: ClusterConfig
+    daemon: int
+    log: logging.Logger
+    leaving: Callable[[], bool]
+
+
+class HostedService(Protocol):
+    """A service on the event loop of its host."""
+
+    name: str
+    """For the daemon's log."""
+
+    @property
+    def address(self) -> str:
+        """host:port on which it listens, once started."""
+
+    async def start(self) -> None:
+        """Listens. Opens its regions in the background and keeps trying while another process has them open."""
+
+    async def stop(self) -> None:
+        """Stops listening and closes the regions."""
+
+
+ServiceFactory = Callable[[Host], HostedService]

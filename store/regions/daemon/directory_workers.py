@@ -4,7 +4,7 @@ Threads perform the calls. They are daemon threads, because a call that hangs mu
 read the same files, so an error that only one of them did not expect would end all of them: here it becomes a directory that
 does not answer, which the core survives.
 
-Features: R10 (docs/FEATURES.md)
+Features: R10, R17 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from spark_jms.store.errors import DaemonUnavailableError, DirectoryUnavailableError
-from spark_jms.store.regions.core.directory import DirectoryAnswer, DirectoryPort, DirectoryRequest, perform, unexpected
+from spark_jms.store.regions.directory.global_directory import GlobalDirectory
+from spark_jms.store.regions.protocol.region_entry import (
+    DirectoryAnswer,
+    DirectoryPort,
+    DirectoryRequest,
+    perform,
+    unexpected,
+)
 
 T = TypeVar("T")
 EXPECTED = (DirectoryUnavailableError, DaemonUnavailableError)
@@ -99,3 +106,48 @@ class DirectoryWorkers:
 def _place(error: Exception) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{frame.filename}:{frame.lineno}"
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The secrets of the other daemons, kept once they were read: two daemons connect again while the directory is away or
+# hangs.
+
+Run = Callable[[Callable[[], bytes | None]], "asyncio.Future[bytes | None]"]  # off the loop, see DirectoryWorkers.run
+PATIENCE_S = 0.2
+
+
+class PeerSecrets:
+    """`identity` is that of the directory: without seeing it, no daemon is taken for ended."""
+
+    def __init__(self, directory: GlobalDirectory, identity: str, run: Run) -> None:
+        self._directory = directory
+        self._identity = identity
+        self._run = run
+        self._known: dict[int, bytes] = {}  # by daemon
+        self._asked: dict[int, asyncio.Future[bytes | None]] = {}  # one question a daemon, however long it takes
+
+    async def of(self, index: int) -> bytes | None:
+        """None when that daemon certainly does not run. While the directory is away or does not answer: the secret that was
+        read last, which a restart of that daemon makes useless. DirectoryUnavailableError or DaemonUnavailableError when none
+        was read."""
+        asked = self._asked.get(index) or self._run(lambda: self._read(index))
+        self._asked[index] = asked
+        if index in self._known:
+            await asyncio.wait({asked}, timeout=PATIENCE_S)
+            if not asked.done():
+                return self._known[index]
+        try:
+            secret = await asyncio.shield(asked)
+        except (DirectoryUnavailableError, DaemonUnavailableError):
+            if index not in self._known:
+                raise
+            return self._known[index]
+        finally:
+            if asked.done():
+                self._asked.pop(index, None)
+        if secret is not None:
+            self._known[index] = secret
+        return secret
+
+    def _read(self, index: int) -> bytes | None:
+        return self._directory.secret(index) if self._directory.is_running(index, identity=self._identity) else None

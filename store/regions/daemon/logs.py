@@ -30,7 +30,7 @@ from queue import Full, Queue
 from typing import TextIO
 
 from spark_jms.store.errors import SettingInvalidError
-from spark_jms.store.regions.core.utilization import TRACE_LEVEL, Level, LogLine, UtilizationLog
+from spark_jms.store.regions.core.memory_use import TRACE_LEVEL, Level, LogLine, UtilizationLog
 
 __all__ = [
     "TRACE",

@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spark_jms import apply, connect
-from spark_jms.claims import views
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.cli.main import cli
-from spark_jms.core.batch import Batch, Limits
-from spark_jms.log.domain import Domain
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.upkeep import views
+from spark_jms.cli.__main__ import cli
+from spark_jms.core.records.batch import Batch, Limits
+from spark_jms.log.destinations.domain import Domain
 from tests.contract.cli.commands import MODULE, ON_SERVERS, Jmsq
 
 

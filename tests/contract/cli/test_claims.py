@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from spark_jms import connect
-from spark_jms.claims import views
-from spark_jms.claims.batches import ConsumerSettings
-from spark_jms.claims.subscriber import Subscriber
-from spark_jms.core.batch import Batch, Limits, MemberPick
-from spark_jms.core.ranges import Ranges
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.upkeep import views
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records.batch import Batch, Limits, MemberPick
 from spark_jms.errors import ConsumerClosedException
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
 from tests.contract.cli.commands import Jmsq, files_of, lines
 
 

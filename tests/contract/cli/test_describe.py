@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spark_jms import apply
-from spark_jms.cli.main import cli
+from spark_jms.cli.__main__ import cli
 from spark_jms.settings.destination import KEYS
-from spark_jms.settings.tables import GROUPS
+from spark_jms.settings.document import GROUPS
 
 
 @pytest.fixture

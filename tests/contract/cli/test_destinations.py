@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_jms import apply, connect
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
 from tests.contract.cli.commands import Jmsq
 
 

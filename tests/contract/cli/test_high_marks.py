@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from spark_jms import connect
-from spark_jms.admin.high_marks import high_marks
+from spark_jms.admin.statistics import HIGH_MARKS, high_marks
 from spark_jms.client import Context
-from spark_jms.core.high_marks import FORMAT_VERSION
-from spark_jms.log.domain import Domain
-from spark_jms.log.high_marks import HIGH_MARKS
-from spark_jms.log.local_storage import LocalStorage
+from spark_jms.core.limits.usage_history import FORMAT_VERSION
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.storage import LocalStorage
 from tests.contract.cli.commands import Jmsq
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from spark_jms.admin.housekeeping import Rounds
-from spark_jms.claims import views
-from spark_jms.log.domain import Domain
+from spark_jms.admin.services import Rounds
+from spark_jms.claims.upkeep import views
+from spark_jms.log.destinations.domain import Domain
 from tests.contract.cli.commands import Jmsq
 
 

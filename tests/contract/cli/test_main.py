@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from spark_jms.cli import main
-from spark_jms.cli.main import cli
-from spark_jms.settings.tables import GROUPS
+from spark_jms.cli import __main__
+from spark_jms.cli.__main__ import cli
+from spark_jms.settings.document import GROUPS
 from tests.contract.cli.commands import MODULE, Jmsq
 
 
@@ -129,14 +129,14 @@ def test_completion(domain: str, root: str, jmsq: Jmsq) -> None:
 
 def test_commands_of_other_brokers_lead_to_ours() -> None:
     """C14: each name leads to a command, and none hides one."""
-    assert set(main.ELSEWHERE.values()) <= set(cli.commands)
-    assert not set(main.ELSEWHERE) & set(cli.commands)
+    assert set(__main__.ELSEWHERE.values()) <= set(cli.commands)
+    assert not set(__main__.ELSEWHERE) & set(cli.commands)
 
 
 def test_help_groups_the_commands(jmsq: Jmsq) -> None:
     """C14: by what one wants; each command once, under the heading of its section."""
     shown = jmsq("--help").stdout
-    sections = {part.split(":\n")[0]: part for part in shown.split("\n\n") if part.split(":\n")[0] in main.SECTIONS}
+    sections = {part.split(":\n")[0]: part for part in shown.split("\n\n") if part.split(":\n")[0] in __main__.SECTIONS}
     assert list(sections) == ["Messages", "Destinations", "Consumers", "Servers", "Domain", "Stores"]
     named = [line.split()[0] for part in sections.values() for line in part.splitlines()[1:] if line[2] != " "]
     assert sorted(named) == sorted(cli.commands)

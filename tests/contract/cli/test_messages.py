@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spark_jms import apply, connect
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
 from tests.contract.cli.commands import Jmsq, lines
 
 

@@ -19,11 +19,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from spark_jms import apply, connect
 from spark_jms.admin.domain_sample import take
 from spark_jms.admin.servers import LOOK_S
-from spark_jms.admin.service_reports import ServiceReporter
-from spark_jms.admin.services import ServiceStatus
-from spark_jms.claims import views
+from spark_jms.admin.services import ServiceReporter, ServiceStatus
+from spark_jms.claims.upkeep import views
 from spark_jms.errors import OptionError
-from spark_jms.log.domain import Domain
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.metrics import DomainCollector, MetricsServer
 from spark_jms.testing import wait_until
 from tests.contract.cli.commands import MODULE, Jmsq

@@ -10,13 +10,14 @@ import pytest
 
 import spark_jms
 from spark_jms.admin.servers import list_servers
-from spark_jms.claims import stores
-from spark_jms.log.domain import Domain
-from spark_jms.log.servers import ServerEntry
-from spark_jms.settings.extras import MissingExtraError
+from spark_jms.claims.servers import stores
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.destinations.servers import ServerEntry
+from spark_jms.settings.table import MissingExtraError
 from spark_jms.store import StoreError
-from spark_jms.store.shown_uri import shown_uri
-from spark_jms.testing.waiting import wait_until
+from spark_jms.store.errors import shown_uri
+from spark_jms.store.kinds import opening
+from spark_jms.testing.domain import wait_until
 from tests.contract.cli.commands import Jmsq, files_of
 from tests.contract.servers import Away
 
@@ -74,7 +75,7 @@ def test_server_that_is_away_is_listed_as_down(servers: str, jmsq: Jmsq, js: Cal
 
 def test_server_list_tells_servers_from_an_away_home(servers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C14, M10: the servers are asked although the domain's own store is away."""
-    real, domain = stores.open_store, Domain(servers)
+    real, domain = opening.open_store, Domain(servers)
 
     def opened(uri: str, **more: Any) -> Any:
         if uri == domain.store_uri:
@@ -124,7 +125,7 @@ def test_extra_that_one_server_lacks_is_named(
     servers: str, js: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C11, C14: the others are listed although this host lacks what the store of b needs."""
-    real, away = stores.open_store, Domain(servers).server_uri("b")
+    real, away = opening.open_store, Domain(servers).server_uri("b")
 
     def opened(uri: str, **more: Any) -> Any:
         if uri == away:

@@ -12,16 +12,23 @@ from typing import Any
 import pytest
 
 from spark_jms import apply, connect
-from spark_jms.admin.drop import drop_destination
-from spark_jms.admin.forward import Forwarders
-from spark_jms.admin.service_reports import SERVICES_FOLDER, ServiceReporter, service_reports
-from spark_jms.admin.services import DomainServices, LagRow, ServiceLoop, ServiceRound, ServiceRunner
-from spark_jms.claims import views
+from spark_jms.admin.destinations import drop_destination
+from spark_jms.admin.services import (
+    SERVICES_FOLDER,
+    DomainServices,
+    LagRow,
+    ServiceLoop,
+    ServiceReporter,
+    ServiceRound,
+    ServiceRunner,
+    service_reports,
+)
+from spark_jms.admin.transfer import Forwarders
+from spark_jms.claims.upkeep import views
 from spark_jms.cli import services as services_command
-from spark_jms.log.domain import Domain
-from spark_jms.log.named_files import NamedFiles
-from spark_jms.log.storage import now_ms
-from spark_jms.setup.errors import JavaNotFoundError
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.storage import NamedFiles, now_ms
+from spark_jms.setup.machine import JavaNotFoundError
 from spark_jms.testing import wait_until
 from tests.contract.cli.commands import Jmsq
 
@@ -255,5 +262,5 @@ def test_engine_is_spark_where_it_can_run(
         return object()
 
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object() if installed else None)
-    monkeypatch.setattr("spark_jms.setup.java.find_java", found)
+    monkeypatch.setattr("spark_jms.setup.machine.find_java", found)
     assert services_command.default_engine() == engine

@@ -72,7 +72,7 @@ def test_stat_shows_the_skew_of_this_hosts_clock(domain: str, jmsq: Jmsq, monkey
     assert "the clock of this host is" in jmsq("stat").stdout.splitlines()[-1]
     clock = json.loads(jmsq("--json", "stat").stdout)["clock"]
     assert clock["least_ms"] <= clock["most_ms"] < 600_000
-    monkeypatch.setattr("spark_jms.log.clock.now_ms", lambda: 3_600_000)
+    monkeypatch.setattr("spark_jms.log.tables.storage.now_ms", lambda: 3_600_000)
     shown = jmsq("stat").stdout.splitlines()[-1]
     assert "ms behind" in shown
     assert "beyond what is tolerated" in shown

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from spark_jms import connect
-from spark_jms.core.destination import Destination
-from spark_jms.log.declarations import apply_destinations
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.log.destinations.declarations import apply_destinations
 from spark_jms.testing.inside import domain_of
 from tests.contract.cli.commands import Jmsq, files_of, lines
 

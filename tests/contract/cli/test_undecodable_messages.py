@@ -8,12 +8,12 @@ import pyarrow as pa
 import pytest
 
 from spark_jms import connect
-from spark_jms.client.context import Context
-from spark_jms.client.encoding import UNDECODABLE_PROPERTY
-from spark_jms.core.body_compression import compressed
-from spark_jms.core.message import normalise
-from spark_jms.log.message_writer import MessageWriter
-from spark_jms.log.send import send
+from spark_jms.client.context.context import Context
+from spark_jms.client.messages.encoding import UNDECODABLE_PROPERTY
+from spark_jms.core.messages.columns import normalise
+from spark_jms.core.messages.compression import compressed
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending.send import send
 from spark_jms.testing.inside import domain_of
 from tests.contract.cli.commands import Jmsq, lines
 from tests.contract.test_text_not_utf8 import PLACES, plant

@@ -69,8 +69,8 @@ def _always(*_args, **_named) -> bool:
     return True
 
 
-FILES, LOG = "spark_jms.log.file_writer", "spark_jms.log.delta_log"
-MEMBERS = "spark_jms.claims.members"
+FILES, LOG = "spark_jms.log.messages.data_files", "spark_jms.log.tables.delta_log"
+MEMBERS = "spark_jms.claims.records.members"
 # operation -> module, class, function, predicate of the calls that count
 WHERE = {
     "file-write": (FILES, "FileWriter", "close", _message_file),
@@ -83,7 +83,7 @@ WHERE = {
     "task-read": ("spark_jms.spark.source", None, "read_partition", _always),
     "plan": ("spark_jms.spark.source", "JmsqStreamReader", "partitions", _always),
     "checkpoint": (
-        "spark_jms.log.housekeeping",
+        "spark_jms.log.upkeep.housekeeping",
         None,
         "checkpoint",
         lambda log, *_, **__: log.versions_since_checkpoint() >= 50,

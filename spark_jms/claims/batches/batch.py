@@ -1,0 +1,514 @@
+"""Making the next batch of a consumer.
+
+One call does all of this in one physical write: it acknowledges the previous batch, drops claims that Spark never
+logged, sweeps the claims of dead sessions, and claims the next messages.
+
+Features: C5, C6, C8, C9, T4, T16 (docs/FEATURES.md)
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+from spark_jms.claims.batches.acknowledgement import PreviousBatch
+from spark_jms.claims.batches.planner import Planner, batch_shares
+from spark_jms.claims.batches.subscription_limit import SubscriptionLimit
+from spark_jms.claims.batches.units_of_order import BarrierWatch
+from spark_jms.claims.batches.units_of_work import WorkPlanner
+from spark_jms.claims.failures.error_destination import ErrorDestination, Reconsideration, RedeliveryLimit
+from spark_jms.claims.failures.expiration import Expiration
+from spark_jms.claims.failures.poison import Isolation, pinned, waiting_in
+from spark_jms.claims.messages.sort_order import MemberBacklog
+from spark_jms.claims.records.members import Held, Members
+from spark_jms.claims.records.subscriptions import check_selector
+from spark_jms.claims.servers.stores import without_lost
+from spark_jms.claims.transactions.transfer import Pledges, Transfers
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.pause import CONSUMPTION
+from spark_jms.core.destinations.subscriptions import LiveSubscription, missed, recorded_on
+from spark_jms.core.records.batch import Admission, Batch, Limits, MemberPick, QueryProgress, claim_id, claim_number
+from spark_jms.core.records.life_cycle import SERVER_WAS_DOWN
+from spark_jms.core.records.poison import Messages, Trial, claimed_again, common, count, joined
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.redelivery import Claim
+from spark_jms.core.selector import Selector
+from spark_jms.errors import (
+    ConsumerClosedException,
+    DestinationReplacedError,
+    IllegalStateException,
+    InvalidDestinationError,
+    MemberLostException,
+    OptionError,
+    RecordSetError,
+)
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.snapshot import Snapshot
+from spark_jms.settings.destination import UNLIMITED
+from spark_jms.settings.fields import LifeEvent
+from spark_jms.store import Store
+
+MAX_OPEN_CLAIMS = 10_000  # of one plain client in one member: each is stored until it is acknowledged
+log = logging.getLogger("spark_jms")
+
+
+@dataclass(frozen=True)
+class ConsumerSettings:
+    """How one consumer consumes. `members` pins it to some members; None = all, shared with the other consumers. `server`:
+    only the members on it, whichever they are. `pinned`: the consumer ends when it loses the server."""
+
+    selector: Selector | None = None
+    replayable: bool = True
+    fail_on_data_loss: bool = True
+    in_doubt_timeout_ms: int | None = None  # None = the destination's
+    members: frozenset[int] | None = None
+    server: str | None = None  # of a destination that targets servers; None: all
+    pinned: bool = False
+    live: LiveSubscription | None = None  # None: the table has the subscription, or it is a queue
+    isolates_poison: bool = False
+
+    @property
+    def floors(self) -> Mapping[int, int] | None:
+        """See `Destination.start_floor`."""
+        return self.live.subscription.floors if self.live else None
+
+
+@dataclass(frozen=True)
+class PreparedBatch:
+    """The next batch before its claim: the held records are up to date, and nothing of that is written. `missing` are the
+    members where `start` stays unacknowledged, because another consumer holds the record; then nothing is planned."""
+
+    start: Batch
+    snapshot: Snapshot
+    progress: QueryProgress
+    changed: dict[int, RecordSet]
+    planned: Mapping[int, MemberBacklog]
+    missing: frozenset[int]
+    waiting: frozenset[int]  # members whose records a narrowed batch needs, all at once
+    looked_at: frozenset[int]  # members whose messages may be planned
+    draining: bool = False  # it is asked for what was there at some moment, and no more
+
+    @property
+    def trial(self) -> Trial | None:
+        """The finished trial whose messages are to be claimed again."""
+        return None if self.missing else self.progress.trial
+
+    @property
+    def offered(self) -> dict[int, int]:
+        """Member -> messages that may be claimed."""
+        return {member: offer.picks.count for member, offer in self.planned.items()}
+
+
+class Continuation(NamedTuple):
+    """What becomes of a finished trial: its messages are the next batch, under the claim of `trial`. None: it is over,
+    because administrators have revoked them all. `members` are those of its messages."""
+
+    trial: Trial | None
+    members: frozenset[int]
+
+
+def continuation(prepared: Mapping[str, PreparedBatch], claim: str) -> Continuation | None:
+    """Of the oldest finished trial, of which `prepared` has the copies by server. None: it waits, because a server is away,
+    another consumer holds a record, or consumption is paused."""
+    copies = [one.trial for one in prepared.values() if one.trial is not None]
+    if not copies:
+        return None
+    trial = min(copies, key=lambda copy: claim_number(copy.claim))
+    declared = next(iter(prepared.values())).snapshot.destination
+    members = trial.messages.keys() & set(declared.member_ids)
+    ready = {m for one in prepared.values() if not one.missing for m in one.changed}
+    if members - ready or members & declared.pauses.members(CONSUMPTION, declared.member_ids):
+        return None
+    rest: Messages = {}
+    for one in prepared.values():
+        if one.trial is not None:
+            rest = joined(rest, common(trial.messages, waiting_in(one.trial, one.changed)))
+    return Continuation(claimed_again(trial.within(rest), claim) if count(rest) else None, frozenset(members))
+
+
+class BatchMaker:
+    """Of the members on one server. Not thread-safe: the subscriber's lock guards it."""
+
+    def __init__(
+        self,
+        table: DeltaLog,
+        store: Store,
+        members: Members,
+        planner: Planner,
+        transfers: Transfers,
+        pledges: Pledges,
+        settings: ConsumerSettings,
+        clock_ms: Callable[[], int],
+        server: str,
+        home: Store,
+    ) -> None:
+        """`store` is that of `server`, `home` the domain's own."""
+        self._server, self._home = server, home
+        self._table, self._store, self._members, self._planner = table, store, members, planner
+        self._transfers, self._pledges, self._settings, self._clock_ms = transfers, pledges, settings, clock_ms
+        errors = ErrorDestination(
+            table, transfers, members.label, clock_ms, fail_on_data_loss=settings.fail_on_data_loss
+        )
+        self.isolation = Isolation(table, members, transfers, errors, clock_ms, narrows=settings.isolates_poison)
+        self.previous = PreviousBatch(
+            table,
+            store,
+            members,
+            self.isolation,
+            check_subscription=self._check_declared,
+            replayable=settings.replayable,
+            clock_ms=clock_ms,
+        )
+        self._expiration = Expiration(table, errors, members.session_id, members.label, clock_ms, beside=True)
+        self._limit = RedeliveryLimit(errors, members.session_id, members.label, clock_ms)
+        self._reconsidered = Reconsideration(transfers, errors, members.session_id, members.label, clock_ms)
+        self._room = SubscriptionLimit(table, members.subscription, settings.selector, members.label, clock_ms)
+        self._work_planner = WorkPlanner(planner, errors, members.session_id, members.label, clock_ms)
+        self._barriers = BarrierWatch(table)
+        self.passed_barrier = False  # by the last batch: what was behind it may be available now
+        self.planned_version = -1
+        self._prepared: Mapping[int, MemberBacklog] = {}  # offers of a batch that is not concluded
+        self.admission = Admission(_monotonic_ms())
+
+    def next_batch(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> Batch | None:
+        """See `Subscriber.next_batch`."""
+        prepared = self.prepare(start, limits, targets)
+        claim = claim_id(prepared.progress.claimed + 1, secrets.token_hex(8))
+        if prepared.trial is not None:
+            return self.conclude(prepared, claim, {}, continuation({self._server: prepared}, claim))
+        draining, looked_at = targets is not None, prepared.looked_at
+        if not self.admission.allows(limits, prepared.offered, _monotonic_ms(), draining=draining, looked_at=looked_at):
+            return self.conclude(prepared, None, {})
+        return self.conclude(prepared, claim, batch_shares(prepared.snapshot, prepared.planned, limits))
+
+    def prepare(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> PreparedBatch:
+        """The first half of a batch, which writes nothing and may be dropped. The second is `conclude`."""
+        for member, offer in self._prepared.items():
+            self._planner.not_claimed(member, offer.picks)
+        self._prepared = {}
+        self._expiration.forget()
+        snapshot = self._table.refresh()
+        self.planned_version = snapshot.version
+        self._check_subscription(snapshot)
+        self._check_pinned(snapshot.destination)
+        progress = self.previous.checked_progress(start)
+        self.isolation.ends(start)
+        needed = self.previous.members_left(start)
+        own = set(recorded_on(snapshot.destination, self._server, self._members.subscription))
+        waiting = self.isolation.waiting(progress, start) & own
+        self._acquire(snapshot, own | needed, needed | waiting)  # a needed one may be removed by now
+        self._members.pinned = pinned(waiting, self._members.held.keys())
+        self._check_new_records()
+        # These are brought up to date, but nothing new is claimed there: it is another consumer's turn.
+        leaving = self._members.contested() | self._members.borrowed()
+        changed = self._up_to_date(snapshot, start, needed)
+        missing = frozenset(needed - set(changed))
+        progress = self.previous.with_finished(progress, start, needed & changed.keys())
+        if not missing:
+            progress = self.isolation.acknowledged(progress, start, own)
+        narrowed = progress.trial is not None
+        looked_at = frozenset() if missing or narrowed else frozenset(changed.keys() - leaving)
+        planned = self._plan(snapshot, changed, looked_at, limits, targets) if looked_at else {}
+        self._prepared = planned
+        draining = targets is not None
+        return PreparedBatch(
+            start, snapshot, progress, changed, planned, missing, frozenset(waiting), looked_at, draining
+        )
+
+    def conclude(
+        self,
+        prepared: PreparedBatch,
+        claim: str | None,
+        shares: Mapping[int, int],
+        continued: Continuation | None = None,
+        pins: Set[int] | None = None,
+    ) -> Batch | None:
+        """Claim the first so many of each member's offer, and write everything; None claims nothing. `shares` has the members of the
+        batch, also those on other servers, in the order in which their messages are shown. `continued`: what
+        becomes of the finished trial; None: it waits. `pins`: the records to keep (None: as prepared)."""
+        snapshot, changed, progress = prepared.snapshot, prepared.changed, prepared.progress
+        picks = self._claim_next(prepared, claim, shares) if claim else {}
+        if not picks:
+            for member, offer in prepared.planned.items():
+                self._planner.not_claimed(member, offer.picks)
+        batch = None
+        if pins is not None:
+            self._members.pinned = set(pins & prepared.waiting)
+        if continued is not None:
+            batch, progress = self.isolation.claim_again(
+                progress, changed, continued.trial, self._settings.in_doubt_timeout_ms
+            )
+        elif claim and picks:
+            batch = Batch(self._members.consumer, claim, picks, self._members.table_id)
+        if batch is not None:
+            self._members.pinned = set()
+            progress = replace(progress, claimed=max(progress.claimed + 1, claim_number(batch.claim)))
+        held = self._members.held
+        begun = {m for m, state in changed.items() if state.intents.keys() - held[m].state.intents.keys()}
+        self._members.commit(changed, progress)
+        self._expiration.log_written()
+        self._prepared = {}
+        self.previous.finish(prepared.start, prepared.missing)
+        self._finish(begun)
+        self.passed_barrier = snapshot.destination.slots is not None and self._barriers.look(
+            snapshot,
+            self._members.subscription,
+            {m: partial(_state_of, one) for m, one in held.items()},
+            self._settings.floors,
+            at_once=prepared.draining,
+        )
+        looked_at = self._left_to_others(snapshot)
+        for member in {*looked_at, *(self._members.borrowed() & set(changed))}:
+            self._members.leave(member, snapshot.last_sequence(member), looked_at=member in looked_at)
+        self._members.hand_over({m: snapshot.last_sequence(m) for m in self._members.held})
+        if batch is not None:
+            self.previous.claimed(prepared.start, batch)
+            self.admission.made(_monotonic_ms())
+        return batch
+
+    def _check_subscription(self, snapshot: Snapshot) -> None:
+        name, destination = self._members.subscription, self._members.destination
+        if snapshot.table_id != self._members.table_id:
+            raise DestinationReplacedError(
+                f"{destination} was dropped and created again (its table is {snapshot.table_id}, this consumer read "
+                f"{self._members.table_id}): create a new consumer, or start the query with a fresh checkpointLocation"
+            )
+        if self._settings.live is not None:
+            return
+        if name not in snapshot.destination.subscription_names():
+            raise InvalidDestinationError(
+                f"the subscription {name!r} of topic {destination} was dropped: make it again by starting with a fresh "
+                "checkpoint, or consume with another one"
+            )
+        known = snapshot.destination.subscriptions.get(name)
+        if known is not None:  # it may have been dropped, and made again with another selector
+            selector = self._settings.selector
+            check_selector(known, destination, selector.text.strip() if selector else None)
+
+    def _check_pinned(self, declared: Destination) -> None:
+        """A consumer that is pinned to a member of the domain's own store ends with it; it was empty, so nothing is lost."""
+        only = self._settings.members
+        if self._settings.pinned and only is not None and not only & set(declared.member_ids):
+            raise MemberLostException(
+                f"consumer {self._members.consumer} has lost member {min(only)} of {declared.name}: it was removed. Close this "
+                "consumer and create a new one"
+            )
+
+    def _check_use(self) -> None:
+        used = self._settings.live
+        if used is not None and used.session_id not in self._home.sessions():
+            raise ConsumerClosedException(
+                f"the session of subscription {used.subscription.name} of {self._members.destination} ended while this "
+                "process stood still: the subscription is not durable, so it ended too, and messages may have been removed. "
+                "Close this consumer and create a new one."
+            )
+
+    def _check_new_records(self) -> None:
+        """A record set that knows no message waits for its first claim; or a drop has emptied it, and has deleted the log
+        before we read its last commit."""
+        fresh = self._members.held.keys() - self._members.attached
+        if any(not self._members.held[member].state.newest_known for member in fresh):
+            self._check_declared()
+
+    def _check_declared(self) -> None:
+        self._check_subscription(self._table.verify())
+
+    def _acquire(self, snapshot: Snapshot, members: set[int], needed: set[int]) -> None:
+        only, declared = self._settings.members, snapshot.destination
+        if only is not None:
+            members = set(only) & members if declared.placement else set(only)
+        last = {m: snapshot.last_sequence(m) for m in members}
+        visits_all = self._settings.selector is not None
+        self._members.acquire(sorted(members), last, visits_all=visits_all, needed=needed)
+
+    def _up_to_date(self, snapshot: Snapshot, start: Batch, needed: set[int]) -> dict[int, RecordSet]:
+        """The states of the held members with `start` acknowledged, unlogged claims dropped and dead sessions swept."""
+        live = set(self._store.sessions())
+        self._check_use()
+        now, destination = self._clock_ms(), snapshot.destination
+        changed: dict[int, RecordSet] = {}
+        for member, held in self._members.held.items():
+            self._check_not_ahead(held.state, snapshot, member)
+            state = self._members.attached_state(member)
+            if member in needed:
+                fresh = member not in self._members.attached
+                state = self.previous.acknowledged_in(state, start, member, fresh=fresh)
+            state = self.previous.without_unlogged(state, held.state, live)
+            floor = destination.start_floor(self._members.subscription, member, self._settings.floors)
+            before = state.delays
+            due = destination.due_ms(member, now)
+            state = state.sweep(live, now, destination.in_doubt_timeout_ms, destination.redelivery_delay_ms, due)
+            if before and before.keys() - state.delays.keys():
+                self._planner.restart(member)  # messages behind the pass are available again
+            state = without_lost(state.start_at(floor), snapshot, member, self._members.label(member))
+            if not destination.store_enabled:
+                lost = missed(destination, self._members.subscription, member, snapshot.last_sequence(member))
+                if state.unfinished_of(lost) - state.claimed - state.moving:
+                    state = state.skip(lost, LifeEvent.SKIPPED, SERVER_WAS_DOWN)
+            if state.intents:
+                state = self._transfers.finish(state, held.handle.epoch, patient=True).state
+            if state.pledges:
+                state = self._pledges.ended(state, held.handle.epoch)
+            refusals = state.refusals
+            state = self._reconsidered.look(state, destination, member, held.handle.epoch)
+            if state.refusals is not refusals:
+                self._planner.restart(member)  # messages behind the pass may be available again
+            state = self._limit.enforce(state, destination, member, held.handle.epoch)
+            changed[member] = self._room.enforce(state, snapshot, member, held.handle.epoch)
+        return changed
+
+    def end_pledges(self) -> None:
+        """Of transactions that were decided, however long this consumer does not plan."""
+        held = self._members.held
+        pledged = {m: one for m, one in held.items() if one.state.pledges}
+        if pledged:
+            self._members.commit({m: self._pledges.ended(one.state, one.handle.epoch) for m, one in pledged.items()})
+
+    def may_reconsider(self) -> bool:
+        """Messages are refused for good, and it is time to look at their targets again."""
+        return self._reconsidered.is_due({member: one.state for member, one in self._members.held.items()})
+
+    def make_room(self) -> None:
+        """Apply the subscription's limit to the held members, however long this consumer does not plan."""
+        if self._table.snapshot.destination.messages_limit_override == UNLIMITED:
+            return
+        snapshot = self._table.refresh()
+        if snapshot.table_id != self._members.table_id:
+            return  # the next plan tells
+        known = {m: self._members.attached_state(m) for m in self._members.held.keys() & self._members.attached}
+        held = self._members.held
+        self._members.commit(
+            {m: self._room.enforce(state, snapshot, m, held[m].handle.epoch) for m, state in known.items()}
+        )
+
+    def _finish(self, members: Set[int]) -> None:
+        """Finish the transfers that this batch has begun; what does not end now is tried with the next batch."""
+        for member in members & self._members.held.keys():
+            held = self._members.held[member]
+            ended = self._transfers.finish(held.state, held.handle.epoch, patient=True)
+            self._members.commit({member: ended.state})
+
+    def _check_not_ahead(self, state: RecordSet, snapshot: Snapshot, member: int) -> None:
+        """The store must not know messages that the table never had: new messages would get their numbers, and count as
+        done."""
+        known = state.newest_known
+        if known > snapshot.last_sequence(member):
+            last = self._table.refresh().last_sequence(member)
+            if known > last:
+                raise RecordSetError(
+                    f"the store knows message {known} of {self._members.label(member)}, but the table ends at {last}: the "
+                    "table lost commits (power loss, an older copy restored). Restore the tables and the store from copies "
+                    "of one moment (docs/OPERATING.md, backup)."
+                )
+
+    def _left_to_others(self, snapshot: Snapshot) -> list[int]:
+        """Held members with messages that our selector refuses. Other consumers that have their share of members ask for
+        no more, so the messages would wait for ever if we kept the record; any consumer takes a free one."""
+        return [
+            member
+            for member, refused in self._planner.refused.items()
+            if member in self._members.held
+            and not self._planner.has_more(member)
+            and refused & self._members.held[member].state.available(1, snapshot.last_sequence(member))
+        ]
+
+    # -- claiming -------------------------------------------------------------------------------------------------
+    def _claim_next(self, prepared: PreparedBatch, claim: str, shares: Mapping[int, int]) -> dict[int, MemberPick]:
+        """Claims in `changed`."""
+        planned, changed = prepared.planned, prepared.changed
+        consumer, session = self._members.consumer, self._members.session_id
+        for member in planned:
+            self._refuse_hoarding(changed[member], member)
+        members: dict[int, MemberPick] = {}
+        leading = next((member for member, share in shares.items() if share), None)
+        for member in [*shares, *(planned.keys() - shares.keys())]:
+            if member not in planned:
+                continue  # on another server
+            offer = planned[member]
+            picks = offer.first(shares.get(member, 0))
+            self._planner.not_claimed(member, offer.picks - picks)
+            if not picks:
+                continue
+            order = None
+            if not self._settings.replayable:
+                order = offer.shown(picks) if member == leading else ()
+            made = Claim(
+                claim,
+                consumer,
+                session,
+                picks,
+                self._clock_ms(),
+                self._settings.replayable,
+                in_doubt_timeout_ms=self._settings.in_doubt_timeout_ms,
+                order=order,
+            )
+            state = changed[member] = changed[member].claim(made)
+            members[member] = MemberPick(self._members.held[member].handle.epoch, picks, state.redelivered(picks))
+        return members
+
+    def _refuse_hoarding(self, state: RecordSet, member: int) -> None:
+        """A client that receives and never acknowledges would make the record set grow without bound."""
+        if len(state.claims) < MAX_OPEN_CLAIMS:
+            return
+        own = sum(claim.consumer == self._members.consumer for claim in state.claims.values())
+        if own >= MAX_OPEN_CLAIMS:
+            raise IllegalStateException(
+                f"this consumer has {own:,} claims with unacknowledged messages on {self._members.label(member)}: "
+                "acknowledge messages, or recover() them, before you receive more"
+            )
+
+    def _plan(
+        self,
+        snapshot: Snapshot,
+        changed: dict[int, RecordSet],
+        members: Set[int],
+        limits: Limits,
+        targets: Mapping[int, int] | None,
+    ) -> dict[int, MemberBacklog]:
+        """What each of `members` could deliver now. Expires messages that are over, and skips refused and lost ones, in `changed`."""
+        full = {member for member, state in changed.items() if state.outbox_is_full}
+        if full:
+            log.warning("%s: members %s wait for their acknowledgement table", self._members.destination, sorted(full))
+        declared = snapshot.destination
+        if declared.handles_units_of_work and self._settings.isolates_poison:
+            raise unit_not_narrowed(declared.name)
+        paused = declared.pauses.members(CONSUMPTION, declared.member_ids)
+        for member in paused:
+            self._planner.restart(member)  # there is nothing more to plan until it is resumed
+        planned: dict[int, MemberBacklog] = {}
+        for member in sorted(members - full - paused):
+            last = snapshot.last_sequence(member)
+            if targets is not None:
+                last = min(last, targets.get(member, 0))
+            epoch = self._members.held[member].handle.epoch
+            planner = self._work_planner if declared.handles_units_of_work else self._planner
+            changed[member], offer = planner.picks(snapshot, member, changed[member], last, limits, epoch)
+            if offer.expired:
+                changed[member] = self._expiration.expire(
+                    changed[member], snapshot, member, offer.expired, epoch, delivers=bool(offer.picks)
+                )
+            if offer.picks:
+                alone = changed[member].deliveries.alone
+                one_by_one = alone and not self._settings.replayable
+                planned[member] = replace(offer, alone=alone & offer.picks) if one_by_one else offer
+        return planned
+
+
+def unit_not_narrowed(destination: str) -> OptionError:
+    return OptionError(
+        f"option onPoison is 'isolate', and {destination} delivers units of work: a failing batch would be narrowed within a "
+        "unit; use onPoison=fail"
+    )
+
+
+def _monotonic_ms() -> float:
+    return time.monotonic() * 1000
+
+
+def _state_of(held: Held) -> RecordSet:
+    return held.state

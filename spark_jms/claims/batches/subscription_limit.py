@@ -1,0 +1,212 @@
+"""Applying the limit of a subscription to what has arrived in a member. core/subscription_limit.py has the rules.
+
+The holder of the record set applies it: a consumer with each plan, and once a second while it does not plan; housekeeping,
+where no consumer holds the record. In between, a subscription may have more messages than its limit.
+
+Features: T4 (docs/FEATURES.md)
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Container, Iterable
+
+from spark_jms.claims.batches.units_of_work import read_parts, together
+from spark_jms.claims.messages.scan import Question, may_expire, scan
+from spark_jms.claims.messages.sort_order import MemberBacklog, SortedBacklogs
+from spark_jms.claims.servers.stores import label_of, opened_state, operations, record_of, without_lost
+from spark_jms.core.destinations.destination import Subscription
+from spark_jms.core.destinations.servers import HOME
+from spark_jms.core.destinations.subscriptions import Droppable, dropped, is_durable, missed, record_server
+from spark_jms.core.messages.ranges import EMPTY, Ranges, union
+from spark_jms.core.ordering.sort_order import SortOrder
+from spark_jms.core.ordering.units_of_work import WorkVerdict, judge
+from spark_jms.core.records.life_cycle import SERVER_WAS_DOWN
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.selector import Selector
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.snapshot import Snapshot
+from spark_jms.settings.destination import UNLIMITED
+from spark_jms.settings.fields import DISCARD, LifeEvent
+from spark_jms.store import RecordCorruptError, RecordHeldError, Session, StoreError
+
+_FOR_EVER_MS = 2**63 - 1
+_MOST_SORTED = 100_000  # arrivals of one decision where the heads are not the oldest: what it drops may be scattered
+log = logging.getLogger("spark_jms")
+
+
+class SubscriptionLimit:
+    """Of one subscription. Not thread-safe: the holder of its records calls it."""
+
+    def __init__(
+        self,
+        table: DeltaLog,
+        subscription: str,
+        selector: Selector | None,
+        label: Callable[[int], str],
+        clock_ms: Callable[[], int],
+    ) -> None:
+        self._table, self._subscription, self._selector = table, subscription, selector
+        self._label, self._clock_ms = label, clock_ms
+        self._sorted = SortedBacklogs(table)
+
+    def enforce(self, state: RecordSet, snapshot: Snapshot, member: int, epoch: int) -> RecordSet:
+        """The state of a held member without the messages that have made room, and without those that the subscription's
+        selector refuses. The same state when nothing has arrived, or there is room."""
+        last = snapshot.last_sequence(member)
+        if not is_over(state, snapshot, member) or state.outbox_is_full:
+            return state
+        state = self._without_others(state, snapshot, member, last)
+        if not is_over(state, snapshot, member):
+            return state
+        destination, begun = snapshot.destination, state.limit.arrived
+        arrived = state.unfinished(begun + 1, last)
+        if destination.destination_keys:
+            arrived = arrived.take(_MOST_SORTED)
+            last = arrived.last
+        droppable = self._droppable(state, snapshot, member, last)
+        present = state.unfinished(1, begun).count
+        picks = dropped(present, arrived, droppable, destination.messages_limit_override)
+        picks -= self._expired(snapshot, member, picks)
+        if picks:
+            log.info(
+                "%s has more than %d message(s): %d (%s) are dropped",
+                self._label(member),
+                destination.messages_limit_override,
+                picks.count,
+                picks.text(10),
+            )
+        return state.limited(last, picks, f"limit-{secrets.token_hex(8)}", epoch, self._clock_ms())
+
+    def _without_others(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> RecordSet:
+        """Finishes messages that were never in the subscription: its selector refuses them, or its server was down."""
+        destination = snapshot.destination
+        not_seen = missed(destination, self._subscription, member, last)
+        if not_seen and not destination.store_enabled:
+            state = state.skip(not_seen, LifeEvent.SKIPPED, SERVER_WAS_DOWN)
+        if not (self._selector or not_seen):
+            return state
+        of_units = EMPTY
+        if destination.handles_units_of_work:
+            of_units, verdict = self._judged(state, snapshot, member, last)
+            state = state.skip(verdict.refused, LifeEvent.REFUSED)
+        question = Question(self._selector, skips_refused=True, missed=not_seen)
+        new = state.available(state.limit.arrived + 1, last) - of_units
+        found = scan(self._table, member, new, question, table_id=snapshot.table_id)
+        if found.missed:
+            state = state.skip(found.missed, LifeEvent.SKIPPED, SERVER_WAS_DOWN)
+        return state.skip(found.refused, LifeEvent.REFUSED) if found.refused else state
+
+    def _expired(self, snapshot: Snapshot, member: int, picks: Ranges) -> Ranges:
+        """Those that leave by the policy of the destination: it logs or redirects them, if it does not discard them."""
+        if not picks or snapshot.destination.expiration_policy == DISCARD:
+            return EMPTY
+        question = Question(now_ms=self._clock_ms(), due_ms=_FOR_EVER_MS)
+        files = snapshot.member_files(member).overlapping(picks.first, picks.last)
+        may = union(picks.between(file.first, file.last) for file in files if may_expire(file))
+        return scan(self._table, member, may, question, table_id=snapshot.table_id).expired if may else EMPTY
+
+    def _droppable(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> Droppable:
+        """Available messages; of units of work, the complete ones."""
+        destination, free = snapshot.destination, state.available(1, last)
+        order = SortOrder.of(destination.destination_keys)
+        if order:
+            offer = self._sorted.offer(snapshot, member, state, free, order) if free else MemberBacklog()
+        elif destination.handles_units_of_work:
+            offer = self._with_whole_units(state, snapshot, member, last)
+        else:
+            offer = MemberBacklog(free)
+        return Droppable(offer.picks, offer.order, offer.ends)
+
+    def _with_whole_units(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> MemberBacklog:
+        of_units, verdict = self._judged(state, snapshot, member, last)
+        return together(MemberBacklog(state.available(1, last) - of_units), verdict)
+
+    def _judged(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> tuple[Ranges, WorkVerdict]:
+        """The unfinished parts of units of work, and what becomes of them; delays do not matter."""
+        messages = state.unfinished(1, last)
+        parts = read_parts(self._table, member, messages, self._selector, snapshot.table_id).sort_by("sequence")
+        of_units = Ranges.from_numbers(parts["sequence"].combine_chunks())
+        expiration_ms = snapshot.destination.incomplete_work_expiration_ms
+        free = state.available(1, last) & of_units
+        return of_units, judge(parts, free, self._clock_ms(), expiration_ms, _FOR_EVER_MS)
+
+
+def is_over(state: RecordSet, snapshot: Snapshot, member: int) -> bool:
+    """Something has arrived since the limit was applied, and there may be no room for it."""
+    limit, last = snapshot.destination.messages_limit_override, snapshot.last_sequence(member)
+    if limit == UNLIMITED or max(state.limit.arrived, state.floor) >= last:
+        return False
+    return state.unfinished(1, last).count > limit and bool(state.unfinished(state.limit.arrived + 1, last))
+
+
+class FreeRecordLimits:
+    """Applies the limit to the records of a destination that no consumer holds: housekeeping calls it."""
+
+    def __init__(self, table: DeltaLog, clock_ms: Callable[[], int]) -> None:
+        self._table, self._clock_ms = table, clock_ms
+        self._limits: dict[tuple[str, str, str | None], SubscriptionLimit] = {}
+
+    def enforce(
+        self,
+        session: Session,
+        snapshot: Snapshot,
+        subscriptions: Iterable[Subscription],
+        state_of: Callable[[str, int], RecordSet],
+        away: Container[str],
+    ) -> None:
+        """`state_of` reads the record set of a subscription and member; an old state will do. Servers of `away` are not asked,
+        and one whose store fails waits for the next round."""
+        declared = snapshot.destination
+        for subscription in subscriptions:
+            for member in declared.member_ids:
+                server = record_server(declared, subscription.name, member)
+                if server in away:
+                    continue
+                try:
+                    if is_over(state_of(subscription.name, member), snapshot, member):
+                        self._enforce(session, snapshot, subscription, member)
+                except RecordCorruptError:
+                    raise
+                except StoreError as error:
+                    if server == HOME:
+                        raise
+                    log.warning("%s: server %s cannot be asked: %s", declared.name, server, error)
+
+    def _enforce(self, session: Session, snapshot: Snapshot, subscription: Subscription, member: int) -> None:
+        record = record_of(snapshot, subscription.name, member)
+        try:
+            handle = session.open(record)
+        except RecordHeldError:  # its holder applies the limit
+            session.cancel(record)
+            return
+        with handle:
+            if is_durable(
+                subscription.name
+            ):  # it may be dropped by now, and its record empty for a later one of its name
+                snapshot = self._table.refresh()
+                known = snapshot.destination.subscriptions.get(subscription.name)
+                if known is None or record != record_of(snapshot, known.name, member):
+                    return
+                subscription = known
+            label = label_of(snapshot.destination.name, subscription.name, member)
+            logged = snapshot.destination.message_logging_enabled
+            before = opened_state(handle, label).logging(is_on=logged, now_ms=self._clock_ms())
+            started = before.start_at(subscription.floor(member, snapshot.last_sequence(member)))
+            begun = without_lost(started, snapshot, member, label)
+            after = self._limit(snapshot, subscription).enforce(begun, snapshot, member, handle.epoch)
+            if after is not begun:
+                handle.commit(operations(before, after))
+
+    def _limit(self, snapshot: Snapshot, subscription: Subscription) -> SubscriptionLimit:
+        key, name = (snapshot.table_id, subscription.name, subscription.selector), snapshot.destination.name
+        if key not in self._limits:
+            self._limits[key] = SubscriptionLimit(
+                self._table,
+                subscription.name,
+                Selector.parse(subscription.selector or ""),
+                lambda member: label_of(name, subscription.name, member),
+                self._clock_ms,
+            )
+        return self._limits[key]

@@ -1,0 +1,584 @@
+"""One consumer of a destination that is on servers: a branch on each, put together.
+
+Each server has its own session, record sets and progress of the query (`branch.py`). A batch takes messages of all servers
+that answer, and claims them on each under one claim id, one write a server. What that leaves open is in the offset:
+
+    a server ...                          in the next offset
+    ------------                          ------------------
+    acknowledged the batch before         has what it claimed for this batch, or nothing
+    did not, because it was away,         keeps its messages of the batch before, under their old claim; they are not delivered
+    or a record was held                  again, and acknowledged when the server answers
+
+While another instance of the same query lives on one of the servers, this one claims nothing on the others: both would give
+different messages the same batch number, and their sink would drop one of the two batches.
+
+A claim whose server did not answer in time is in no offset: it was never delivered, so it is dropped when the server answers,
+like one that Spark has not logged. A query that is restarted while its last batch has messages of an away server goes on without
+them (left_out.py). What it acknowledges while a server is away is noted in the root (noted_progress.py).
+
+A plain client keeps nothing across sessions. When a server loses the session in which it has delivered messages that are not
+acknowledged, the consumer is closed. One that is pinned to a server is closed whenever it cannot reach it.
+
+Features: C5, C9, D3, D8, M10 (docs/FEATURES.md)
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
+
+from spark_jms.claims.batches.acknowledgement import Parts
+from spark_jms.claims.batches.batch import ConsumerSettings, PreparedBatch, continuation, unit_not_narrowed
+from spark_jms.claims.batches.planner import batch_shares
+from spark_jms.claims.batches.units_of_order import HeldBack
+from spark_jms.claims.consumers.absent_servers import ProgressNotes, WithheldMessages
+from spark_jms.claims.consumers.branches import Branch, Branches, UnfinishedMessages
+from spark_jms.claims.consumers.left_messages import LeftMessages
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.failures.poison import Attempt, DistributedIsolation, ProtectedPart, pinned
+from spark_jms.claims.messages.sort_order import MemberBacklog
+from spark_jms.claims.records.subscriptions import SubscriptionRequest, SubscriptionUse, use_subscription
+from spark_jms.claims.servers.stores import keep_servers, note_late
+from spark_jms.claims.servers.timed_stores import AnswerLostError, Runs, ServerAwayError, StoreThread
+from spark_jms.core.destinations.destination import QUEUE_SUBSCRIPTION
+from spark_jms.core.destinations.subscriptions import record_servers, server_of_subscription
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records.batch import Admission, Batch, Limits, MemberPick, claim_id, claim_number
+from spark_jms.core.records.poison import Messages, joined, without
+from spark_jms.core.transactions.transfer import Ticket
+from spark_jms.errors import (
+    ClosedError,
+    ConsumerClosedException,
+    DestinationReplacedError,
+    JmsqError,
+    MemberLostException,
+    MemberUnavailableError,
+    StaleCheckpointError,
+)
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.settings.destination import UNLIMITED
+from spark_jms.store import OutcomeUnknownError, Store
+
+T = TypeVar("T")
+log = logging.getLogger("spark_jms")
+TRUSTED_S = 5.0  # so long a claim that was just made needs no second look before its batch is delivered
+
+
+@dataclass
+class _Concluded:
+    """A batch's second half: what was claimed under `claim`, the servers that have written it, and those of them on which the
+    batch before is acknowledged."""
+
+    claim: str
+    made: dict[int, MemberPick] = field(default_factory=dict)
+    wrote: set[str] = field(default_factory=set)
+    acknowledged: set[str] = field(default_factory=set)
+
+
+class DistributedSubscriber:
+    """As `Subscriber`. Thread-safe."""
+
+    def __init__(
+        self,
+        domain: Domain,
+        store: Store,
+        destination: str,
+        subscription: str,
+        consumer: str,
+        settings: ConsumerSettings,
+        clock_ms: Callable[[], int] = now_ms,
+        use: SubscriptionUse | None = None,
+        *,
+        lane: Callable[[str], Runs] = StoreThread,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._domain, self._store, self._use = domain, store, use
+        self.table = domain.log(destination)
+        self.destination, self.subscription, self.consumer = destination, subscription, consumer
+        self.settings = settings
+        self.closed = False
+        self.table_id = self.table.refresh().table_id
+        self._clock_ms, self._monotonic_s = clock_ms, monotonic_s
+        late = partial(note_late, store)
+        self._branches = Branches(
+            self.table, self.table_id, subscription, consumer, settings, self._opened, lane, monotonic_s, late
+        )
+        self._unfinished = UnfinishedMessages(self._branches.server_of)  # of a client
+        self._isolation = DistributedIsolation(f"{destination}/{subscription}", narrows=settings.isolates_poison)
+        self._delivered = ""  # the claim of the newest batch that this instance has let Spark deliver
+        self._left_out = WithheldMessages(domain.storage, self.table_id, consumer)
+        self._noted = ProgressNotes(domain.storage, self.table_id, consumer)
+        self._made_s: dict[str, float] = {}  # the newest claim -> when it was made
+        self._admission = Admission(monotonic_s() * 1000)
+        self._lock = threading.RLock()
+
+    # -- batches --------------------------------------------------------------------------------------------------
+    def next_batch(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None = None) -> Batch | None:
+        """As `Subscriber.next_batch`, without the servers that are away."""
+        with self._lock:
+            self._follow(start)
+            if self.settings.replayable:
+                self._noted.check(start, self.destination)
+            self._isolation.ends(start.claim)
+            start = self._left_out.delivered_of(start)
+            left_out = self._left_out.claims()
+            prepared: dict[str, PreparedBatch] = {}
+            for server in self._branches:
+                part = start.part(self._branches.members_on(server))
+                prepare = partial(Subscriber.prepare, start=part, limits=limits, targets=targets, left_out=left_out)
+                for found in self._branches.answers(server, prepare):
+                    prepared[server] = found
+            current = {server for server, one in prepared.items() if one.progress.has_acknowledged(start.claim)}
+            self._noted.note(start.claim, behind=self._branches.keys() - current)
+            done = self._concluded(start, prepared, limits, targets)
+            current &= done.wrote
+            self._noted.note(start.claim, behind=self._branches.keys() - current)
+            if current.issuperset(record_servers(self.table.snapshot.destination, self.subscription)):
+                self._noted.forget()
+            released = {member for server in done.acknowledged for member in prepared[server].changed}
+            self._left_out.forget(released, replayable=start.claim)
+            self._check_open()
+            if not done.made:
+                return None
+            left = [
+                m for server in self._branches.keys() - done.acknowledged for m in self._branches.members_on(server)
+            ]
+            self._made_s = {done.claim: self._monotonic_s()}
+            self._admission.made(self._monotonic_s() * 1000)
+            return Batch(self.consumer, done.claim, {**start.carried(left), **done.made}, self.table_id)
+
+    def _concluded(
+        self, start: Batch, prepared: Mapping[str, PreparedBatch], limits: Limits, targets: Mapping[int, int] | None
+    ) -> _Concluded:
+        """Messages that a failing batch withheld are claimed on all their servers, or not delivered."""
+        number = max([claim_number(start.claim), *(one.progress.claimed for one in prepared.values())]) + 1
+        claim = claim_id(number, secrets.token_hex(8))
+        narrowed = any(one.trial is not None for one in prepared.values())
+        alone = not self._has_older_self()
+        continued = continuation(prepared, claim) if narrowed and alone else None
+        shares = self._shares(prepared, limits, targets) if alone and not narrowed else {}
+        trial = continued.trial if continued else None
+        servers = {self._branches.server_of(m) for m in continued.members} if continued else set()
+        waiting = {m for one in prepared.values() for m in one.waiting}
+        pins = pinned(waiting, {m for one in prepared.values() for m in one.changed})
+        done = _Concluded(claim)
+        for server, one in prepared.items():
+            conclude = partial(
+                Subscriber.conclude,
+                prepared=one,
+                claim=claim if shares else None,
+                shares=shares,
+                continued=continued if server in servers else None,
+                pins=pins,
+            )
+            for batch in self._branches.answers(server, conclude, writes=True):
+                done.wrote.add(server)
+                if not one.missing:
+                    done.acknowledged.add(server)
+                if batch is not None:
+                    done.made.update(batch.members)
+                    if not self.settings.replayable:
+                        self._unfinished.claimed(self._branches[server], batch.members)
+        if trial is not None and trial.messages.keys() - done.made.keys():
+            return replace(done, made={})
+        done.made = {m: done.made[m] for m in [*shares, *(done.made.keys() - shares.keys())] if m in done.made}
+        if done.made:
+            self._isolation.claimed(start.claim, claim, trial)
+        return done
+
+    def _shares(
+        self, prepared: Mapping[str, PreparedBatch], limits: Limits, targets: Mapping[int, int] | None
+    ) -> dict[int, int]:
+        """How many of each member's messages the next batch takes; {}: it waits for more."""
+        planned: dict[int, MemberBacklog] = {m: offer for one in prepared.values() for m, offer in one.planned.items()}
+        offered = {member: offer.picks.count for member, offer in planned.items()}
+        looked_at = frozenset[int]().union(*(one.looked_at for one in prepared.values()))
+        now_ms, draining = self._monotonic_s() * 1000, targets is not None
+        if not self._admission.allows(limits, offered, now_ms, draining=draining, looked_at=looked_at):
+            return {}
+        return batch_shares(self.table.snapshot, planned, limits)
+
+    def resume(self, batch: Batch) -> dict[int, Ranges]:
+        """As `Subscriber.resume`. The messages of a server that is away are left out (left_out.py). Raises
+        MemberUnavailableError in their place when the query narrows failing batches, and QueryRunningError when another
+        instance of the query runs."""
+        with self._lock:
+            self._follow(batch)
+            unseen: dict[int, Ranges] = {}
+            made_s, delivered = self._made_s.get(batch.claim), batch.delivered
+            trusted = made_s is not None and self._monotonic_s() - made_s <= TRUSTED_S
+            if not trusted:
+                self._noted.check(batch, self.destination)
+                self._left_out.look(batch.claim)
+            out = self._left_out.members(batch.claim)
+            on = {
+                s: [m for m in self._branches.members_on(s) if m in delivered and m not in out] for s in self._branches
+            }
+            protects = {
+                s: partial(Subscriber.protect, batch=batch.part(members)) for s, members in on.items() if members
+            }
+            waits = set() if trusted else protects.keys() - self.table.snapshot.destination.down.keys()
+            parts, away = self._branches.insist(protects, waits=waits)
+            acknowledged = any(part.acknowledged for part in parts.values()) or self._noted.has(batch.claim)
+            for server, error in away.items():
+                branch = self._branches[server]
+                if trusted or batch.claim == self._delivered:
+                    unseen |= {m: delivered[m].picks for m in on[server]}
+                elif branch.older_self is not None:  # it runs, and may have given the whole batch to the sink
+                    raise branch.older_self from error
+                elif acknowledged or self.settings.isolates_poison:
+                    raise self._unavailable(branch, error) from error
+                else:
+                    self._leave_out(batch.claim, on[server], server, error)
+            self._delivered, out = batch.claim, self._left_out.members(batch.claim)
+            # A member that was removed was empty: others have finished its messages since this query died.
+            gone = delivered.keys() - self.table.snapshot.destination.member_ids
+            lost: dict[int, Ranges] = {m: ranges for part in parts.values() for m, ranges in part.lost.items()}
+            lost |= {m: delivered[m].picks for m in {*out, *gone} if m in delivered}
+            if acknowledged:
+                return self._again(batch, parts.values(), lost, gone)
+            attempt = self._isolation.attempt(batch.claim, parts, unseen)
+            if attempt.stored:
+                self._store_copies(attempt, parts.keys())
+            self._isolation.begin(attempt)
+            return dict(joined(lost, without(attempt.present, attempt.trial.tried)))
+
+    def _again(
+        self, batch: Batch, parts: Iterable[ProtectedPart], lost: Messages, gone: Collection[int]
+    ) -> dict[int, Ranges]:
+        """Some server has acknowledged the batch, so its sink took it: the same again, and no attempt of a trial."""
+        if gone:
+            raise StaleCheckpointError(
+                f"the checkpoint of consumer {batch.consumer} of {self.destination} asks for the batch with claim {batch.claim} "
+                f"again, which is acknowledged, and member {min(gone)} was removed since with its messages. Start with a fresh "
+                "checkpointLocation: it gets all unfinished messages."
+            )
+        for part in parts:
+            lost = joined(lost, without(part.present, part.taken))
+        return dict(lost)
+
+    def _leave_out(self, claim: str, members: Sequence[int], server: str, error: ServerAwayError) -> None:
+        what = "the batch is delivered without its messages, which come later, flagged"
+        log.warning("%s: server %s is away: %s (%s)", self.destination, server, what, error)
+        self._left_out.add(claim, members)
+
+    def _store_copies(self, attempt: Attempt, servers: Collection[str]) -> None:
+        """Write the trial's copies: first the one that sets the poison message aside."""
+        holders = {self._branches.server_of(member) for member in attempt.convicted}
+        convict = partial(
+            Subscriber.set_poison_aside, trial=attempt.trial, convicted=attempt.convicted, failures=attempt.failures
+        )
+        keep = partial(Subscriber.keep_trial, trial=attempt.trial)
+        for server in [*holders, *sorted(set(servers) - holders)]:
+            act = {server: convict if server in holders else keep}
+            _, away = self._branches.insist(act, writes=True, waits={server} - holders)
+            for error in away.values():
+                raise self._unavailable(self._branches[server], error) from error
+
+    def _unavailable(self, branch: Branch, error: ServerAwayError) -> MemberUnavailableError:
+        return MemberUnavailableError(
+            f"{self.destination}: the batch has messages on server {branch.server}, which is away ({error}): only its store knows "
+            "whether they still belong to this query. Start the query again when the server answers"
+        )
+
+    @property
+    def in_batch(self) -> bool:
+        """As `Subscriber.in_batch`."""
+        return self._isolation.runs
+
+    def note_failure(self) -> None:
+        """As `Subscriber.note_failure`, on the servers that answer."""
+        with self._lock:
+            trial = None if self.closed else self._isolation.fail()
+            if trial is None:
+                return
+            keep = partial(Subscriber.keep_trial, trial=trial)
+            for server in {self._branches.server_of(member) for member in trial.messages} & self._branches.keys():
+                list(self._branches.answers(server, keep, writes=True))
+
+    def is_unacknowledged(self, start: Batch) -> bool:
+        """`start` is not acknowledged on all its members yet: a server is away, or another consumer holds a record."""
+        with self._lock:
+            self._follow()
+            start = self._left_out.delivered_of(start)
+            for server in self._branches:
+                part = start.part(self._branches.members_on(server))
+                if part.members:
+                    answers = [*self._branches.answers(server, partial(Subscriber.is_unacknowledged, start=part))]
+                    if not answers or answers[0]:
+                        return True
+            return False
+
+    def has_news(self) -> bool:
+        with self._lock:
+            if any(branch.is_due() for branch in self._branches.values()):
+                return True
+            return self.is_due() or self._branches.any(Subscriber.has_news)
+
+    def is_due(self) -> bool:
+        """As `Subscriber.is_due`."""
+        return self._admission.is_due(self._monotonic_s() * 1000)
+
+    @property
+    def lingers(self) -> bool:
+        """As `Subscriber.lingers`."""
+        return self._admission.lingers
+
+    def has_more(self) -> bool:
+        with self._lock:
+            return self._branches.any(Subscriber.has_more)
+
+    def has_new_records(self) -> bool:
+        with self._lock:
+            return not self.closed and self._branches.any(Subscriber.has_new_records)
+
+    # -- acknowledging --------------------------------------------------------------------------------------------
+    def acknowledge(self, parts: Mapping[str, Mapping[int, Ranges]], *, whole: bool = False) -> Parts:
+        """As `Subscriber.acknowledge`, in one write on each server; those of the first servers stay acknowledged when a later
+        one fails, and parts on several servers are never acknowledged as a `whole`. Raises MemberUnavailableError when a server
+        does not answer."""
+        by_server = self._branches.by_server(parts)
+        if whole and len(by_server) > 1:
+            return {claim: dict(members) for claim, members in parts.items()}
+        try:
+            return self._change(by_server, lambda own: partial(Subscriber.acknowledge, parts=own, whole=whole))
+        except JmsqError as error:
+            if whole and isinstance(error.__cause__, AnswerLostError):
+                raise OutcomeUnknownError(str(error.__cause__)) from error
+            raise
+
+    def pledge(self, parts: Mapping[str, Mapping[int, Ranges]], ticket: Ticket, coordinator: str) -> Parts:
+        """As `Subscriber.pledge`, in one write on each server. Raises MemberUnavailableError when a server does not answer."""
+        return self._change(
+            self._branches.by_server(parts),
+            lambda own: partial(Subscriber.pledge, parts=own, ticket=ticket, coordinator=coordinator),
+        )
+
+    def end_pledges(self, members: Iterable[int], ticket: Ticket, *, committed: bool) -> None:
+        """As `Subscriber.end_pledges`, on every server that answers. Raises MemberUnavailableError when another one does not."""
+        with self._lock:
+            self._check_open()
+            concerned: dict[str, list[int]] = {}
+            for member in members:
+                concerned.setdefault(self._branches.server_of(member), []).append(member)
+            failed: list[JmsqError] = []
+            for server, own in concerned.items():
+                end = partial(Subscriber.end_pledges, members=own, ticket=ticket, committed=committed)
+                try:
+                    self._branches.must(server, end)
+                except JmsqError as error:
+                    failed.append(error)
+            if failed:
+                raise failed[0]
+
+    def _change(
+        self,
+        by_server: Mapping[str, Mapping[str, Mapping[int, Ranges]]],
+        change: Callable[[Mapping[str, Mapping[int, Ranges]]], Callable[[Subscriber], Parts]],
+    ) -> Parts:
+        """Returns the parts on members whose record another consumer holds. The others are not this session's any more."""
+        with self._lock:
+            self._check_open()
+            left: Parts = {}
+            for server, own in by_server.items():
+                rest = self._branches.must(server, change(own))
+                for claim, members in own.items():
+                    for member, picks in members.items():
+                        if member not in rest.get(claim, {}):
+                            self._unfinished.finished(member, picks)
+                for claim, some in rest.items():
+                    left.setdefault(claim, {}).update(some)
+            return left
+
+    def release(self, claim: str, parts: Mapping[int, Ranges], *, delivered: bool, delay_ms: int | None = None) -> bool:
+        """As `Subscriber.release`. Raises MemberUnavailableError when a server does not answer."""
+        with self._lock:
+            self._check_open()
+            released = True
+            for server, own in self._branches.by_server({claim: parts}).items():
+                picks = own[claim]
+                release = partial(Subscriber.release, claim=claim, parts=picks, delivered=delivered, delay_ms=delay_ms)
+                done = self._branches.must(server, release)
+                released = released and done
+                if done:
+                    for member, some in picks.items():
+                        self._unfinished.finished(member, some)
+            return released
+
+    def set_aside(self, claim: str, member: int, reasons: Mapping[int, str]) -> bool:
+        """As `Subscriber.set_aside`."""
+        with self._lock:
+            self._check_open()
+            return self._must(self._branches.server_of(member), lambda s: s.set_aside(claim, member, reasons))
+
+    def flush_outbox(self) -> None:
+        self._each_if_open(Subscriber.flush_outbox)
+
+    def make_room(self) -> None:
+        """As `Subscriber.make_room`."""
+        if self.table.snapshot.destination.messages_limit_override == UNLIMITED:
+            return  # without asking the servers
+        self._each_if_open(Subscriber.make_room)
+
+    def flush_life_cycle(self) -> None:
+        self._each_if_open(Subscriber.flush_life_cycle)
+
+    def take_up(self) -> None:
+        """As `Subscriber.take_up`."""
+        with self._lock:
+            self._follow()
+            self._branches.each(Subscriber.take_up)
+
+    # -- sharing --------------------------------------------------------------------------------------------------
+    def has_session(self) -> bool:
+        """As `Subscriber.has_session`, on all servers that it is connected to."""
+        return all(self._each_if_open(Subscriber.has_session))
+
+    def leave_all(self) -> None:
+        """As `Subscriber.leave_all`."""
+        self._each_if_open(Subscriber.leave_all)
+
+    def hand_over(self) -> int:
+        return sum(self._each_if_open(Subscriber.hand_over))
+
+    def backlog(self) -> dict[int, int]:
+        """As `Subscriber.backlog`, without the members of servers that are away."""
+        with self._lock:
+            self._follow()
+            return {m: n for found in self._branches.each(Subscriber.backlog) for m, n in found.items()}
+
+    def refused(self) -> dict[int, int]:
+        """As `Subscriber.refused`, without the members of servers that are away."""
+        with self._lock:
+            self._follow()
+            return {m: n for found in self._branches.each(Subscriber.refused) for m, n in found.items()}
+
+    def held_back(self) -> list[HeldBack]:
+        """As `Subscriber.held_back`, without the members of servers that are away."""
+        with self._lock:
+            self._follow()
+            return [one for found in self._branches.each(Subscriber.held_back) for one in found]
+
+    def waits_for(self, targets: Mapping[int, int], within_ms: int) -> bool:
+        """As `Subscriber.waits_for`, without the members of servers that are away. True while another instance of the query lives."""
+        return self._has_older_self() or any(
+            self._of_targets(targets, partial(Subscriber.waits_for, within_ms=within_ms))
+        )
+
+    def left(self, targets: Mapping[int, int]) -> list[LeftMessages]:
+        """As `Subscriber.left`, without the members of servers that are away."""
+        return [one for found in self._of_targets(targets, Subscriber.left) for one in found]
+
+    def _of_targets(self, targets: Mapping[int, int], ask: Callable[..., T]) -> list[T]:
+        with self._lock:
+            self._follow()
+            found: list[T] = []
+            for server in self._branches:
+                own = {m: last for m, last in targets.items() if m in self._branches.members_on(server)}
+                found += self._branches.answers(server, partial(ask, targets=own))
+            return found
+
+    def away(self) -> dict[str, str]:
+        """server -> why it is away."""
+        with self._lock:
+            return {server: branch.why_away for server, branch in self._branches.items() if branch.why_away}
+
+    def close(self) -> None:
+        with self._lock:
+            if not self.closed:
+                self.closed = True
+                for branch in self._branches.values():
+                    branch.close()
+                if self._use is not None:
+                    self._use.close()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+    def _follow(self, batch: Batch | None = None) -> None:
+        self._check_open()
+        self._branches.follow(batch)
+
+    def _opened(self, server: str) -> Subscriber:
+        made = Subscriber(
+            self._domain,
+            self._store,
+            self.destination,
+            self.subscription,
+            self.consumer,
+            self.settings,
+            self._clock_ms,
+            server=server,
+            open_timeout_s=0.0,
+        )
+        if made.table_id != self.table_id:
+            made.close()
+            raise DestinationReplacedError()
+        return made
+
+    def _has_older_self(self) -> bool:
+        """Another instance of this query lives on one of the servers."""
+        return any(branch.older_self is not None for branch in self._branches.values())
+
+    def _each_if_open(self, act: Callable[[Subscriber], T]) -> list[T]:
+        with self._lock:
+            return [] if self.closed else self._branches.each(act)
+
+    def _must(self, server: str, act: Callable[[Subscriber], T]) -> T:
+        try:
+            return self._branches.must(server, act)
+        except (MemberUnavailableError, MemberLostException):
+            self._check_open()
+            raise
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError(f"consumer {self.consumer} of {self.destination} is closed: create a new one")
+        lost = self._unfinished.lost(self._branches)
+        if lost is not None:
+            server, why = lost
+            raise ConsumerClosedException(
+                f"consumer {self.consumer} lost server {server}, on which it has messages of {self.destination} that are not "
+                f"acknowledged ({why}): they go to other consumers, flagged. Close this consumer and create a new one."
+            )
+
+
+AnySubscriber = Subscriber | DistributedSubscriber
+
+
+def open_subscriber(
+    domain: Domain,
+    store: Store,
+    destination: str,
+    request: SubscriptionRequest | None,
+    consumer: str,
+    settings: ConsumerSettings,
+    *,
+    wait_s: float = 0.0,
+) -> AnySubscriber:
+    """The consumer of a queue (`request` None), or of a topic's subscription, whose use it enters; with branches when the
+    destination is on servers. `store`: the stores of all servers. Waits up to `wait_s` for consumers that exclude it; then
+    SubscriptionInUseError."""
+    log = domain.log(destination)
+    declared = log.refresh().destination
+    placed = declared.placement is not None
+    if declared.handles_units_of_work and settings.isolates_poison:
+        raise unit_not_narrowed(destination)
+    keep_servers(store, log)
+    kind = DistributedSubscriber if placed else Subscriber
+    if request is None:
+        return kind(domain, store, destination, QUEUE_SUBSCRIPTION, consumer, settings)
+    use = use_subscription(store, log, request, wait_s=wait_s)
+    settings = replace(settings, live=use.live)
+    if declared.is_replicated:  # a client's subscriber ends with its server, a query waits for it
+        settings = replace(settings, server=server_of_subscription(use.name), pinned=not settings.replayable)
+    try:
+        return kind(domain, store, destination, use.name, consumer, settings, use=use)
+    except BaseException:
+        use.close()
+        raise

@@ -1,0 +1,342 @@
+"""Narrowing a failing batch of several servers to its poison message. core/poison.py has the rule, isolation.py the
+part of one server.
+
+Each server that has messages of the batch keeps a copy of its trial:
+
+    partitions, a replay   `attempt`: one more attempt, of the newest copy. Every copy is written before a part is delivered
+    stop                   `fail`: the failure is noted in the copies that can be reached
+    latestOffset           each server acknowledges by its own copy, so also one that was away and answers later. The rest is
+                           claimed again once all its servers answer
+
+    a write reaches some copies only   then
+    --------------------------------   ----
+    of an attempt                      nothing was delivered; the query fails, and the next replay reads all copies: the newest
+                                       one has an attempt without an outcome, like one whose driver died. It narrows nothing
+    of a failure                       the newest copy has it
+    of the claim of the rest           nothing was delivered; the claim is like one that Spark has not logged, and the rest is
+                                       claimed once more on all its servers
+
+The convicted message is set aside first, together with its own server's copy, and the others are written then.
+
+Features: M4 (docs/FEATURES.md)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Set
+from dataclasses import replace
+from typing import NamedTuple
+
+from spark_jms.claims.failures.error_destination import ErrorDestination, FailedMessages
+from spark_jms.claims.records.members import Members
+from spark_jms.claims.transactions.transfer import Transfers
+from spark_jms.core.messages.ranges import EMPTY, Ranges
+from spark_jms.core.records.batch import Batch, MemberPick, QueryProgress, claim_number
+from spark_jms.core.records.poison import (
+    Messages,
+    Trial,
+    TrialPhase,
+    common,
+    count,
+    failed,
+    joined,
+    newest,
+    replayed,
+    succeeded,
+    without,
+)
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.redelivery import Claim
+from spark_jms.core.records.refusal import ISOLATION
+from spark_jms.errors import JmsqError, PoisonMessageError
+from spark_jms.log.tables.delta_log import DeltaLog
+
+
+class Attempt(NamedTuple):
+    """`stored`: the trial has to be written before anything is delivered. `convicted` is set aside; it had failed so often."""
+
+    trial: Trial
+    present: Messages
+    stored: bool
+    convicted: Messages
+    failures: int
+
+
+class DistributedIsolation:
+    """Of one query, whose subscriber writes the copies and guards this with its lock. `narrows`: see Isolation."""
+
+    def __init__(self, name: str, *, narrows: bool) -> None:
+        self._name, self._narrows = name, narrows
+        self._begun: Trial | None = None  # the attempt that runs in this process
+        self._claimed: Trial | None = None  # the newest one whose messages this process has claimed again
+        self._own: set[str] = set()  # claims that this process has made, or has delivered
+
+    @property
+    def runs(self) -> bool:
+        """An attempt has begun, and Spark has not asked for the next batch."""
+        return self._begun is not None
+
+    def claimed(self, start: str, claim: str, trial: Trial | None) -> None:
+        """A batch was made. `trial`: its messages are the rest of an earlier one."""
+        self._own, self._claimed = {start, claim}, trial
+
+    def ends(self, claim: str) -> None:
+        """Spark asks for the batch after `claim`: the attempt has succeeded."""
+        if self._begun is not None and self._begun.claim == claim:
+            self._begun = None
+
+    def attempt(self, claim: str, parts: Mapping[str, ProtectedPart], unseen: Messages) -> Attempt:
+        """The attempt of a batch that is to be delivered. `unseen`: its messages on servers that are away, which it was seen to
+        claim a moment ago."""
+        present = unseen
+        for part in parts.values():
+            present = joined(present, part.present)
+        copies = [copy for copy in (self._claimed, *(part.trial for part in parts.values())) if copy]
+        trial = newest(copy for copy in copies if copy.claim == claim) or Trial(claim, present)
+        if claim in self._own:
+            return Attempt(trial, present, False, {}, 0)
+        before = trial.within(present)
+        after, convicted = replayed(before, narrows=self._narrows)
+        if after.tried != before.tried:
+            tell(self._name, after)
+        return Attempt(after, present, True, convicted, before.failures)
+
+    def begin(self, attempt: Attempt) -> None:
+        """Its copies are written."""
+        self._begun = attempt.trial
+        self._own.add(attempt.trial.claim)
+
+    def fail(self) -> Trial | None:
+        """Spark has given up the batch whose attempt runs: the trial to write, if any."""
+        if self._begun is None or not self._narrows:
+            return None
+        trial, self._begun = failed(self._begun), None
+        tell_failure(self._name, trial)
+        return trial
+
+
+# -- narrowing a query's failing batch to its poison message -----------------------------------------------------------
+# core/poison.py has the rule.
+#
+# The trial is stored with the query's progress before a replay delivers anything, so every later replay delivers the same
+# part until that part has failed as well.
+#
+#     partitions, a replay   `begin`: one more attempt; narrows the batch, or sets the poison message aside
+#     stop                   `note_failure`: Spark gave the batch up
+#     latestOffset           `part`: what the acknowledgement of the batch finishes; the claim keeps the rest
+#                            `acknowledged`, `claim_again`: the rest is the next batch
+#
+# Where the destination is on several servers, distributed_isolation.py begins and ends the attempts.
+
+_REASON = "poison: a batch of {} failed {} times with this message alone"
+log = logging.getLogger("spark_jms")
+
+
+class Isolation:
+    """Of one query. Not thread-safe: the subscriber's lock guards it. `narrows`: the query's option onPoison is isolate;
+    without it a trial that another run of the query began is kept, and goes no further."""
+
+    def __init__(
+        self,
+        table: DeltaLog,
+        members: Members,
+        transfers: Transfers,
+        error_destination: ErrorDestination,
+        clock_ms: Callable[[], int],
+        *,
+        narrows: bool,
+    ) -> None:
+        self._table, self._members, self._transfers = table, members, transfers
+        self._error_destination, self._clock_ms, self._narrows = error_destination, clock_ms, narrows
+        self._begun: Trial | None = None  # the attempt that runs in this process
+
+    # -- attempts -------------------------------------------------------------------------------------------------
+    def begin(self, claim: str, present: Messages, deadline_s: float, *, again: bool) -> Messages:
+        """An attempt of the batch begins; `present` is what its claim holds. Returns what it does not deliver. `again`:
+        another process gave it to the sink before."""
+        trial = self.known(claim) or Trial(claim, present)
+        if again:
+            before = trial.within(present)
+            trial, convicted = replayed(before, narrows=self._narrows)
+            if convicted:
+                self.set_aside(trial, convicted, before.failures, deadline_s)
+            else:
+                self.keep(trial)
+            if trial.tried != before.tried:
+                tell(f"{self._members.destination}/{self._members.subscription}", trial)
+        self._begun = trial
+        return without(present, trial.tried)
+
+    def known(self, claim: str) -> Trial | None:
+        """The trial of this claim, as stored."""
+        return _of(self._members.open_progress(), claim)
+
+    def keep(self, trial: Trial) -> None:
+        """Store the trial."""
+        self._members.commit({}, replace(self._members.open_progress(), trial=trial))
+
+    def note_failure(self) -> None:
+        """Spark has given up the batch whose attempt runs."""
+        if self._begun is None or not self._narrows:
+            return
+        trial, self._begun = failed(self._begun), None
+        self.keep(trial)
+        tell_failure(f"{self._members.destination}/{self._members.subscription}", trial)
+
+    def ends(self, start: Batch) -> None:
+        """Spark asks for the batch after `start`: the attempt of `start` has succeeded."""
+        if self._begun is not None and self._begun.claim == start.claim:
+            self._begun = None
+
+    @property
+    def runs(self) -> bool:
+        """An attempt has begun, and Spark has not asked for the next batch."""
+        return self._begun is not None
+
+    # -- acknowledging --------------------------------------------------------------------------------------------
+    @staticmethod
+    def part(progress: QueryProgress, claim: str, member: int) -> Ranges | None:
+        """What an acknowledgement of the claim finishes in this member; None: all of it."""
+        trial = _of(progress, claim)
+        if trial is None or not (trial.withheld or trial.finished):
+            return None
+        return EMPTY if trial.finished else trial.tried.get(member, EMPTY)
+
+    @staticmethod
+    def waiting(progress: QueryProgress, start: Batch) -> set[int]:
+        """The members whose records the next batch needs, all at once."""
+        trial = progress.trial
+        if trial is None:
+            return set()
+        if trial.finished:
+            return set(trial.messages)
+        if trial.claim == start.claim:
+            return set(trial.withheld)
+        return set(trial.messages) if _is_unlogged(trial, start) else set()
+
+    def acknowledged(self, progress: QueryProgress, start: Batch, members: Set[int]) -> QueryProgress:
+        """`start` is acknowledged on all its members. A finished trial stays until its messages are claimed again; a copy
+        without messages of these members, which are on this server, is over."""
+        trial = progress.trial
+        if trial is not None and not trial.finished:
+            if trial.claim == start.claim:
+                trial = succeeded(trial)
+            else:
+                trial = replace(trial, finished=True) if _is_unlogged(trial, start) else None
+        if trial is not None and not trial.messages.keys() & members:
+            trial = None
+        return progress if trial is progress.trial else replace(progress, trial=trial)
+
+    def claim_again(
+        self,
+        progress: QueryProgress,
+        changed: dict[int, RecordSet],
+        after: Trial | None,
+        in_doubt_timeout_ms: int | None,
+    ) -> tuple[Batch | None, QueryProgress]:
+        """The messages that wait get the claim of `after`, in `changed`. No batch when there are none; then the trial is
+        over on this server."""
+        trial = progress.trial
+        rest = common(after.messages, waiting_in(trial, changed)) if after and trial else {}
+        if after is None or trial is None or not rest:
+            return None, replace(progress, trial=None)
+        claim = after.claim
+        picks: dict[int, MemberPick] = {}
+        for member, ranges in rest.items():
+            state = changed[member].release(trial.claim, delivered=not trial.flagged)
+            consumer, session = self._members.consumer, self._members.session_id
+            now = self._clock_ms()
+            made = Claim(claim, consumer, session, ranges, now, True, in_doubt_timeout_ms=in_doubt_timeout_ms)
+            changed[member] = state.claim(made)
+            epoch = self._members.held[member].handle.epoch
+            picks[member] = MemberPick(epoch, ranges, state.redelivered(ranges))
+        batch = Batch(self._members.consumer, claim, picks, self._members.table_id)
+        return batch, replace(progress, trial=after)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+    def set_aside(self, trial: Trial, convicted: Messages, failures: int, deadline_s: float) -> None:
+        """Move the message, or discard it, and write the trial without it in the same commit. One that the error destination refuses
+        for good stays where it is, and no batch delivers it again. Raises PoisonMessageError."""
+        ((member, picks),) = convicted.items()
+        claim, reason = trial.claim, _REASON.format(self._members.consumer, failures)
+        self._members.open_within(member, deadline_s)
+        state, epoch = self._members.attached_state(member), self._members.held[member].handle.epoch
+        destination = self._table.refresh().destination
+        found = FailedMessages(member, claim, picks, state.redelivered(picks), ISOLATION, reason, delivered=True)
+        try:
+            after = self._error_destination.take(state, found, destination, epoch)
+        except (JmsqError, OSError) as error:
+            raise PoisonMessageError(
+                f"{self._members.label(member)}#{picks.first} is a poison message, and it cannot be set aside in "
+                f"{destination.error_destination}: {error}. Nothing was lost. Repair that destination and start the query again."
+            ) from error
+        self._members.commit({member: after}, replace(self._members.open_progress(), trial=trial))
+        ended = self._transfers.finish(after, epoch, patient=True)
+        self._members.commit({member: ended.state})
+
+
+def tell(name: str, trial: Trial) -> None:
+    """A batch of `name`, a subscription, is narrowed."""
+    if trial.phase is TrialPhase.NONE:
+        log.warning("%s: the batch with claim %s ends without messages; the others come next", name, trial.claim)
+        return
+    log.warning(
+        "%s: the batch with claim %s failed and is narrowed: it delivers %d message(s), and the next one the other %d",
+        name,
+        trial.claim,
+        count(trial.tried),
+        count(trial.withheld),
+    )
+
+
+def tell_failure(name: str, trial: Trial) -> None:
+    """A batch of `name`, a subscription, has failed."""
+    log.warning(
+        "%s: the batch with claim %s failed (attempt %d) with %d message(s)",
+        name,
+        trial.claim,
+        trial.attempts,
+        count(trial.tried),
+    )
+
+
+def waiting_in(trial: Trial, states: Mapping[int, RecordSet]) -> Messages:
+    """The trial's messages that these records still hold for it; an administrator may have revoked some."""
+    claims = {m: state.claims.get(trial.claim) for m, state in states.items()}
+    return common(trial.messages, {m: known.picks for m, known in claims.items() if known})
+
+
+def pinned(wanted: Set[int], held: Set[int]) -> set[int]:
+    """The records that a query keeps until it has all of `wanted`: in ascending order, or two queries that wait for each
+    other would keep what the other needs."""
+    missing = min(wanted - held, default=None)
+    return {member for member in wanted if missing is None or member < missing}
+
+
+def _of(progress: QueryProgress, claim: str) -> Trial | None:
+    return progress.trial if progress.trial and progress.trial.claim == claim else None
+
+
+def _is_unlogged(trial: Trial, start: Batch) -> bool:
+    """Its claim was made for a batch after `start`, and Spark never logged that batch."""
+    return claim_number(trial.claim) > claim_number(start.claim)
+
+
+class ProtectedPart(NamedTuple):
+    """Of a batch that is to be delivered: what its claim holds on this server, and what it has lost. `own`: this instance
+    made the batch, or has delivered it before. `trial` is the stored one. `acknowledged`: this server has acknowledged the
+    batch, and `present` has what it delivered then."""
+
+    present: dict[int, Ranges]
+    lost: dict[int, Ranges]
+    own: bool
+    trial: Trial | None
+    acknowledged: bool
+
+    @property
+    def taken(self) -> Messages:
+        """What the sink has of the batch, when some server has acknowledged it."""
+        if self.acknowledged or self.trial is None:
+            return self.present
+        return common(self.present, self.trial.tried)

@@ -1,0 +1,198 @@
+"""Look at the messages of a destination without consuming them.
+
+Features: C11, D3 (docs/FEATURES.md)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.messages.fetch import fetch
+from spark_jms.claims.messages.scan import Question, scan
+from spark_jms.claims.servers.stores import check_pinning, pinned_member
+from spark_jms.claims.upkeep import views
+from spark_jms.client.messages.encoding import decoded, legible
+from spark_jms.client.messages.message import Message
+from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.routing import DestinationAddress
+from spark_jms.core.destinations.subscriptions import missed
+from spark_jms.core.messages.ranges import EMPTY, Ranges
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.selector import Selector
+from spark_jms.errors import DestinationReplacedError, MemberLostException, NoSuchElementException, OptionError
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.store import Store, StoreError
+
+_WINDOW = 10_000  # messages of a member scanned at a time
+
+
+class Browser:
+    """Made by `Context.browser`. Each iteration is a snapshot: the messages that are in the table at its start and not
+    finished, member by member in order, including claimed, delayed and expired ones; of one server if the name was
+    `server@destination`. For a topic without a
+    subscription, or with `include_finished`, everything still in the table. `delivery_count` is the count of the next
+    delivery. Messages purged during the iteration are skipped; a destination that is dropped and created again meanwhile
+    raises DestinationReplacedError."""
+
+    def __init__(
+        self,
+        domain: Domain,
+        store: Store,
+        shown: Shown,
+        subscription: str | None,
+        selector: Selector | None,
+        limit: int | None,
+        include_finished: bool,
+        check: Callable[[], None],
+    ) -> None:
+        self.destination, self._shown = shown.address.destination, shown
+        self._domain, self._store, self._subscription = domain, store, subscription
+        self._selector, self._limit, self._check = selector, limit, check
+        self._include_finished = include_finished
+        # Raises now if the subscription does not exist.
+        self._states(domain.log(self.destination).refresh().destination)
+
+    def __iter__(self) -> Iterator[Message]:
+        return itertools.islice(self._messages(), self._limit)
+
+    def __repr__(self) -> str:
+        of = f"{self._shown.address}/{self._subscription}" if self._subscription else self._shown.address
+        return f"<Browser of {of}{f', selector {self._selector.text}' if self._selector else ''}>"
+
+    def _states(self, declared: Destination) -> dict[int, RecordSet]:
+        self._check()
+        members = self._shown.members(declared)
+        if self._include_finished:
+            return {}
+        with self._shown.losing():
+            return views.states(self._domain, self._store, self.destination, self._subscription, members)
+
+    def _messages(self) -> Iterator[Message]:
+        self._check()
+        table = self._domain.log(self.destination)
+        before = table.refresh()
+        states = self._states(before.destination)
+        snapshot, table_id = table.refresh(), before.table_id
+        if snapshot.table_id != table_id:
+            raise DestinationReplacedError()
+        only = self._shown.members(snapshot.destination)
+        present = {
+            m: Ranges.of(*((f.first, f.last) for f in files.files))
+            for m, files in snapshot.members.items()
+            if only is None or m in only
+        }
+        for member, left in sorted(present.items()):
+            state = states.get(member)
+            if state is not None:
+                left = left & state.unfinished(1, left.last) if left else left
+            while left:
+                window = left.take(_WINDOW)
+                left = left - window
+                picks = self._selected(table, snapshot.destination, member, window, table_id)
+                redelivered = state.redelivered(picks) if state and picks else {}
+                rows = fetch(
+                    table, self.destination, member, picks, redelivered, fail_on_data_loss=False, table_id=table_id
+                )
+                for batch in rows:
+                    found = decoded(batch, None)
+                    for message in legible(batch) if found.undecodable else found.messages:
+                        self._shown.check_kept(table)
+                        yield message
+                self._check()
+
+    def _selected(self, table: DeltaLog, declared: Destination, member: int, window: Ranges, table_id: str) -> Ranges:
+        not_seen = missed(declared, self._subscription, member, window.last) if self._subscription else EMPTY
+        if self._selector is None and not not_seen:
+            return window
+        return scan(table, member, window, Question(self._selector, missed=not_seen), table_id=table_id).picks
+
+
+# -- what a client's receiver or browser is pinned to, and what it shows -----------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pinning:
+    """How the receivers and browsers of one connection are pinned. `by_default`: where `pin` is not given; `home`: the server
+    that its receivers prefer."""
+
+    by_default: bool = False
+    home: str | None = None
+
+    def receiver(
+        self, settings: ConsumerSettings, store: Store, log: DeltaLog, address: DestinationAddress, pin: bool | None
+    ) -> ConsumerSettings:
+        """The settings of a new receiver of `address`. Raises OptionError, InvalidDestinationError and
+        MemberUnavailableError."""
+        declared = log.snapshot.destination
+        if settings.members is not None and (address.server is not None or pin):
+            raise OptionError(
+                f"members names members of {address} that are named already: leave out members, or the rest"
+            )
+        named = address.members(declared)
+        if named is not None:
+            return replace(settings, server=address.server, pinned=True) if declared.placement else settings
+        if settings.members is not None or not self._wanted(declared, pin):
+            return settings
+        found = pinned_member(store, log.snapshot, self.home)
+        if declared.placement:
+            return replace(settings, server=found.server, pinned=True)
+        return replace(settings, members=frozenset([found.member]), pinned=True)
+
+    def browser(self, store: Store, log: DeltaLog, address: DestinationAddress, pin: bool | None) -> Shown:
+        """Raises InvalidDestinationError and MemberUnavailableError."""
+        address.members(log.snapshot.destination)
+        if address.server is not None or not self._wanted(log.snapshot.destination, pin):
+            return Shown(address)
+        return Shown(address, pinned_member(store, log.snapshot, receives=False).member)
+
+    def _wanted(self, declared: Destination, pin: bool | None) -> bool:
+        if pin:
+            check_pinning(declared)
+        return pin or (pin is None and self.by_default and not declared.is_topic)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a browser shows: the members that the address names, or the one that it is pinned to."""
+
+    address: DestinationAddress
+    pinned: int | None = None
+
+    def members(self, declared: Destination) -> list[int] | None:
+        """None: all. Raises InvalidDestinationError, or MemberLostException when the pinned one is down or removed."""
+        if self.pinned is None:
+            return self.address.read_members(declared)
+        if self.pinned not in declared.member_ids:
+            raise self._lost("it was removed")
+        if self.pinned in declared.down_members:
+            raise self._lost(f"its server {declared.server_of(self.pinned)} is down")
+        return [self.pinned]
+
+    def check_kept(self, table: DeltaLog) -> None:
+        """In the middle of an iteration. Raises NoSuchElementException."""
+        if self.pinned is None or not table.has_news():
+            return
+        try:
+            self.members(table.refresh().destination)
+        except MemberLostException as error:
+            raise NoSuchElementException(f"{error}; the messages that it has shown are not all") from error
+
+    @contextmanager
+    def losing(self) -> Iterator[None]:
+        """While the store of the pinned member is asked."""
+        try:
+            yield
+        except StoreError as error:
+            if self.pinned is None:
+                raise
+            raise self._lost(f"{type(error).__name__}: {error}") from error
+
+    def _lost(self, why: str) -> MemberLostException:
+        return MemberLostException(
+            f"this browser of {self.address} is pinned to member {self.pinned} and has lost it: {why}. Create a new browser"
+        )

@@ -1,0 +1,573 @@
+"""A domain: one root with its destinations, its store and its format version.
+
+ROOT/<destination>/                          the Delta table of a destination, unless the register names another path
+ROOT/_jmsq/domain.json                       format version, id, store, interval of the search for expired messages
+ROOT/_jmsq/destinations/<destination>        the register: where its tables lie
+ROOT/_jmsq/temporary/                        temporary destinations: log/temporary.py
+ROOT/_jmsq/health/<destination>              failures of senders' housekeeping
+ROOT/_jmsq/acknowledgements/<destination>/   the Delta table of its acknowledgements
+ROOT/_jmsq/life-cycles/<destination>/        the Delta table of its life-cycle log
+ROOT/_jmsq/servers/<server>                  its store, and the length of its lease
+ROOT/_jmsq/connection-factories/<name>       its settings
+ROOT/_jmsq/stopped-servers/<server>          since when an administrator has stopped it
+ROOT/_jmsq/leases/<server>                   its lease: log/server_leases.py
+ROOT/_jmsq/lease-terms/<server>/             the terms of its lease: log/server_terms.py
+ROOT/_jmsq/quotas/<quota>                    its settings
+ROOT/_jmsq/quota-ledgers/<ledger>/           who has reserved room in a quota: log/quota_ledger.py
+ROOT/_jmsq/published-usage/<table id>/<n>    what a destination holds, for its senders: log/usage.py
+ROOT/_jmsq/usage-history/                    what passed through the destinations: log/usage_history.py
+ROOT/_jmsq/flow/<table id>/<query id>        how fast a query's sink may send: spark/flow.py
+ROOT/_jmsq/left-out/<table id>/<consumer>/   messages left out of a batch: claims/left_out.py
+ROOT/_jmsq/query-progress/<table id>/        what queries acknowledge while a server is away: claims/noted_progress.py
+ROOT/_jmsq/boots/<host>                      the boot that wrote last: log/boots.py
+ROOT/_jmsq/lost/<boot>/                      what a loss of power has damaged: log/power_loss.py
+ROOT/_jmsq/store/                            the default file store
+ROOT/_jmsq/stores/<server>/                  the file store of a server
+
+Features: C3, C14, C16, C18, D2, R13, S3, T1, T5, T6 (docs/FEATURES.md)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from pathlib import PurePosixPath
+from typing import Any
+
+from spark_jms.core.destinations.destination import Destination, is_temporary
+from spark_jms.core.destinations.servers import HOME
+from spark_jms.core.limits.flow_control import NO_THRESHOLDS, FlowThresholds, thresholds_of
+from spark_jms.core.limits.quota import MessageUsage
+from spark_jms.core.records.stored_form import DOMAIN_RECORD, MEMBERS_PREFIX
+from spark_jms.errors import (
+    DestinationDroppedError,
+    DomainError,
+    FormatVersionError,
+    InvalidDestinationError,
+    JmsqError,
+    OptionError,
+)
+from spark_jms.log.destinations.servers import ServerEntry, Servers, ServerTerms
+from spark_jms.log.destinations.temporary import TemporaryTables
+from spark_jms.log.limits.quota import Quotas
+from spark_jms.log.limits.usage import UsageFiles, Watched, log
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.object_store import open_storage
+from spark_jms.log.tables.storage import ClockWatch, LocalStorage, NamedFiles, Storage, now_ms
+from spark_jms.settings.connection_factory import ConnectionFactory, from_stored, to_stored
+from spark_jms.settings.destination import DomainSettings, ServerSettings
+from spark_jms.settings.table import settings_of
+from spark_jms.store.contract import Store
+from spark_jms.store.errors import shown_uri
+
+DOMAIN_FILE = "_jmsq/domain.json"
+DEFAULT_STORE = "file"
+_SCAN_INTERVAL = "expirationScanIntervalMs"
+_DEFAULT_SCAN_MS = settings_of(DomainSettings)["expirationScanInterval"].default
+FORMAT_VERSION = 2  # of the domain: how record sets are named and stored
+_JDBC = ("jdbc:", "sqlite:", "postgresql:")
+_ID = "id"
+_OWN_TIMEOUT_MS = 10_000
+_ONE_HOST = ("file:", "jdbc:sqlite:", "sqlite:")
+
+
+class Domain:
+    """An open root. Thread-safe. All callers share one log per destination."""
+
+    def __init__(self, root: str, *, upgrading: bool = False) -> None:
+        """`upgrading`: for `jmsq upgrade`, which alone may open a domain of an earlier format."""
+        self.storage = open_storage(root)
+        self.root = self.storage.uri
+        self.register = Register(self.storage)
+        self.clock = ClockWatch(self.storage)
+        self.servers = Servers(self.storage)
+        self.connection_factories = ConnectionFactories(self.storage)
+        self.terms = ServerTerms(self.storage)
+        self.temporary = TemporaryTables(self.storage)
+        self.usages = UsageFiles(self.storage)
+        self.quotas = Quotas(self.storage, self.usages, self.log)
+        self._lock = threading.Lock()
+        self._logs: dict[tuple[str, str], DeltaLog] = {}  # by path and name
+        self._admission: Callable[[], None] | None = None
+        self._file = data = self.storage.get(DOMAIN_FILE)
+        if data is None:
+            raise DomainError(
+                f"{self.root} is not a spark-jms domain: create it with `jmsq apply --root {self.root} MODULE.yaml`"
+            )
+        try:
+            self.declaration: dict[str, Any] = json.loads(data)
+            version, self.id = int(self.declaration["formatVersion"]), str(self.declaration["id"])
+            self.store = str(self.declaration["store"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DomainError(f"{self.root}/{DOMAIN_FILE} is damaged ({error!r}): restore it from a copy") from error
+        if version > FORMAT_VERSION:
+            raise FormatVersionError(
+                f"{self.root} has format version {version}, this spark-jms reads up to {FORMAT_VERSION}: install a later spark-jms"
+            )
+        self.needs_upgrade = version < FORMAT_VERSION or bool(self.declaration.get("upgrading"))
+        if self.needs_upgrade and not upgrading:
+            begun = (
+                "an upgrade of it has begun and was not finished"
+                if version == FORMAT_VERSION
+                else "it is of an earlier version"
+            )
+            raise FormatVersionError(
+                f"{self.root} cannot be opened, because {begun}: stop its jobs and clients, then run `jmsq upgrade --root "
+                f"{self.root}`"
+            )
+
+    def is_unchanged(self) -> bool:
+        """The domain file is as it was when this was opened: no other domain is in its place, and no other format version."""
+        return self.storage.get(DOMAIN_FILE) == self._file
+
+    def expiration_scan_interval_ms(self) -> int:
+        """As it is declared now; 0: none. Raises DomainError."""
+        data = self.storage.get(DOMAIN_FILE)
+        if data is None:
+            raise self._unreachable()
+        return int(json.loads(data).get(_SCAN_INTERVAL, _DEFAULT_SCAN_MS))
+
+    def set_expiration_scan_interval(self, interval_ms: int) -> None:
+        """Durable on return. Housekeeping that runs takes it over with its next round."""
+        if interval_ms != self.declaration.get(_SCAN_INTERVAL, _DEFAULT_SCAN_MS):
+            self.declaration = {**self.declaration, _SCAN_INTERVAL: interval_ms}
+            self.storage.put(DOMAIN_FILE, json.dumps(self.declaration, indent=1).encode())
+            self.storage.sync([DOMAIN_FILE])
+
+    def check_present(self) -> None:
+        """Raises DomainError when the root cannot be reached now: then an absent file proves nothing."""
+        if not self.storage.exists(DOMAIN_FILE):
+            raise self._unreachable()
+
+    def _unreachable(self) -> DomainError:
+        return DomainError(
+            f"{self.root} cannot be reached: its domain file is missing. Bring the directory or its mount back, and everything "
+            "continues; `jmsq apply` would make a new, empty domain"
+        )
+
+    def mark(self, *, upgrading: bool) -> None:
+        """Write the current format version, which earlier versions of spark-jms refuse; while `upgrading`, so do we."""
+        kept = {key: value for key, value in self.declaration.items() if key != "upgrading"}
+        self.declaration = {**kept, "formatVersion": FORMAT_VERSION, **({"upgrading": True} if upgrading else {})}
+        self.storage.put(DOMAIN_FILE, json.dumps(self.declaration, indent=1).encode())
+        self.storage.sync([DOMAIN_FILE])
+        self.needs_upgrade = upgrading
+
+    @property
+    def store_uri(self) -> str:
+        """The URI of the store with the record sets."""
+        return store_uri(self.root, self.store, self.id)
+
+    def server_uri(self, server: str) -> str:
+        """The URI of a server's store. Raises DomainError when there is no such server."""
+        if server == HOME:
+            return self.store_uri
+        return server_store_uri(self.root, server, self.servers.entry(server).store, self.id)
+
+    def destinations(self) -> list[str]:
+        """Without those that are being dropped. Raises DomainError when the root or the register is missing."""
+        return [name for name in self.registered() if (e := self.register.entry(name)) and e.dropping is None]
+
+    def registered(self) -> list[str]:
+        """With those that are being dropped. Raises DomainError when the root or the register is missing."""
+        names = self.register.names()
+        if not names:
+            self._check_register()
+        return names
+
+    def _check_register(self) -> None:
+        """A register without a name may have none, or be lost."""
+        self.check_present()
+        if self.has_tables() and not self.register.names():
+            raise DomainError(
+                f"{self.root}/{REGISTER} names no destination, but there are tables of destinations: the folder was lost, or the "
+                f"first `jmsq apply` was interrupted. Restore the folder from a copy, or run `jmsq apply --root {self.root} "
+                "MODULE.yaml`, which enters the tables that have the names of its destinations"
+            )
+
+    def has_tables(self) -> bool:
+        """It has destinations, or had some when its register was lost."""
+        return bool(self.register.names()) or any(
+            "/_delta_log/" in file.path for file in self.storage.list(ACKNOWLEDGEMENTS)
+        )
+
+    def log(self, destination: str) -> DeltaLog:
+        """Raises InvalidDestinationError, which lists the existing destinations, DestinationDroppedError, or
+        TemporaryDestinationError for a temporary destination of another context."""
+        if is_temporary(destination):
+            return self.temporary.own_log(destination)
+        return self._shared_log(self._entry(destination).path, destination)
+
+    def acknowledgements(self, destination: str) -> DeltaLog:
+        """Raises InvalidDestinationError."""
+        if is_temporary(destination):
+            return self.temporary.acknowledgements(destination)
+        return self._shared_log(self._entry(destination).acknowledgements, f"acknowledgements of {destination}")
+
+    def life_cycle(self, destination: str) -> DeltaLog | None:
+        """The table of the life-cycle log; None: the destination never logged. Raises InvalidDestinationError."""
+        if is_temporary(destination):
+            return None
+        path = self._entry(destination).life_cycle
+        if next(iter(self.storage.list(path)), None) is None:
+            return None
+        return self._shared_log(path, f"life cycle of {destination}")
+
+    def usage_of(self, destination: str) -> MessageUsage:
+        """The messages of a destination that are not finished, and their bytes, at most. Opens no store: what
+        consumers finish shows a moment later. Exact where the destination `measures_usage`; elsewhere all messages in its
+        table count. Raises InvalidDestinationError."""
+        return self.usages.at(self.log(destination).refresh())
+
+    def usage_of_server(self, server: str) -> MessageUsage:
+        """The same of all members on a server, as far as their destinations publish it: late by two seconds at most."""
+        return self.usages.of_server(server)
+
+    def _entry(self, destination: str) -> RegisterEntry:
+        entry = self.register.entry(destination)
+        if entry is None:
+            there = ", ".join(self.destinations()) or "none"
+            raise InvalidDestinationError(
+                f"there is no destination {destination!r} in {self.root} (there are: {there}): add it to the module file "
+                f"and run `jmsq apply --root {self.root} MODULE.yaml`"
+            )
+        if entry.dropping is not None:
+            raise DestinationDroppedError(
+                f"destination {destination} in {self.root} was dropped, and its state and files are being deleted: if no "
+                f"`jmsq drop` runs, start `jmsq drop {destination}` again; after that the name is free"
+            )
+        return entry
+
+    def forget(self, destination: str) -> None:
+        """The next `log`, `acknowledgements` and `life_cycle` of this name start from the files."""
+        with self._lock:
+            for path, name in list(self._logs):
+                if name in (destination, f"acknowledgements of {destination}", f"life cycle of {destination}"):
+                    del self._logs[path, name]
+
+    def _admit(self) -> None:
+        """ResourceAllocationException while the domain's store is above yellow."""
+        if self._admission is None:
+            from spark_jms.store.kinds.opening import admission_of
+
+            self._admission = admission_of(self.store_uri)
+        self._admission()
+
+    def _shared_log(self, path: str, name: str) -> DeltaLog:
+        with self._lock:
+            if (path, name) not in self._logs:
+                self._logs[path, name] = DeltaLog(
+                    self.storage.child(path), name, self._admit, self.quotas, self.check_present
+                )
+            return self._logs[path, name]
+
+
+def store_uri(root: str, store: str, domain_id: str) -> str:
+    """`file` means beside the tables. A database store gets the domain's id, so that no two domains share one."""
+    if store == DEFAULT_STORE:
+        return f"{root}/_jmsq/store"
+    if store.startswith(_JDBC):
+        from spark_jms.store.jdbc.settings import with_engine
+
+        return with_engine(store, domain_id)
+    return store
+
+
+def server_store_uri(root: str, server: str, store: str, domain_id: str) -> str:
+    """As `store_uri`, for a server's store: no two servers share one."""
+    if store == DEFAULT_STORE:
+        return f"{root}/_jmsq/stores/{server}"
+    return store_uri(root, store, f"{domain_id}-{server}")
+
+
+def create_domain(root: str, store: str | None = None) -> Domain:
+    """Open the domain at `root`, and create it if there is none. Raises DomainError when the store does not fit. Until the domain has
+    a destination its store can be another one, and has to answer.
+
+    The file store serves one host: a root on an object store needs a store that serves several hosts (jdbc, replicated).
+    """
+    storage = open_storage(root)
+    wanted = store or DEFAULT_STORE
+    if storage.get(DOMAIN_FILE) is None:
+        check_place(storage, wanted)
+        data = {"formatVersion": FORMAT_VERSION, "id": uuid.uuid4().hex, "store": wanted, "createdMs": now_ms()}
+        storage.create(DOMAIN_FILE, json.dumps(data, indent=1).encode())
+        storage.sync([DOMAIN_FILE])
+    domain = Domain(root)
+    if not domain.has_tables():
+        return _with_working_store(domain, store)
+    if store and domain.store != store:
+        raise DomainError(
+            f"{domain.root} keeps its state in the store {shown_uri(domain.store)!r}; it cannot be changed to {shown_uri(store)!r} "
+            "by apply"
+        )
+    return domain
+
+
+def _with_working_store(domain: Domain, store: str | None) -> Domain:
+    """Of a domain without destinations, whose store nothing uses yet."""
+    from spark_jms.store import StoreError, open_store
+
+    if store and domain.store != store:
+        check_place(domain.storage, store)
+        domain.storage.put(DOMAIN_FILE, json.dumps({**domain.declaration, "store": store}, indent=1).encode())
+        domain.storage.sync([DOMAIN_FILE])
+        domain = Domain(domain.root)
+    try:
+        with open_store(domain.store_uri) as opened:
+            _own(domain, opened)
+    except StoreError as error:
+        raise DomainError(
+            f"{domain.root} has no destinations yet, and its store {shown_uri(domain.store)!r} cannot be used "
+            f"({type(error).__name__}: {error}): make it work, or name another one with `store:` in the module file, then apply again"
+        ) from error
+    return domain
+
+
+def check_owner(domain: Domain, store: Store) -> None:
+    """Raises DomainError when the store is another domain's: each would complete the transactions of the other, and find no
+    destinations for them. A store that was made before stores named their domain is nobody's."""
+    owner = store.peek(DOMAIN_RECORD).get(_ID)
+    if owner is not None and owner != domain.id.encode():
+        raise _not_its_store(domain, f"belongs to the domain with the id {owner.decode(errors='replace')!r}")
+
+
+def _own(domain: Domain, store: Store) -> None:
+    """Write into the store which domain it serves, unless it is there."""
+    from spark_jms.store import Put
+
+    with store.connect(f"apply {domain.root}") as session:
+        handle = session.open(DOMAIN_RECORD, timeout_ms=_OWN_TIMEOUT_MS)
+        check_owner(domain, store)
+        if store.peek(DOMAIN_RECORD):
+            return
+        foreign = next((name for name in store.names(MEMBERS_PREFIX) if store.peek(name)), None)
+        if foreign is not None:
+            raise _not_its_store(domain, f"has positions of a destination ({foreign})")
+        handle.commit([Put(_ID, domain.id.encode())])
+
+
+def _not_its_store(domain: Domain, why: str) -> DomainError:
+    return DomainError(
+        f"the store {shown_uri(domain.store)!r} of {domain.root} {why}: it is the store of another domain. Name another one with "
+        "`store:` in the module file, then apply again; or remove that store first, if its domain does not exist any more"
+    )
+
+
+def check_place(storage: Storage, store: str) -> None:
+    """Of a new store, as the module file has it. Raises DomainError."""
+    if not isinstance(storage, LocalStorage) and (
+        store == DEFAULT_STORE or store.startswith(_ONE_HOST) or "://" not in store
+    ):
+        raise DomainError(
+            f"the root {storage.uri} is an object store, which several hosts can use, but the store {shown_uri(store)!r} serves "
+            "one host: name one that serves them all with `store:` in the module file"
+        )
+    from spark_jms.store.kinds.opening import folder_of
+
+    folder = None if store == DEFAULT_STORE else folder_of(store)
+    if folder is not None and isinstance(storage, LocalStorage):
+        root = os.path.realpath(storage.root)
+        if os.path.commonpath([root, folder]) == root:
+            raise DomainError(
+                f"the store {shown_uri(store)!r} would be inside the root {storage.uri}, whose folders belong to destinations and are "
+                "deleted with them: write `file`, which has a place of its own there, or a path outside of it"
+            )
+
+
+def same_store(one: str, other: str) -> bool:
+    """Of the URIs of two stores: a folder has many names."""
+    from spark_jms.store.kinds.opening import folder_of
+
+    return one == other or (folder_of(one) is not None and folder_of(one) == folder_of(other))
+
+
+def declare_servers(domain: Domain, servers: Iterable[ServerSettings]) -> None:
+    """Enter servers, and create the store of each new one. Raises DomainError when one is known with another store, or shares
+    that of another, and StoreError when a new store cannot be created."""
+    from spark_jms.store.kinds.opening import open_store
+
+    known = set(domain.servers.names())
+    for server in servers:
+        if server.name not in known:
+            uri = server_store_uri(domain.root, server.name, server.store, domain.id)
+            shared = [other for other in (HOME, *known) if same_store(domain.server_uri(other), uri)]
+            if shared:
+                raise DomainError(
+                    f"server {server.name} has the store of server {shared[0]}: each server has a store of its own"
+                )
+            check_place(domain.storage, server.store)
+            open_store(uri).close()
+            known.add(server.name)
+        domain.servers.add(server.name, ServerEntry(server.store, server.lease_ms, thresholds_of(server)))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The connection factories of a domain: one small file for each, ROOT/_jmsq/connection-factories/<name>, which `apply`
+# writes. A connection reads its own once, when it is opened.
+
+CONNECTION_FACTORIES = "_jmsq/connection-factories"
+
+
+class ConnectionFactories:
+    """Thread-safe: every call reads or writes the storage."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._root, self._files = storage.uri, NamedFiles(storage, CONNECTION_FACTORIES)
+
+    def names(self) -> list[str]:
+        return self._files.names()
+
+    def get(self, name: str) -> ConnectionFactory:
+        """Raises DomainError, which lists the connection factories."""
+        data = self._files.get(name)
+        if data is None:
+            raise DomainError(
+                f"{self._root} has no connection factory {name!r} (there are: {', '.join(self.names()) or 'none'}): add it "
+                "under `connectionFactories:` in the module file"
+            )
+        try:
+            return from_stored(json.loads(data))
+        except (ValueError, KeyError, TypeError, AttributeError, OptionError) as error:
+            raise DomainError(
+                f"{self._files.shown(name)} is damaged, or a later spark-jms wrote it ({error!r}): apply "
+                "the module file again, or install that version"
+            ) from error
+
+    def put(self, name: str, factory: ConnectionFactory) -> None:
+        """Durable on return."""
+        self._files.put(name, json.dumps(to_stored(factory), indent=1).encode())
+
+
+# -- the register of a domain: which destinations there are, and where their tables lie --------------------------------
+#
+# One small file for each destination. It names the paths, so a destination that is renamed moves no data, and one that is
+# created while its name's path is occupied gets a path of its own.
+
+REGISTER = "_jmsq/destinations"
+ACKNOWLEDGEMENTS = "_jmsq/acknowledgements"
+LIFE_CYCLES = "_jmsq/life-cycles"
+
+
+@dataclass(frozen=True)
+class RegisterEntry:
+    """Where the two tables of a destination lie, below the root. `dropping` is the id of its table while `jmsq drop`
+    deletes everything that belongs to it."""
+
+    path: str
+    acknowledgements: str
+    dropping: str | None = None
+
+    @property
+    def life_cycle(self) -> str:
+        """Where its life-cycle table lies, if it has one: named as the acknowledgement table is."""
+        return f"{LIFE_CYCLES}/{PurePosixPath(self.acknowledgements).name}"
+
+    @staticmethod
+    def by_name(name: str) -> RegisterEntry:
+        """Of a destination whose tables have its name: an empty file says the same."""
+        return RegisterEntry(name, f"{ACKNOWLEDGEMENTS}/{name}")
+
+
+class Register:
+    """Thread-safe: every call reads or writes the storage."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._files = NamedFiles(storage, REGISTER)
+
+    def names(self) -> list[str]:
+        """Those that are being dropped too."""
+        return self._files.names()
+
+    def entry(self, name: str) -> RegisterEntry | None:
+        """None when there is no such destination. Raises DomainError when its entry is damaged."""
+        data = self._files.get(name)
+        if data is None:
+            return None
+        if not data.strip():
+            return RegisterEntry.by_name(name)
+        try:
+            return _from_bytes(data)
+        except (ValueError, TypeError) as error:
+            raise DomainError(
+                f"{self._files.shown(name)} is damaged ({error}): restore it from a copy, or write into it "
+                f"{json.dumps(asdict(RegisterEntry.by_name(name)))} with the paths of the two tables below the root"
+            ) from error
+
+    def add(self, name: str, entry: RegisterEntry) -> bool:
+        """False when there is such a destination already. Of two processes that enter the same tables both may get True.
+        Durable on return."""
+        return self._files.create(name, _to_bytes(entry))
+
+    def replace(self, name: str, entry: RegisterEntry) -> None:
+        """Durable on return."""
+        self._files.put(name, _to_bytes(entry))
+
+    def remove(self, name: str) -> None:
+        self._files.delete(name)
+
+    def paths(self) -> set[str]:
+        """The paths of all tables that have a name."""
+        entries = [entry for name in self.names() if (entry := self.entry(name)) is not None]
+        return {path for entry in entries for path in (entry.path, entry.acknowledgements, entry.life_cycle)}
+
+
+def _to_bytes(entry: RegisterEntry) -> bytes:
+    return json.dumps({key: value for key, value in asdict(entry).items() if value is not None}, indent=1).encode()
+
+
+@lru_cache
+def _from_bytes(data: bytes) -> RegisterEntry:
+    """An entry is read with every use of its destination, and hardly ever changes."""
+    entry = RegisterEntry(**json.loads(data))
+    if not all(map(_is_below_the_root, (entry.path, entry.acknowledgements))):
+        raise ValueError("a path leads out of the root")
+    return entry
+
+
+def _is_below_the_root(path: str) -> bool:
+    return bool(path) and not path.startswith("/") and ".." not in PurePosixPath(path).parts
+
+
+_SERVERS_KEPT_S = 60.0
+
+
+def watched_of(domain: Domain, table: DeltaLog) -> list[Watched]:
+    """A destination and its servers. The destination's thresholds are those of its newest known snapshot, a server's those of the
+    last minute. Nothing is read before the thresholds of a server are asked for."""
+    found = [
+        Watched(table.name, lambda: thresholds_of(table.snapshot.destination), lambda: domain.usage_of(table.name))
+    ]
+    for server in table.snapshot.destination.servers:
+        if server != HOME:
+            thresholds, usage = partial(_of_server, domain, server), partial(domain.usage_of_server, server)
+            found.append(Watched(f"server {server}", thresholds, usage))
+    return found
+
+
+def publishes_usage(domain: Domain, destination: Destination) -> bool:
+    """Its senders, or those of other destinations on its servers, have to know what it holds."""
+    return destination.measures_usage or any(_of_server(domain, s) for s in destination.servers if s != HOME)
+
+
+def _of_server(domain: Domain, server: str) -> FlowThresholds:
+    """Read once a minute by a process: each send to a destination on servers asks. They stay as they are while they cannot be
+    read, since flow control never fails a send."""
+    key, now_s = (domain.root, server), time.monotonic()
+    until_s, thresholds = _known.get(key, (0.0, NO_THRESHOLDS))
+    if now_s >= until_s:
+        try:
+            thresholds = domain.servers.entry(server).thresholds
+        except (JmsqError, OSError) as error:
+            log.warning("server %s: its thresholds cannot be read, so flow control stays as it is: %s", server, error)
+        _known[key] = (now_s + _SERVERS_KEPT_S, thresholds)
+    return thresholds
+
+
+_known: dict[tuple[str, str], tuple[float, FlowThresholds]] = {}  # of servers: until when, what

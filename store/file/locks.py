@@ -1,0 +1,387 @@
+"""`journal.lock`: which process may write now, and up to where the journal is acknowledged.
+
+One small file with slots.
+
+    HINT    generation and length up to which everything is written, synced and acknowledged. Readers look only at the hint to
+            learn whether there is news (one pread), and never read beyond it.
+    STAMP   set while a process writes. A writer that finds it set after taking the lock knows that the one before died while it
+            wrote, and reads the journal to its end.
+    SWITCH  set when a writer was stopped (SIGSTOP) for too long while it held the lock, so that the lock file was replaced;
+            cleared when the journal continues in a new generation.
+
+Breaking a lock is safe because the journal continues in a new generation: whatever the stopped process still writes goes to
+the old file, and before it acknowledges, it checks whether the file it locked still has its name. The operating system
+releases the lock (flock) when a process dies, so a crash never needs a broken lock.
+
+Features: R8 (docs/FEATURES.md)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from spark_jms.store.disk import WITHOUT_RIGHT, Disk
+from spark_jms.store.errors import StoreBusyError, StoreRightsError, StoreWriteError
+
+_FILE = "journal.lock"
+_HINT = struct.Struct("<4sBQQI")
+_HINT_MARK = b"HINT"
+_STAMP = struct.Struct("<QQ")
+_STAMP_AT, _SWITCH_AT, _SLOTS_BYTES = 64, 128, 192
+_PAUSE_CREDIT_MS = 100.0
+_BREAK_LIMIT = 3
+_NO_STAMP = bytes(_STAMP.size)
+
+
+@dataclass(frozen=True)
+class Hint:
+    """`length` bytes of the generation are acknowledged. `synced` is False when the writer does not sync: after a power loss
+    such a hint proves nothing."""
+
+    generation: int
+    length: int
+    synced: bool
+
+
+def _encode_hint(hint: Hint) -> bytes:
+    first = struct.pack("<4sBQQ", _HINT_MARK, hint.synced, hint.generation, hint.length)
+    return first + struct.pack("<I", zlib.crc32(first))
+
+
+def decode_hint(data: bytes) -> Hint | None:
+    """None when it is damaged, or while a writer changes it."""
+    if len(data) < _HINT.size:
+        return None
+    mark, synced, generation, length, check = _HINT.unpack_from(data)
+    if mark != _HINT_MARK or check != zlib.crc32(data[: _HINT.size - 4]):
+        return None
+    return Hint(generation, length, bool(synced))
+
+
+def read_hint(directory: str) -> Hint | None:
+    """Reads the file without its lock. None when the file is missing or the hint is damaged."""
+    try:
+        with open(os.path.join(directory, _FILE), "rb") as file:
+            return decode_hint(file.read(_HINT.size))
+    except FileNotFoundError:
+        return None
+
+
+class JournalLock:
+    """The backend lets only one thread of a process take it at a time. `read_only`: the process may not write the file, so it can
+    look, and `acquire` raises StoreRightsError until it may."""
+
+    def __init__(self, directory: str, disk: Disk, break_after_ms: float) -> None:
+        self.path = os.path.join(directory, _FILE)
+        self._disk = disk
+        self._break_after_ms = break_after_ms
+        self.break_count = 0
+        # What `acquire` found. `must_switch`: the lock of a stopped writer was broken. That writer may still write to its
+        # journal, so the next one continues in a new generation.
+        self.must_switch, self.raw_hint = False, b""
+        self.read_only = False
+        # Two descriptors: readers follow a replaced lock file at once, the writer must keep the one that it locked.
+        self._read_fd = self._open_file()
+        try:
+            self._write_fd = self._open_file()
+        except BaseException:
+            os.close(self._read_fd)
+            raise
+
+    def _open_file(self) -> int:
+        try:
+            fd = self._disk.open(self.path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            if error.errno not in WITHOUT_RIGHT:
+                raise
+            fd = self._disk.open(self.path, os.O_RDONLY)
+            self.read_only = True
+            return fd
+        if os.fstat(fd).st_size < _SLOTS_BYTES:
+            try:
+                # Writes only the missing part: another process may be writing its slots at this moment.
+                self._disk.pwrite_all(fd, b"\0", _SLOTS_BYTES - 1)
+            except OSError:
+                os.close(fd)
+                raise
+        return fd
+
+    # ---- readers
+
+    def look(self) -> bytes:
+        """The hint, to compare, and for `decode_hint`. Follows a replaced lock file."""
+        if os.fstat(self._read_fd).st_nlink == 0:
+            self._reopen(self._read_fd)
+        return os.pread(self._read_fd, _HINT.size, 0)
+
+    def _reopen(self, stale_fd: int) -> None:
+        fd = self._open_file()
+        os.dup2(fd, stale_fd, inheritable=False)
+        os.close(fd)
+
+    # ---- the writer
+
+    def acquire(self) -> bool:
+        """Takes the lock. True when the writer before died or was stopped while it held the lock: then the journal must be read
+        to its end. StoreBusyError after _BREAK_LIMIT broken locks."""
+        if self.read_only and not self._was_granted():
+            raise StoreRightsError(f"this process may read {self.path}, but not write it")
+        try:
+            return self._acquire()
+        except BaseException:
+            self.release(False)
+            raise
+
+    def _was_granted(self) -> bool:
+        """The right to write, since the file was opened."""
+        self.read_only = False
+        try:
+            self._reopen(self._write_fd)
+        except BaseException:
+            self.read_only = True
+            raise
+        return not self.read_only
+
+    def _acquire(self) -> bool:
+        replaced, pause_ms = False, 0.05
+        waited_ms, before_ns, before_stamp, breaks = 0.0, 0, b"", 0
+        while True:
+            locked = self._try_lock()
+            if self.superseded():
+                if locked:
+                    fcntl.flock(self._write_fd, fcntl.LOCK_UN)
+                self._reopen(self._write_fd)
+                replaced, waited_ms = True, 0.0
+                continue
+            slots = os.pread(self._write_fd, _SLOTS_BYTES, 0)
+            stamp = slots[_STAMP_AT : _STAMP_AT + _STAMP.size]
+            if locked:
+                self.raw_hint = slots[: _HINT.size]
+                self.must_switch = slots[_SWITCH_AT : _SWITCH_AT + 1] not in (b"", b"\0")
+                mine = _STAMP.pack(os.getpid(), self._disk.boottime_ns())
+                self._disk.pwrite_all(self._write_fd, mine, _STAMP_AT)
+                return replaced or stamp != _NO_STAMP
+            # A pause of this process, which may have been stopped itself, must not count as a pause of the owner.
+            now_ns = self._disk.boottime_ns()
+            waited_ms = waited_ms + min((now_ns - before_ns) / 1e6, _PAUSE_CREDIT_MS) if stamp == before_stamp else 0.0
+            before_ns, before_stamp = now_ns, stamp
+            if waited_ms > self._break_after_ms:
+                if breaks >= _BREAK_LIMIT:
+                    raise StoreBusyError(f"{self.path} stayed locked for {breaks} x {self._break_after_ms:.0f} ms")
+                breaks, waited_ms = breaks + 1, 0.0
+                self._supersede(stamp)
+            self._disk.sleep_ms(pause_ms)
+            pause_ms = min(pause_ms * 2, 2.0)
+
+    def _try_lock(self) -> bool:
+        try:
+            fcntl.flock(self._write_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return False
+            raise StoreWriteError(f"cannot lock {self.path}: {error}") from error
+        return True
+
+    def superseded(self) -> bool:
+        """True when another process replaced the file that this process locked."""
+        return os.fstat(self._write_fd).st_nlink == 0
+
+    def publish(self, hint: Hint) -> None:
+        raw = _encode_hint(hint)
+        self._disk.pwrite_all(self._write_fd, raw, 0)
+        self.raw_hint = raw
+
+    def release(self, clean: bool) -> None:
+        if clean:
+            with contextlib.suppress(
+                OSError
+            ):  # the lock then stays marked, and the next writer reads the whole journal
+                self._disk.pwrite_all(self._write_fd, _NO_STAMP, _STAMP_AT)
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._write_fd, fcntl.LOCK_UN)
+
+    def _supersede(self, stamp: bytes) -> None:
+        """Replaces the lock file, under `breaker.lock`, unless its owner wrote a new stamp meanwhile."""
+        fresh = f"{self.path}.{os.getpid()}.tmp"
+        breaker = self._disk.open(os.path.join(os.path.dirname(self.path), "breaker.lock"), os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(breaker, fcntl.LOCK_EX)
+            if self.superseded() or os.pread(self._write_fd, _STAMP.size, _STAMP_AT) != stamp:
+                return
+            slots = bytearray(os.pread(self._write_fd, _SLOTS_BYTES, 0))
+            # The stamp stays set in the new file, so the next writer reads the whole journal.
+            slots[_SWITCH_AT] = 1
+            new = self._disk.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            try:
+                self._disk.pwrite_all(new, bytes(slots), 0)
+            finally:
+                os.close(new)
+            self._disk.rename(fresh, self.path)
+            self.break_count += 1
+        finally:
+            os.close(breaker)
+
+    def switched(self) -> None:
+        self._disk.pwrite_all(self._write_fd, b"\0", _SWITCH_AT)
+        self.must_switch = False
+
+    def close(self) -> None:
+        for fd in (self._read_fd, self._write_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._read_fd = self._write_fd = -1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Which sessions are alive: one file per session, locked by its process for the session's whole life, with a heartbeat
+# in it.
+#
+# A session is alive while its file is locked and its heartbeat is fresh. The operating system drops the lock when the
+# process dies (crash, kill -9), so other sessions can take what it held at once. The heartbeat goes stale when the
+# process is stopped and cannot report that. The file carries the time-out that its owner promised, and every process judges
+# the session by that time-out.
+
+_BEAT = struct.Struct("<QQ")
+_MAKING = ".making-"
+
+
+@dataclass(frozen=True)
+class _Own:
+    fd: int
+    path: str
+
+
+class SessionLocks:
+    """Locks the files of this process's sessions, keeps their heartbeats fresh, and tells which sessions of any process are
+    alive. Thread-safe."""
+
+    def __init__(self, directory: str, disk: Disk, session_timeout_ms: int) -> None:
+        self.directory = os.path.join(directory, "sessions")
+        self._disk = disk
+        self._timeout_ns = session_timeout_ms * 1_000_000
+        self._interval_s = min(1.0, session_timeout_ms / 5000.0)
+        self._own: dict[str, _Own] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def attach(self, session_id: str, label: str) -> None:
+        os.makedirs(self.directory, exist_ok=True)
+        making = os.path.join(self.directory, _MAKING + session_id)
+        path = os.path.join(self.directory, session_id)
+        fd = os.open(making, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            about = json.dumps({"label": label, "pid": os.getpid()}).encode()
+            self._disk.pwrite_all(fd, self._heartbeat() + about, 0)
+            os.rename(making, path)  # other processes see the file only once it is locked
+        except BaseException:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.unlink(making)
+            raise
+        with self._lock:
+            self._own[session_id] = _Own(fd, path)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._keep_fresh, name="store-heartbeat", daemon=True)
+                self._thread.start()
+
+    def detach(self, session_id: str) -> None:
+        with self._lock:
+            own = self._own.pop(session_id, None)
+        if own is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(own.path)
+            os.close(own.fd)
+
+    def _heartbeat(self) -> bytes:
+        return _BEAT.pack(self._disk.boottime_ns(), self._timeout_ns)
+
+    def _keep_fresh(self) -> None:
+        while not self._stop.wait(self._interval_s):
+            self.beat()
+
+    def beat(self) -> None:
+        with self._lock:
+            for own in self._own.values():
+                # Overwriting in place needs no room. If it fails, the session goes stale and is fenced, which is safe.
+                with contextlib.suppress(OSError):
+                    os.pwrite(own.fd, self._heartbeat(), 0)
+
+    def alive(self, session_ids: Collection[str]) -> frozenset[str]:
+        return frozenset(session_id for session_id in session_ids if self._is_alive(session_id))
+
+    def _is_alive(self, session_id: str) -> bool:
+        try:
+            fd = os.open(os.path.join(self.directory, session_id), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            if self._can_lock(fd):
+                return False
+            data = os.pread(fd, _BEAT.size, 0)
+        finally:
+            os.close(fd)
+        if len(data) < _BEAT.size:
+            return False
+        beat_ns, timeout_ns = _BEAT.unpack(data)
+        return bool(self._disk.boottime_ns() - beat_ns < timeout_ns)
+
+    @staticmethod
+    def _can_lock(fd: int) -> bool:
+        try:
+            fcntl.flock(
+                fd, fcntl.LOCK_SH | fcntl.LOCK_NB
+            )  # shared: two processes that look at once do not see each other
+        except BlockingIOError:
+            return False
+        return True
+
+    def remove_ended(self, session_ids: Collection[str]) -> None:
+        """Removes the files of sessions that ended."""
+        for session_id in session_ids:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.directory, session_id))
+
+    def remove_orphans(self, known: Collection[str]) -> None:
+        """Removes the files of processes that died between creating the file and connecting. Call under the journal lock."""
+        with contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(self.directory):
+                if name not in known and not self._is_alive(name):
+                    self._remove_unlocked(os.path.join(self.directory, name))
+
+    def _remove_unlocked(self, path: str) -> None:
+        """Removes the file if it is not locked and older than the time-out: a process may be about to lock a young one."""
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                age_s = self._disk.wall_s() - os.fstat(fd).st_mtime
+                if self._can_lock(fd) and age_s * 1e9 > self._timeout_ns:
+                    os.unlink(path)
+            finally:
+                os.close(fd)
+
+    def close(self) -> None:
+        self._stop.set()
+        with self._lock:  # another thread may be about to start it
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+        for session_id in list(self._own):
+            self.detach(session_id)
+
+    def abandon(self) -> None:
+        """In a forked child: closes the inherited descriptors, so that the locks end with the parent."""
+        for own in self._own.values():
+            with contextlib.suppress(OSError):
+                os.close(own.fd)
+        self._own = {}
