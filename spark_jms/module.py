@@ -10,8 +10,10 @@
     connectionFactories: {once: {loadBalancingEnabled: false}}   # optional: settings that connections name
     quotas: {small: {messagesMaximum: 10000}}   # optional: limits that destinations name
 
-The keys and their values are declared in `spark_jms/settings`: destination.py, connection_factory.py, quota.py. Every violation is a
-ModuleFileError that names file, line, key, value and what is allowed; it is raised before anything changes at the root.
+The keys and their values are declared in `spark_jms/settings`: destination.py, connection_factory.py, quota.py. Every violation
+is a ModuleFileError that names file, line, key, value and what is allowed; it is raised before anything changes at the root.
+
+YAML becomes a tree of `Node`s, which know their lines; `_Reader` reads that tree.
 
 Features: C3, C14, C16 (docs/FEATURES.md)
 """
@@ -48,7 +50,6 @@ if TYPE_CHECKING:
     from spark_jms.log.destinations.declarations import DeclarationChange
     from spark_jms.store import Store
 
-
 FACTORIES = "connectionFactories"
 TEMPLATES = "templates"
 QUOTAS = "quotas"
@@ -56,6 +57,11 @@ _KEYS_OF = {FACTORIES: FACTORY_KEYS, TEMPLATES: TEMPLATE_KEYS, QUOTAS: QUOTA_KEY
 SCAN_INTERVAL = "expirationScanInterval"
 MAX_FILE_BYTES = 2**20
 _STORE_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_MAX_SHOWN_CHARS = 80
+_MAX_DEPTH = 8
+_MAX_NODES = 200_000  # aliases can make a small file a huge tree
+_KINDS = {"bool": bool, "int": int, "float": float, "str": str, "duration": timedelta}
+_YAML_TAG = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,18 @@ class Module:
     factories: Mapping[str, ConnectionFactory] = field(default_factory=dict)
     quotas: Mapping[str, QuotaSettings] = field(default_factory=dict)
     expiration_scan_interval_ms: int | None = None  # None: the domain keeps its own
+
+
+@dataclass(frozen=True)
+class Node:
+    """`kind` is dict, list, str, int, float, bool, duration (a timedelta), null or other. `text` is a scalar as written,
+    `line` is 0 without a file, `value` is a dict[str, Node], a list[Node] or the scalar, `key` the node of its key."""
+
+    kind: str
+    value: Any
+    line: int = 0
+    text: str | None = None
+    key: Node | None = None
 
 
 # -- applying ----------------------------------------------------------------------------------------------------------
@@ -350,27 +368,7 @@ class _Reader:
         return ModuleFileError(f"{self._file}{f':{node.line}' if node.line else ''}: {message}")
 
 
-# -- A module file as a tree of nodes with their lines: the step between YAML and `spark_jms.module` -------------------
-
-_MAX_SHOWN_CHARS = 80
-_MAX_DEPTH = 8
-_MAX_NODES = 200_000  # aliases can make a small file a huge tree
-_KINDS = {"bool": bool, "int": int, "float": float, "str": str, "duration": timedelta}
-_YAML_TAG = "tag:yaml.org,2002:"
-
-
-@dataclass(frozen=True)
-class Node:
-    """`kind` is dict, list, str, int, float, bool, duration (a timedelta), null or other. `text` is a scalar as written,
-    `line` is 0 without a file, `value` is a dict[str, Node], a list[Node] or the scalar, `key` the node of its key."""
-
-    kind: str
-    value: Any
-    line: int = 0
-    text: str | None = None
-    key: Node | None = None
-
-
+# -- a module file as a tree of nodes with their lines -----------------------------------------------------------------
 def describe(node: Node) -> str:
     """A value in an error message."""
     if node.kind == "dict":

@@ -1,4 +1,4 @@
-"""Record sets with exclusive sessions, atomic commits and epoch fencing, on several backends with one contract.
+"""Record sets with exclusive sessions, atomic commits and epoch fencing, on several backends.
 
 with open_store("file:///path") as store, store.connect("query billing") as session:
     handle = session.open("orders/billing/0", timeout_ms=1000)

@@ -1,7 +1,8 @@
 """What every store promises: record sets, opened by one live session at a time, changed atomically, fenced by epochs.
 
 The contract is tested by `tests/contract/test_store_contract.py`, which runs on every backend. A store knows nothing of
-messages: a record set is a named set of (key, bytes) with an epoch, a holder and waiters.
+messages: a record set is a named set of (key, bytes) with an epoch, a holder and waiters. Beside the ports Store, Session and
+Handle are the values that they take and report, and StoreOpening, which bounds the opening of a store.
 
 Features: C9, S2, S5, S9 (docs/FEATURES.md)
 """
@@ -23,31 +24,7 @@ from spark_jms.store.errors import NameInvalidError, StoreBusyError, ValueInvali
 NAME_LIMIT_CHARS = 512
 VALUE_LIMIT_BYTES = 16 * 1024 * 1024
 COMMIT_LIMIT_BYTES = 256 * 1024 * 1024
-
-
-def check_name(name: object, what: str = "name") -> str:
-    """Returns a valid name unchanged: the edge check for record sets and keys."""
-    if not isinstance(name, str):
-        raise NameInvalidError(f"a {what} is a str, not {type(name).__name__}")
-    if not 1 <= len(name) <= NAME_LIMIT_CHARS or not name.isprintable():
-        raise NameInvalidError(f"not a {what}: {name[:80]!r} ({len(name)} characters)")
-    return name
-
-
-def check_duration(duration_ms: object, what: str) -> None:
-    if isinstance(duration_ms, bool) or not isinstance(duration_ms, (int, float)) or math.isnan(duration_ms):
-        raise ValueInvalidError(f"{what} is a number of milliseconds, not {duration_ms!r}")
-
-
-def check_prefix(prefix: object) -> str:
-    """Of names; an empty one is the prefix of all."""
-    if not isinstance(prefix, str):
-        raise NameInvalidError(f"a prefix is a str, not {type(prefix).__name__}")
-    return prefix
-
-
-def check_label(label: object) -> str:
-    return "" if label == "" else check_name(label, "label")
+_LOOK_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -123,6 +100,47 @@ class SessionStatistics:
     delete_count: int = 0
     commit_count: int = 0
     open_handle_count: int = 0
+
+
+@dataclass(frozen=True)
+class ConnectionInfo:
+    """One connection of an open store: its requests since the store was opened, and its objects."""
+
+    name: str
+    create_count: int
+    read_count: int
+    update_count: int
+    delete_count: int
+    object_count: int
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """An open store, as it reported last, at most a second ago. Its counts are the sums of its connections'."""
+
+    name: str
+    physical_write_count: int
+    connections: tuple[ConnectionInfo, ...]
+
+    @property
+    def create_count(self) -> int:
+        return sum(connection.create_count for connection in self.connections)
+
+    @property
+    def read_count(self) -> int:
+        return sum(connection.read_count for connection in self.connections)
+
+    @property
+    def update_count(self) -> int:
+        return sum(connection.update_count for connection in self.connections)
+
+    @property
+    def delete_count(self) -> int:
+        return sum(connection.delete_count for connection in self.connections)
+
+    @property
+    def object_count(self) -> int:
+        return sum(connection.object_count for connection in self.connections)
 
 
 _Own = TypeVar("_Own", bound="_Closing")
@@ -265,21 +283,19 @@ def check_changes(changes: object) -> None:
             )
 
 
-# -- how long the opening of a store may wait, and whether anybody still waits for it ----------------------------------
-
-_LOOK_S = 0.25
-
-
 class StoreOpening:
-    """Thread-safe. `limit_s` bounds the waits for what is away or held, None: each wait has its own limit; work that proceeds is not
-    interrupted. A cancelled opening ends before its next attempt. Each opening has an object of its own."""
+    """How long the opening of a store may wait, and whether the caller still waits for it. Thread-safe.
+
+    `limit_s` bounds the waits for what is away or held, None: each wait has its own limit; work that proceeds is not
+    interrupted. A cancelled opening ends before its next attempt. Each opening has an object of its own.
+    """
 
     def __init__(self, limit_s: float | None = None) -> None:
         self.limit_s = limit_s
         self._cancelled = threading.Event()
 
     def cancel(self) -> None:
-        """From any thread: nobody waits for it any more."""
+        """From any thread: the caller does not wait for it any more."""
         self._cancelled.set()
 
     def within(self, limit_s: float) -> float:
@@ -306,42 +322,26 @@ class StoreOpening:
             lock.release()
 
 
-@dataclass(frozen=True)
-class ConnectionInfo:
-    """One connection of an open store: its requests since the store was opened, and its objects."""
-
-    name: str
-    create_count: int
-    read_count: int
-    update_count: int
-    delete_count: int
-    object_count: int
+def check_name(name: object, what: str = "name") -> str:
+    """Returns a valid name unchanged: the edge check for record sets and keys."""
+    if not isinstance(name, str):
+        raise NameInvalidError(f"a {what} is a str, not {type(name).__name__}")
+    if not 1 <= len(name) <= NAME_LIMIT_CHARS or not name.isprintable():
+        raise NameInvalidError(f"not a {what}: {name[:80]!r} ({len(name)} characters)")
+    return name
 
 
-@dataclass(frozen=True)
-class StoreInfo:
-    """An open store, as it reported last, at most a second ago. Its counts are the sums of its connections'."""
+def check_duration(duration_ms: object, what: str) -> None:
+    if isinstance(duration_ms, bool) or not isinstance(duration_ms, (int, float)) or math.isnan(duration_ms):
+        raise ValueInvalidError(f"{what} is a number of milliseconds, not {duration_ms!r}")
 
-    name: str
-    physical_write_count: int
-    connections: tuple[ConnectionInfo, ...]
 
-    @property
-    def create_count(self) -> int:
-        return sum(connection.create_count for connection in self.connections)
+def check_prefix(prefix: object) -> str:
+    """Of names; an empty one is the prefix of all."""
+    if not isinstance(prefix, str):
+        raise NameInvalidError(f"a prefix is a str, not {type(prefix).__name__}")
+    return prefix
 
-    @property
-    def read_count(self) -> int:
-        return sum(connection.read_count for connection in self.connections)
 
-    @property
-    def update_count(self) -> int:
-        return sum(connection.update_count for connection in self.connections)
-
-    @property
-    def delete_count(self) -> int:
-        return sum(connection.delete_count for connection in self.connections)
-
-    @property
-    def object_count(self) -> int:
-        return sum(connection.object_count for connection in self.connections)
+def check_label(label: object) -> str:
+    return "" if label == "" else check_name(label, "label")

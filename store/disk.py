@@ -1,7 +1,7 @@
 """The system calls of the file store's journal and of the Global Directory that a test may want to see, or to make fail.
 
 Tests inject a disk that is full, slow, in memory, loses power, or stops after any call. The Global Directory looks at its
-entries through it as well; the file store reads past it. The files of sessions (file/session_locks.py) and of daemons' locks
+entries through it as well; the file store reads past it. The files of sessions (file/locks.py) and of daemons' locks
 go past it: they mean nothing once their processes are dead.
 """
 
@@ -16,8 +16,6 @@ from collections.abc import Iterator
 
 _BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-
-
 WITHOUT_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)  # to write: a process that may read can still look
 
 

@@ -1,4 +1,4 @@
-"""Every error that a store raises, by name.
+"""Every error that a store raises, by name, and `shown_uri`, which keeps passwords out of their texts.
 
 The docstring of a class is its default message: what is wrong and what to do. `args` are the facts of one error, so that
 all errors pickle.
@@ -12,6 +12,9 @@ import re
 from collections.abc import Sequence
 
 from spark_jms.errors import NoRoomError
+
+_USER_PASSWORD = re.compile(r"(//[^:/?#@]*):[^?#]*@")
+_PASSWORD_OPTION = re.compile(r"([?&][^=&]*(?:password|secret)[^=&]*=)[^&#]*", re.IGNORECASE)
 
 
 class StoreError(Exception):
@@ -396,12 +399,6 @@ def error_of(name: str, arguments: Sequence[object]) -> StoreError:
         with contextlib.suppress(TypeError):
             return kind(*arguments)
     return StoreError(name, *arguments)
-
-
-# -- A store's URI as people may see it --------------------------------------------------------------------------------
-
-_USER_PASSWORD = re.compile(r"(//[^:/?#@]*):[^?#]*@")
-_PASSWORD_OPTION = re.compile(r"([?&][^=&]*(?:password|secret)[^=&]*=)[^&#]*", re.IGNORECASE)
 
 
 def shown_uri(uri: str) -> str:

@@ -1,7 +1,7 @@
-"""What lets an engine answer a read from its memory: proof that it still owns the store.
+"""What belongs to one process: what it has open, the backends its stores share, its sessions, and its proof to own a store.
 
-Theory. An engine that was stopped does not know it, and another process may have become the engine meanwhile. A write cannot
-be kept then, because the persistence refuses it. A read asks no other process, so it needs a proof of its own.
+Theory of the proof, a ReadLease. An engine that was stopped does not know it, and another process may have become the engine
+meanwhile. A write cannot be kept then, because the persistence refuses it. A read asks no other process, so it needs a proof:
 
     proof        the persistence has confirmed that this process owned it, after the engine asked
     old engine   answers from its memory until LEASE_MS after the moment at which it asked; then it asks again
@@ -10,10 +10,17 @@ be kept then, because the persistence refuses it. A read asks no other process, 
 So when a newer write exists, or an answer that shows a write to which the older engine has no answer, each proof of an
 older engine has expired: every answer of an engine was right at a moment between question and answer. A write that was kept
 is a proof too. The answer is made before the lease is looked at, so a process that is stopped between the two notices when it
-wakes.
+wakes. The two periods differ because the clocks of two machines do not run at exactly the same rate. A suspended machine's
+clock counts on. A virtual machine that its host stops, clock included, is not covered.
 
-The two periods differ because the clocks of two machines do not run at exactly the same rate. A suspended machine's clock
-counts on. A virtual machine that its host stops, clock included, is not covered.
+A session's id names its process, so that every reader of the id can find out whether that process still runs:
+
+    <16 hex digits>.<host>.<pid>.<start>      host: 8 hex digits of the machine's boot id; start: the process's start time
+
+On the same host a dead process is recognised at once, and a process id that was used again is not mistaken for it. The
+processes of another host count as alive while their heartbeats arrive.
+
+What a process has open belongs to that process: a forked child abandons it, through the registry of `abandon_in_child`.
 
 Features: C9, R8, S4, S6 (docs/FEATURES.md)
 """
@@ -36,14 +43,13 @@ from spark_jms.store.errors import StoreClosedError
 
 LEASE_MS = 200.0
 START_WAIT_MS = 250.0
+Clock = Callable[[], float]  # milliseconds that never go back
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def elapsed_ms() -> float:
     """Never goes back, and counts while the machine is suspended."""
     return time.clock_gettime(_CLOCK) * 1000.0
-
-
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class ReadLease:
@@ -59,15 +65,6 @@ class ReadLease:
     def proved(self, asked_ms: float) -> None:
         """`asked_ms`: the time before the persistence was asked."""
         self._until_ms = max(self._until_ms, asked_ms + LEASE_MS)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The process of a session, which its id names, so that every reader of the id can find out whether it still runs.
-#
-#     <16 hex digits>.<host>.<pid>.<start>      host: 8 hex digits of the machine's boot id; start: the process's start time
-#
-# On the same host a dead process is recognised at once, and a process id that was used again is not mistaken for it. The
-# processes of another host count as alive while their heartbeats arrive.
 
 
 @lru_cache(maxsize=1)
@@ -105,10 +102,6 @@ def process_gone(session_id: str) -> bool:
     return start_of(int(parts[2])) != parts[3]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What a process has open belongs to that process: a forked child abandons it, through this one registry.
-
-
 class Abandonable(Protocol):
     def abandon(self) -> None:
         """In a forked child: closes the copies of descriptors and sends nothing. It takes no lock, because a thread of the
@@ -116,7 +109,7 @@ class Abandonable(Protocol):
 
 
 def abandon_in_child(thing: Abandonable) -> None:
-    """Does not keep `thing` alive."""
+    """A forked child abandons the thing. Does not keep `thing` alive."""
     _open.add(thing)
 
 
@@ -138,9 +131,6 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-
-
-# -- all users of one store in a process share one backend, and so one group commit ------------------------------------
 
 
 class UserCount:
@@ -189,7 +179,8 @@ B = TypeVar("B", bound=Retained)
 
 
 class SharedBackends(Generic[B]):
-    """By key. A forked child starts without any: the open backends belong to the parent."""
+    """All users of one store in a process share one backend, and so one group commit. A forked child starts without any: the
+    open backends belong to the parent."""
 
     def __init__(self) -> None:
         self._backends: dict[tuple[str, int], B] = {}
@@ -214,6 +205,3 @@ class SharedBackends(Generic[B]):
         self._lock = threading.Lock()  # a thread of the parent may have held the old one
         self._backends.clear()
         self._opening.clear()
-
-
-Clock = Callable[[], float]

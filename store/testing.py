@@ -1,4 +1,9 @@
-"""The fake that ships: a persistence in memory, which several "processes" of one test own in turn."""
+"""For tests of this project: the fake persistence of an engine, and the stores' inside.
+
+MemoryPersistence is a persistence in memory, which several "processes" of one test own in turn. The functions end or stop one
+session as the death of its process, or a stop, does to all that the process has. Not for applications: they may change with
+any release.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For people who administer a domain: what waits, who consumes, who has claimed what, and the changes of `jmsq`, from Python.
+"""For people who administer a domain, from Python: what waits, who has claimed what, and the changes of `jmsq`.
 
 with spark_jms.admin.connect(root) as admin:
     sum(row.backlog for row in admin.backlog("orders"))

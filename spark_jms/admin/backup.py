@@ -1,16 +1,34 @@
-"""A backup of a domain, consistent beside running senders and consumers.
+"""A backup of a domain, consistent beside running senders and consumers, and its restore into an empty place.
 
 The order makes it consistent:
 
 1. All record sets, as of one moment of the store; of each server's store, one after the other, the domain's own last.
 2. Each table at one later version, with the files that are staged there for open transactions and transfers.
 
-So no record set names a message that its table lacks because it was sent later: the store numbers nothing, it follows the
-tables. A record set is compared with its table, so the stores of several servers need not be read at the same moment. Only a
-transaction's acknowledgement depends on another record, its coordinator in the domain's own store: read later, the coordinator has
-decided whatever a server's store says is acknowledged. What happened in between makes a record set older than its table, and
-`core/restored_state.py` mends that. Files that a purge or a compaction removes meanwhile stay on disk for `fileGrace`; when one
-is deleted all the same, its table is copied at a newer version, which is as good.
+So no record set names a message that its table lacks because it was sent later: the store numbers nothing, it follows the tables.
+A record set is compared with its table, so the stores of several servers need not be read at the same moment. Only a
+transaction's acknowledgement depends on another record, its coordinator in the domain's own store: read later, the coordinator
+has decided whatever a server's store says is acknowledged. What happened in between makes a record set older than its table, and
+`restored` of core/records/stored_form.py mends that. Files that a purge or a compaction removes meanwhile stay on disk for
+`fileGrace`; when one is deleted all the same, its table is copied at a newer version, which is as good.
+
+Staged files are in no table yet and may be the only copy of their messages. Whether a target has them, its own copy says: what is
+appended there is among its data files. The backup does not complete what is open, because a target may be paused, full or away
+for long.
+
+backup.json                             manifest, written last: a backup without it is incomplete
+records.jsonl                           one record set a line, of the domain's own store
+records/<server>.jsonl                  the same, of a server's store
+domain/<destination>/                   a Delta table at one version: its active files and one Delta checkpoint
+domain/_jmsq/acknowledgements/<dest>/   the same
+domain/_jmsq/life-cycles/<dest>/        the same, of a destination that logs or has logged
+domain/_jmsq/destinations/<dest>        the register of names
+domain/_jmsq/connection-factories/<n>   their settings
+domain/_jmsq/quotas/<n>                 their settings
+domain/_jmsq/lease-terms/<server>/<n>   which servers were down, with `_jmsq/stopped-servers/<server>`
+domain/_jmsq/left-out/                  messages that queries have left out of batches
+
+A restore writes tables first, then the stores, `domain.json` last: one that was interrupted leaves no domain, and is repeated.
 
 Features: C18, C19, T16 (docs/FEATURES.md)
 """
@@ -63,7 +81,96 @@ from spark_jms.store.kinds.administration import dump, load
 from spark_jms.store.ledger.administration import DumpedRecord
 
 log = logging.getLogger("spark_jms")
+MANIFEST, RECORDS, DOMAIN = "backup.json", "records.jsonl", "domain"
+RECORDS_OF_SERVERS = "records/"
+FORMAT_VERSION = 4  # record sets tell what was shown; with thresholds of servers 3, with servers 2, without any 1
 _MAX_VERSIONS = 10  # of one table, until a version's files could all be copied
+_CHUNK_BYTES = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class CopiedFile:
+    path: str  # in the backup
+    bytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class TableCopy:
+    """`backlog` counts the messages that some subscription had not finished when the store was read."""
+
+    destination: str
+    version: int
+    messages: int
+    backlog: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    domain: dict[str, Any]  # what was in domain.json
+    store_read_ms: int
+    finished_ms: int
+    records: int
+    tables: tuple[TableCopy, ...]
+    files: tuple[CopiedFile, ...]
+    servers: Mapping[str, str] = field(default_factory=dict)  # name -> its store, as the module file has it
+    lease_ms: Mapping[str, int] = field(default_factory=dict)  # name -> the length of its lease
+    thresholds: Mapping[str, Any] = field(default_factory=dict)  # name -> those of its flow control, if it has any
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+    def write(self, target: Storage) -> None:
+        """Raises BackupError when another backup was written to the target meanwhile."""
+        data = json.dumps({"formatVersion": FORMAT_VERSION, **asdict(self)}).encode()
+        if not target.create(MANIFEST, data, durable=True):
+            raise BackupError(
+                f"another backup was written to {target.uri} at the same time, and the two are mixed: delete it, and write each "
+                "backup to a place of its own"
+            )
+
+    @staticmethod
+    def read(backup: Storage) -> Manifest:
+        """Raises BackupError, FormatVersionError."""
+        data = backup.get(MANIFEST)
+        if data is None:
+            raise BackupError(f"{backup.uri} is not a complete backup: it has no {MANIFEST}; run `jmsq backup` again")
+        try:
+            stored = json.loads(data)
+            if stored.pop("formatVersion") > FORMAT_VERSION:
+                raise FormatVersionError(
+                    f"a newer spark-jms wrote the backup {backup.uri}: install that one or a later one"
+                )
+            stored["tables"] = tuple(TableCopy(**table) for table in stored["tables"])
+            stored["files"] = tuple(CopiedFile(**file) for file in stored["files"])
+            return Manifest(**stored)
+        except (ValueError, KeyError, TypeError) as error:
+            raise BackupError(f"{backup.uri}/{MANIFEST} is damaged ({error!r}): use another backup") from error
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """`existing_files` is what `force` would delete first. `servers`: name -> store."""
+
+    manifest: Manifest
+    root: str
+    store: str
+    servers: Mapping[str, str]
+    existing_files: int
+
+
+class StagedTarget(NamedTuple):
+    """What a transaction or transfer has staged at one of its targets."""
+
+    ticket: Ticket
+    target: TransferTarget
+
+    def needed(self, transactions: Mapping[str, int]) -> frozenset[str]:
+        """The files that a copy of the target's table with these transactions lacks."""
+        if outcome_of(self.ticket, transactions.get(self.ticket.app_id)) is not TargetOutcome.UNDECIDED:
+            return frozenset()
+        return frozenset(file.path for file in self.target.files)
 
 
 def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
@@ -137,7 +244,7 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
 
 
 def _left_out(domain: Domain) -> set[str]:
-    """The marks of queries: claims/left_out.py."""
+    """The marks of queries: claims/consumers/absent_servers.py."""
     return {info.path for info in domain.storage.list(LEFT_OUT)}
 
 
@@ -180,7 +287,7 @@ def _states_of_servers(domain: Domain, target: Storage, stopped: Mapping[str, in
 
 
 class _Place(NamedTuple):
-    """Of one record set."""
+    """The place of one record set."""
 
     server: str
     record: str
@@ -273,170 +380,33 @@ class _Table:
         return True
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The files of a backup: the manifest that makes it complete, the record sets, and copies with checksums.
-#
-# backup.json                             manifest, written last: a backup without it is incomplete
-# records.jsonl                           one record set a line, of the domain's own store
-# records/<server>.jsonl                  the same, of a server's store
-# domain/<destination>/                   a Delta table at one version: its active files and one Delta checkpoint
-# domain/_jmsq/acknowledgements/<dest>/   the same
-# domain/_jmsq/life-cycles/<dest>/        the same, of a destination that logs or has logged
-# domain/_jmsq/destinations/<dest>        the register of names
-# domain/_jmsq/connection-factories/<n>   their settings
-# domain/_jmsq/quotas/<n>                 their settings
-# domain/_jmsq/lease-terms/<server>/<n>   which servers were down, with `_jmsq/stopped-servers/<server>`
-# domain/_jmsq/left-out/                  messages that queries have left out of batches
-
-MANIFEST, RECORDS, DOMAIN = "backup.json", "records.jsonl", "domain"
-RECORDS_OF_SERVERS = "records/"
-FORMAT_VERSION = 4  # record sets tell what was shown; with thresholds of servers 3, with servers 2, without any 1
-_CHUNK_BYTES = 8 * 2**20
-
-
-@dataclass(frozen=True)
-class CopiedFile:
-    path: str  # in the backup
-    bytes: int
-    digest: str
-
-
-@dataclass(frozen=True)
-class TableCopy:
-    """`backlog` counts the messages that some subscription had not finished when the store was read."""
-
-    destination: str
-    version: int
-    messages: int
-    backlog: int
-
-
-@dataclass(frozen=True)
-class Manifest:
-    domain: dict[str, Any]  # what was in domain.json
-    store_read_ms: int
-    finished_ms: int
-    records: int
-    tables: tuple[TableCopy, ...]
-    files: tuple[CopiedFile, ...]
-    servers: Mapping[str, str] = field(default_factory=dict)  # name -> its store, as the module file has it
-    lease_ms: Mapping[str, int] = field(default_factory=dict)  # name -> the length of its lease
-    thresholds: Mapping[str, Any] = field(default_factory=dict)  # name -> those of its flow control, if it has any
-
-    @property
-    def bytes(self) -> int:
-        return sum(file.bytes for file in self.files)
-
-    def write(self, target: Storage) -> None:
-        """Raises BackupError when another backup was written to the target meanwhile."""
-        data = json.dumps({"formatVersion": FORMAT_VERSION, **asdict(self)}).encode()
-        if not target.create(MANIFEST, data, durable=True):
-            raise BackupError(
-                f"another backup was written to {target.uri} at the same time, and the two are mixed: delete it, and write each "
-                "backup to a place of its own"
-            )
-
-    @staticmethod
-    def read(backup: Storage) -> Manifest:
-        """Raises BackupError, FormatVersionError."""
-        data = backup.get(MANIFEST)
-        if data is None:
-            raise BackupError(f"{backup.uri} is not a complete backup: it has no {MANIFEST}; run `jmsq backup` again")
+def staged_targets(records: Iterable[DumpedRecord]) -> dict[str, list[StagedTarget]]:
+    """The staged files that a backup needs, of transactions and transfers that the copied records leave open: by the id of the
+    target's table."""
+    found: dict[str, list[StagedTarget]] = {}
+    for record in records:
         try:
-            stored = json.loads(data)
-            if stored.pop("formatVersion") > FORMAT_VERSION:
-                raise FormatVersionError(
-                    f"a newer spark-jms wrote the backup {backup.uri}: install that one or a later one"
-                )
-            stored["tables"] = tuple(TableCopy(**table) for table in stored["tables"])
-            stored["files"] = tuple(CopiedFile(**file) for file in stored["files"])
-            return Manifest(**stored)
-        except (ValueError, KeyError, TypeError) as error:
-            raise BackupError(f"{backup.uri}/{MANIFEST} is damaged ({error!r}): use another backup") from error
+            for staged in _staged(record):
+                found.setdefault(staged.target.table_id, []).append(staged)
+        except (RecordSetError, FormatVersionError) as error:
+            log.warning("the backup has a record that cannot be read, as the domain has: %s", error)
+    return found
 
 
-def copy(source: Storage, path: str, target: Storage, to: str) -> CopiedFile:
-    """Raises OSError when the file is missing or cannot be read, BackupError when the copy cannot be written."""
-    digest, size = hashlib.blake2b(digest_size=16), 0
-    with source.open_input(path) as incoming, _writing(target, to):
-        target.put(to, b"")  # makes its folder, which open_output expects
-        with target.open_output(to) as outgoing:
-            for chunk in iter(partial(_read, incoming, path), b""):
-                digest.update(chunk)
-                size += len(chunk)
-                outgoing.write(chunk)
-    return CopiedFile(to, size, digest.hexdigest())
+def _staged(record: DumpedRecord) -> Iterator[StagedTarget]:
+    objects = dict(record.objects)
+    if record.name.startswith(COORDINATORS_PREFIX):
+        state = coordinator_from_bytes(objects.get(COORDINATOR_KEY), record.name)
+        if state is not None and state.open is not None:
+            for target in state.open.targets:
+                yield StagedTarget(state.open.ticket, target)
+        return
+    for intent in intents_of(objects, record.name):
+        for target in intent.targets:
+            yield StagedTarget(intent.ticket, target)
 
 
-class _UnreadError(Exception):
-    """Carries an OSError of the source past the handler of the target's."""
-
-
-def _read(incoming: Any, path: str) -> bytes:
-    try:
-        return bytes(incoming.read(_CHUNK_BYTES))
-    except OSError as error:
-        raise _UnreadError(path) from error
-
-
-@contextmanager
-def _writing(target: Storage, path: str) -> Iterator[None]:
-    try:
-        yield
-    except _UnreadError as error:
-        raise OSError(f"{error}: {error.__cause__}") from error.__cause__
-    except OSError as error:
-        raise BackupError(f"cannot write {target.uri.rstrip('/')}/{path}: {error}") from error
-
-
-def described(storage: Storage, path: str) -> CopiedFile:
-    """A small file that is in the backup already."""
-    data = storage.get(path) or b""
-    return CopiedFile(path, len(data), hashlib.blake2b(data, digest_size=16).hexdigest())
-
-
-def records_path(server: str) -> str:
-    """The record sets of a server's store."""
-    return RECORDS if server == HOME else f"{RECORDS_OF_SERVERS}{server}.jsonl"
-
-
-def is_records(path: str) -> bool:
-    """It belongs into a store; all other files of a backup belong to the root."""
-    return path == RECORDS or path.startswith(RECORDS_OF_SERVERS)
-
-
-def write_records(target: Storage, server: str, records: Iterable[DumpedRecord]) -> CopiedFile:
-    lines = (
-        json.dumps(
-            {"name": r.name, "epoch": r.epoch, "objects": {k: base64.b64encode(v).decode() for k, v in r.objects}}
-        )
-        for r in records
-    )
-    target.put(records_path(server), "\n".join(lines).encode())
-    return described(target, records_path(server))
-
-
-def read_records(backup: Storage, server: str) -> Iterator[DumpedRecord]:
-    for line in (backup.get(records_path(server)) or b"").splitlines():
-        row = json.loads(line)
-        objects = tuple((key, base64.b64decode(value)) for key, value in row["objects"].items())
-        yield DumpedRecord(row["name"], row["epoch"], None, objects)
-
-
-# -- restoring a backup into an empty place ----------------------------------------------------------------------------
-#
-# Tables first, then the stores, `domain.json` last: a restore that was interrupted leaves no domain, and is repeated.
-
-
-@dataclass(frozen=True)
-class RestorePlan:
-    """`existing_files` is what `force` would delete first. `servers`: name -> store."""
-
-    manifest: Manifest
-    root: str
-    store: str
-    servers: Mapping[str, str]
-    existing_files: int
+# -- restore -----------------------------------------------------------------------------------------------------------
 
 
 def plan_restore(
@@ -544,46 +514,72 @@ def _empty(target: Storage) -> None:
         target.delete(file.path)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The staged files that a backup needs: of transactions and transfers that the copied records leave open.
-#
-# They are in no table yet and may be the only copy of their messages. Whether a target has them, its own copy says: what is appended
-# there is among its data files. The backup does not complete what is open, because a target may be paused, full or away for long.
+# -- the files of a backup ---------------------------------------------------------------------------------------------
 
 
-class StagedTarget(NamedTuple):
-    """What a transaction or transfer has staged at one of its targets."""
-
-    ticket: Ticket
-    target: TransferTarget
-
-    def needed(self, transactions: Mapping[str, int]) -> frozenset[str]:
-        """The files that a copy of the target's table with these transactions lacks."""
-        if outcome_of(self.ticket, transactions.get(self.ticket.app_id)) is not TargetOutcome.UNDECIDED:
-            return frozenset()
-        return frozenset(file.path for file in self.target.files)
-
-
-def staged_targets(records: Iterable[DumpedRecord]) -> dict[str, list[StagedTarget]]:
-    """By the id of the target's table."""
-    found: dict[str, list[StagedTarget]] = {}
-    for record in records:
-        try:
-            for staged in _staged(record):
-                found.setdefault(staged.target.table_id, []).append(staged)
-        except (RecordSetError, FormatVersionError) as error:
-            log.warning("the backup has a record that cannot be read, as the domain has: %s", error)
-    return found
+def copy(source: Storage, path: str, target: Storage, to: str) -> CopiedFile:
+    """Raises OSError when the file is missing or cannot be read, BackupError when the copy cannot be written."""
+    digest, size = hashlib.blake2b(digest_size=16), 0
+    with source.open_input(path) as incoming, _writing(target, to):
+        target.put(to, b"")  # makes its folder, which open_output expects
+        with target.open_output(to) as outgoing:
+            for chunk in iter(partial(_read, incoming, path), b""):
+                digest.update(chunk)
+                size += len(chunk)
+                outgoing.write(chunk)
+    return CopiedFile(to, size, digest.hexdigest())
 
 
-def _staged(record: DumpedRecord) -> Iterator[StagedTarget]:
-    objects = dict(record.objects)
-    if record.name.startswith(COORDINATORS_PREFIX):
-        state = coordinator_from_bytes(objects.get(COORDINATOR_KEY), record.name)
-        if state is not None and state.open is not None:
-            for target in state.open.targets:
-                yield StagedTarget(state.open.ticket, target)
-        return
-    for intent in intents_of(objects, record.name):
-        for target in intent.targets:
-            yield StagedTarget(intent.ticket, target)
+class _UnreadError(Exception):
+    """Carries an OSError of the source past the handler of the target's."""
+
+
+def _read(incoming: Any, path: str) -> bytes:
+    try:
+        return bytes(incoming.read(_CHUNK_BYTES))
+    except OSError as error:
+        raise _UnreadError(path) from error
+
+
+@contextmanager
+def _writing(target: Storage, path: str) -> Iterator[None]:
+    try:
+        yield
+    except _UnreadError as error:
+        raise OSError(f"{error}: {error.__cause__}") from error.__cause__
+    except OSError as error:
+        raise BackupError(f"cannot write {target.uri.rstrip('/')}/{path}: {error}") from error
+
+
+def described(storage: Storage, path: str) -> CopiedFile:
+    """A small file that is in the backup already."""
+    data = storage.get(path) or b""
+    return CopiedFile(path, len(data), hashlib.blake2b(data, digest_size=16).hexdigest())
+
+
+def records_path(server: str) -> str:
+    """The record sets of a server's store."""
+    return RECORDS if server == HOME else f"{RECORDS_OF_SERVERS}{server}.jsonl"
+
+
+def is_records(path: str) -> bool:
+    """It belongs into a store; all other files of a backup belong to the root."""
+    return path == RECORDS or path.startswith(RECORDS_OF_SERVERS)
+
+
+def write_records(target: Storage, server: str, records: Iterable[DumpedRecord]) -> CopiedFile:
+    lines = (
+        json.dumps(
+            {"name": r.name, "epoch": r.epoch, "objects": {k: base64.b64encode(v).decode() for k, v in r.objects}}
+        )
+        for r in records
+    )
+    target.put(records_path(server), "\n".join(lines).encode())
+    return described(target, records_path(server))
+
+
+def read_records(backup: Storage, server: str) -> Iterator[DumpedRecord]:
+    for line in (backup.get(records_path(server)) or b"").splitlines():
+        row = json.loads(line)
+        objects = tuple((key, base64.b64decode(value)) for key, value in row["objects"].items())
+        yield DumpedRecord(row["name"], row["epoch"], None, objects)

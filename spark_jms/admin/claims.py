@@ -1,4 +1,4 @@
-"""Revoke a claim.
+"""Revoke a claim, and look at consumers: who lives, what they acknowledged, what their selectors read.
 
 Features: C7, C14, C16, D6 (docs/FEATURES.md)
 """
@@ -31,6 +31,74 @@ from spark_jms.log.tables.storage import now_ms
 from spark_jms.store import Store
 
 
+@dataclass(frozen=True)
+class ConsumerRow:
+    """A query or client that lives. `consumer` is its id, as in its claims; of a query that of its checkpoint. `process` says
+    where a query runs, "" of a client. It holds the records of `members` now, and has claimed `claimed` messages that it has not
+    finished."""
+
+    destination: str
+    subscription: str
+    consumer: str
+    process: str
+    members: tuple[int, ...]
+    claimed: int
+
+
+@dataclass(frozen=True)
+class AcknowledgementState:
+    """The state of a destination's acknowledgement table. Counts of acknowledgements (`rows`) and of the messages they name; `waiting`
+    rows are still in the outbox."""
+
+    subscription: str
+    member: int
+    rows: int
+    messages: int
+    waiting: int
+    last_consumer: str | None
+    last_acknowledged: datetime | None
+
+
+@dataclass(frozen=True)
+class MemberReading:
+    """What is read of the unfinished messages of one member: `skipped` are in files whose statistics prove that none matches; the
+    columns of the `parsed` ones were read; `matching` are those that the selector takes."""
+
+    member: int
+    files: int
+    messages: int
+    skipped_files: int
+    skipped: int
+    parsed: int
+    matching: int
+
+
+@dataclass(frozen=True)
+class PromotedReading:
+    """How a promoted property is read of the messages that are not skipped: from its column, or from the map of properties,
+    because their files lack the column or it is not complete."""
+
+    by_column: int
+    by_properties: int
+
+
+@dataclass(frozen=True)
+class SelectorPlan:
+    """What a selector reads and what it skips: the plan that a consumer with it would make of the backlog now. `columns` are read of
+    the files that are not skipped. `prunes`: the conditions that statistics can refute, with the messages that each has skipped;
+    `parses`: the names that no statistics cover; `promoted`: those that are columns; `held_back`: of the matching messages, those
+    that a consumer gets only after others have finished earlier ones of their units."""
+
+    destination: str
+    selector: str
+    columns: tuple[str, ...]
+    prunes: dict[str, int]
+    parses: tuple[str, ...]
+    promoted: dict[str, PromotedReading]
+    members: tuple[MemberReading, ...]
+    held_back: tuple[HeldBack, ...] = ()
+
+
 def find_claim(domain: Domain, store: Store, destinations: Sequence[str], claim: str) -> list[views.ClaimRow]:
     """The parts of an open claim, one per member. Raises JmsqError when there is none."""
     rows = [row for name in destinations for row in views.claims(domain, store, name) if row.claim == claim]
@@ -58,20 +126,32 @@ def _known(rows: list[views.ClaimRow], claim: str) -> list[views.ClaimRow]:
     return rows
 
 
-# -- the state of a destination's acknowledgement table ----------------------------------------------------------------
+def consumers(domain: Domain, store: Store, destination: str) -> list[ConsumerRow]:
+    """The live consumers of a destination, by subscription and consumer: who they are, and which members they hold; one without
+    messages is there too. Only reads. Raises InvalidDestinationError."""
+    held = views.subscriptions(domain, store, destination)
+    claims = views.claims(domain, store, destination)
+    labels = sorted(session.label for session in store.sessions().values())
+    found = []
+    for name in dict.fromkeys(row.subscription for row in held):
+        begins = session_label(destination, name, "")
+        processes: dict[str, str] = {}  # a consumer of several servers has a session on each
+        for label in (label for label in labels if label.startswith(begins)):
+            consumer, _, process = label.removeprefix(begins).partition(", ")
+            processes.setdefault(consumer, process)
+        for consumer, process in processes.items():
+            members = tuple(
+                row.member for row in held if row.subscription == name and _is_of(row.holder, begins + consumer)
+            )
+            claimed = sum(
+                row.messages for row in claims if row.subscription == name and row.consumer == consumer and row.live
+            )
+            found.append(ConsumerRow(destination, name, consumer, process, members, claimed))
+    return found
 
 
-@dataclass(frozen=True)
-class AcknowledgementState:
-    """Counts of acknowledgements (`rows`) and of the messages they name; `waiting` rows are still in the outbox."""
-
-    subscription: str
-    member: int
-    rows: int
-    messages: int
-    waiting: int
-    last_consumer: str | None
-    last_acknowledged: datetime | None
+def _is_of(holder: str | None, label: str) -> bool:
+    return holder is not None and holder.partition(", ")[0] == label
 
 
 def acknowledgement_states(
@@ -103,47 +183,7 @@ def acknowledgement_states(
     return out
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What a selector reads and what it skips: the plan that a consumer with it would make of the backlog now.
-
-
-@dataclass(frozen=True)
-class MemberReading:
-    """Of the unfinished messages of one member: `skipped` are in files whose statistics prove that none matches; the columns
-    of the `parsed` ones were read; `matching` are those that the selector takes."""
-
-    member: int
-    files: int
-    messages: int
-    skipped_files: int
-    skipped: int
-    parsed: int
-    matching: int
-
-
-@dataclass(frozen=True)
-class PromotedReading:
-    """How a promoted property is read of the messages that are not skipped: from its column, or from the map of properties,
-    because their files lack the column or it is not complete."""
-
-    by_column: int
-    by_properties: int
-
-
-@dataclass(frozen=True)
-class SelectorPlan:
-    """`columns` are read of the files that are not skipped. `prunes`: the conditions that statistics can refute, with the
-    messages that each has skipped; `parses`: the names that no statistics cover; `promoted`: those that are columns; `held_back`:
-    of the matching messages, those that a consumer gets only after others have finished earlier ones of their units."""
-
-    destination: str
-    selector: str
-    columns: tuple[str, ...]
-    prunes: dict[str, int]
-    parses: tuple[str, ...]
-    promoted: dict[str, PromotedReading]
-    members: tuple[MemberReading, ...]
-    held_back: tuple[HeldBack, ...] = ()
+# -- what a selector reads ---------------------------------------------------------------------------------------------
 
 
 def explain(
@@ -212,48 +252,3 @@ def _missed(snapshot: Snapshot, subscription: str | None, member: int) -> Ranges
     if subscription is None:
         return EMPTY
     return missed(snapshot.destination, subscription, member, snapshot.last_sequence(member))
-
-
-# -- the live consumers of a destination: who they are, and which members they hold ------------------------------------
-# Only reads.
-
-
-@dataclass(frozen=True)
-class ConsumerRow:
-    """A query or client that lives. `consumer` is its id, as in its claims; of a query that of its checkpoint. `process` says
-    where a query runs, "" of a client. It holds the records of `members` now, and has claimed `claimed` messages that it has not
-    finished."""
-
-    destination: str
-    subscription: str
-    consumer: str
-    process: str
-    members: tuple[int, ...]
-    claimed: int
-
-
-def consumers(domain: Domain, store: Store, destination: str) -> list[ConsumerRow]:
-    """By subscription and consumer; one without messages is there too. Raises InvalidDestinationError."""
-    held = views.subscriptions(domain, store, destination)
-    claims = views.claims(domain, store, destination)
-    labels = sorted(session.label for session in store.sessions().values())
-    found = []
-    for name in dict.fromkeys(row.subscription for row in held):
-        begins = session_label(destination, name, "")
-        processes: dict[str, str] = {}  # a consumer of several servers has a session on each
-        for label in (label for label in labels if label.startswith(begins)):
-            consumer, _, process = label.removeprefix(begins).partition(", ")
-            processes.setdefault(consumer, process)
-        for consumer, process in processes.items():
-            members = tuple(
-                row.member for row in held if row.subscription == name and _is_of(row.holder, begins + consumer)
-            )
-            claimed = sum(
-                row.messages for row in claims if row.subscription == name and row.consumer == consumer and row.live
-            )
-            found.append(ConsumerRow(destination, name, consumer, process, members, claimed))
-    return found
-
-
-def _is_of(holder: str | None, label: str) -> bool:
-    return holder is not None and holder.partition(", ")[0] == label

@@ -1,14 +1,6 @@
-"""Drop a destination, with its messages and state.
+"""Pause, resume, rename and drop a destination, and which destinations a command or call is about.
 
-The steps, each durable before the next. A drop that was interrupted anywhere is finished by the next one:
-
-    1  a commit to the table's log marks it dropped       senders and consumers get DestinationDroppedError
-    2  the register entry names the table as dropping     the name cannot be used; the id of the table survives its files
-    3  the records of the table in the store are emptied
-    4  the files of its tables are deleted
-    5  the register entry is removed                      the name is free
-
-The first of a send and step 1 decides: messages that were sent before it are counted, and nothing is sent after it.
+A rename and a drop have steps, each durable before the next. One that was interrupted anywhere is finished by the next one.
 
 Features: C14, C18, D6, T1, T14 (docs/FEATURES.md)
 """
@@ -56,7 +48,33 @@ from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.store import Delete, RecordCorruptError, RecordHeldError, Session, Store
 
+log = logging.getLogger("spark_jms")
 _STEP_MS = 250
+
+
+@dataclass(frozen=True)
+class PauseRow:
+    """One pause. `operation` is production, insertion or consumption. `member` None: of the whole destination."""
+
+    operation: str
+    member: int | None
+    since: datetime
+
+
+@dataclass(frozen=True)
+class Paused:
+    """The result of `pause` and `resume`. `pauses` are those that stand now, and `changed` says whether the call changed any."""
+
+    destination: str
+    changed: bool
+    pauses: tuple[PauseRow, ...]
+
+
+@dataclass(frozen=True)
+class RenamedDestination:
+    old: str
+    new: str
+    path: str  # of the table, below the root: it did not change
 
 
 @dataclass(frozen=True)
@@ -73,6 +91,123 @@ class DropPlan:
     subscriptions: tuple[str, ...] = ()
     consumers: tuple[str, ...] = ()  # that are alive
     begun: bool = False
+
+
+def names_or_all(domain: Domain, given: Sequence[str], *, addresses: bool = False) -> list[str]:
+    """The named destinations, once each, or all of them; with `addresses` also members, as server@destination. Raises
+    InvalidDestinationError for an unknown name."""
+    for name in given:
+        domain.log(DestinationAddress.parse(name).destination if addresses else name)
+    return list(dict.fromkeys(given)) or domain.destinations()
+
+
+# -- pause and resume --------------------------------------------------------------------------------------------------
+
+
+def pause_rows(declared: Destination) -> tuple[PauseRow, ...]:
+    return tuple(PauseRow(p.operation, p.member, moment(p.since_ms)) for p in declared.pauses.all)
+
+
+def pause(
+    domain: Domain, destination: str, operations: Iterable[str] = OPERATIONS, members: Collection[int] | None = None
+) -> Paused:
+    """Pause these operations (production, insertion, consumption; all three by default) of the whole destination, or of
+    some members. Repeatable: a pause that stands keeps its time. Raises OptionError, InvalidDestinationError: also for the
+    consumption of a replicated topic's member, whose messages belong to the subscriptions on all servers."""
+    return _set(domain, destination, _order(domain, destination, operations, members, resume=False))
+
+
+def resume(
+    domain: Domain, destination: str, operations: Iterable[str] = OPERATIONS, members: Collection[int] | None = None
+) -> Paused:
+    """Resume these operations of some members, or of the destination and all its members. A member stays paused while the
+    destination is. Raises OptionError, InvalidDestinationError."""
+    return _set(domain, destination, _order(domain, destination, operations, members, resume=True))
+
+
+def _order(
+    domain: Domain, destination: str, operations: Iterable[str], members: Collection[int] | None, *, resume: bool
+) -> PauseOrder:
+    wanted = tuple(operations)
+    unknown = [operation for operation in wanted if operation not in OPERATIONS]
+    if unknown or not wanted:
+        raise OptionError(f"operations are {list(wanted)!r}, but must be some of {', '.join(OPERATIONS)}")
+    declared = domain.log(destination).refresh().destination
+    for member in members or ():
+        declared.check_member(member)
+    if members and not resume and CONSUMPTION in wanted and declared.is_replicated:
+        raise InvalidDestinationError(
+            f"{destination} is a replicated distributed topic: the messages of a member belong to the subscriptions on all servers, "
+            f"so its consumption cannot be paused alone. Pause {PRODUCTION} or {INSERTION} of the member, or the whole topic; "
+            "`jmsq server stop` stops the subscriptions on a server"
+        )
+    return PauseOrder(wanted, None if members is None else tuple(sorted(set(members))), resume)
+
+
+def _set(domain: Domain, destination: str, order: PauseOrder) -> Paused:
+    table = domain.log(destination)
+    changed = set_pauses(table, order)
+    if changed:
+        scope = "" if order.members is None else f", member {', '.join(map(str, order.members))}"
+        done = "resumed" if order.resume else "paused"
+        log.info("%s%s: %s %s", destination, scope, done, ", ".join(order.operations))
+    return Paused(destination, changed, pause_rows(table.refresh().destination))
+
+
+# -- rename ------------------------------------------------------------------------------------------------------------
+
+
+def rename_destination(domain: Domain, store: Store, old: str, new: str, *, force: bool = False) -> RenamedDestination:
+    """Rename a destination, or finish a rename that was interrupted. Its table stays where it is, and its state has the table's id in
+    its names. So subscriptions, positions, claims and checkpoints stay valid: queries and applications continue under the new name.
+
+        1  a register entry of the new name, with the same paths    both names work; no other table can take the new one
+        2  a commit changes the name in the table's metadata, and begins a new epoch: a reservation under the old name covers no send
+        3  the ledgers of its quotas count it under the new name; shared ones under the old one too, until it has ended
+        4  the old register entry is removed
+
+    Raises DestinationInUseError, and changes nothing, while consumers are alive, unless forced; InvalidDestinationError
+    when there is no `old`, or another destination is called `new`.
+    """
+    check_name("destination", new)
+    check_not_temporary(new)
+    log = domain.log(old)
+    table_id = log.refresh().table_id
+    entry = domain.register.entry(old)
+    assert entry is not None
+    taken = domain.register.entry(new)
+    if old == new or (taken is not None and taken != entry):
+        raise InvalidDestinationError(f"{new} is the name of another destination: {old} was not renamed")
+    consumers = consumers_alive(domain, store, table_id)
+    if consumers and not force:
+        raise DestinationInUseError(
+            f"destination {old} is used by {', '.join(consumers)}: it was not renamed. Stop its consumers and senders, or "
+            "rename it with --force: then they get InvalidDestinationError sooner or later, and have to be started with the "
+            "new name"
+        )
+    if taken is None and not force and (others := referring(domain, old)):
+        raise DestinationInUseError(
+            f"destination {old} is the errorDestination of {', '.join(others)}: it was not renamed. Rename it with --force, "
+            "then apply the new name there: until then their failed messages are kept back"
+        )
+    if taken is None and not domain.register.add(new, entry):
+        raise InvalidDestinationError(f"{new} was created meanwhile: {old} was not renamed")
+
+    def decide(snapshot: Snapshot) -> Decision | None:
+        if snapshot.destination.name == new:
+            return None
+        declared = snapshot.destination
+        action = metadata_action(snapshot, attrs.evolve(declared, name=new, epoch=declared.epoch + 1))
+        return Decision("RENAME", [{"metaData": {**action["metaData"], "name": new}}])
+
+    commit(log, decide)
+    domain.quotas.observe(new)
+    domain.quotas.forget(old)
+    domain.register.remove(old)
+    return RenamedDestination(old, new, entry.path)
+
+
+# -- drop --------------------------------------------------------------------------------------------------------------
 
 
 def plan_drop(domain: Domain, store: Store, destination: str, *, force: bool = False) -> DropPlan:
@@ -100,7 +235,15 @@ def plan_drop(domain: Domain, store: Store, destination: str, *, force: bool = F
 def drop_destination(
     domain: Domain, store: Store, destination: str, *, force: bool = False, wait_s: float = 15.0
 ) -> DropPlan:
-    """Drop a destination, or finish a drop that was interrupted. Returns what it deleted.
+    """Drop a destination with its messages and state, or finish a drop that was interrupted. Returns what it deleted.
+
+        1  a commit to the table's log marks it dropped       senders and consumers get DestinationDroppedError
+        2  the register entry names the table as dropping     the name cannot be used; the id of the table survives its files
+        3  the records of the table in the store are emptied
+        4  the files of its tables are deleted
+        5  the register entry is removed                      the name is free
+
+    The first of a send and step 1 decides: messages that were sent before it are counted, and nothing is sent after it.
 
     Raises DestinationInUseError, and changes nothing, while it has unfinished messages or live consumers, unless forced;
     MemberUnavailableError when a consumer does not hand over a record within `wait_s`: then drop again.
@@ -235,149 +378,3 @@ def _empty(store: Store, session: Session, name: str, deadline: float, *, table_
                     f"destination {destination} is dropped, but {holder.label if holder else 'another session'} still holds "
                     f"one of its records ({name}): stop it, then run `jmsq drop {destination}` again, which does the rest"
                 ) from error
-
-
-# -- pause and resume production, insertion and consumption of a destination or of its members -------------------------
-
-log = logging.getLogger("spark_jms")
-
-
-@dataclass(frozen=True)
-class PauseRow:
-    """`operation` is production, insertion or consumption. `member` None: of the whole destination."""
-
-    operation: str
-    member: int | None
-    since: datetime
-
-
-@dataclass(frozen=True)
-class Paused:
-    """`pauses` are those that stand now, and `changed` says whether the call changed any."""
-
-    destination: str
-    changed: bool
-    pauses: tuple[PauseRow, ...]
-
-
-def pause_rows(declared: Destination) -> tuple[PauseRow, ...]:
-    return tuple(PauseRow(p.operation, p.member, moment(p.since_ms)) for p in declared.pauses.all)
-
-
-def pause(
-    domain: Domain, destination: str, operations: Iterable[str] = OPERATIONS, members: Collection[int] | None = None
-) -> Paused:
-    """Pause these operations (production, insertion, consumption; all three by default) of the whole destination, or of
-    some members. Repeatable: a pause that stands keeps its time. Raises OptionError, InvalidDestinationError: also for the
-    consumption of a replicated topic's member, whose messages belong to the subscriptions on all servers."""
-    return _set(domain, destination, _order(domain, destination, operations, members, resume=False))
-
-
-def resume(
-    domain: Domain, destination: str, operations: Iterable[str] = OPERATIONS, members: Collection[int] | None = None
-) -> Paused:
-    """Resume these operations of some members, or of the destination and all its members. A member stays paused while the
-    destination is. Raises OptionError, InvalidDestinationError."""
-    return _set(domain, destination, _order(domain, destination, operations, members, resume=True))
-
-
-def _order(
-    domain: Domain, destination: str, operations: Iterable[str], members: Collection[int] | None, *, resume: bool
-) -> PauseOrder:
-    wanted = tuple(operations)
-    unknown = [operation for operation in wanted if operation not in OPERATIONS]
-    if unknown or not wanted:
-        raise OptionError(f"operations are {list(wanted)!r}, but must be some of {', '.join(OPERATIONS)}")
-    declared = domain.log(destination).refresh().destination
-    for member in members or ():
-        declared.check_member(member)
-    if members and not resume and CONSUMPTION in wanted and declared.is_replicated:
-        raise InvalidDestinationError(
-            f"{destination} is a replicated distributed topic: the messages of a member belong to the subscriptions on all servers, "
-            f"so its consumption cannot be paused alone. Pause {PRODUCTION} or {INSERTION} of the member, or the whole topic; "
-            "`jmsq server stop` stops the subscriptions on a server"
-        )
-    return PauseOrder(wanted, None if members is None else tuple(sorted(set(members))), resume)
-
-
-def _set(domain: Domain, destination: str, order: PauseOrder) -> Paused:
-    table = domain.log(destination)
-    changed = set_pauses(table, order)
-    if changed:
-        scope = "" if order.members is None else f", member {', '.join(map(str, order.members))}"
-        done = "resumed" if order.resume else "paused"
-        log.info("%s%s: %s %s", destination, scope, done, ", ".join(order.operations))
-    return Paused(destination, changed, pause_rows(table.refresh().destination))
-
-
-# -- rename a destination: its table stays where it is, and its state has the table's id in its names ------------------
-#
-# The steps, each durable before the next. A rename that was interrupted anywhere is finished by the next one:
-#
-#     1  a register entry of the new name, with the same paths    both names work; no other table can take the new one
-#     2  a commit changes the name in the table's metadata, and begins a new epoch: a reservation under the old name covers no send
-#     3  the ledgers of its quotas count it under the new name; shared ones under the old one too, until it has ended
-#     4  the old register entry is removed
-
-
-@dataclass(frozen=True)
-class RenamedDestination:
-    old: str
-    new: str
-    path: str  # of the table, below the root: it did not change
-
-
-def rename_destination(domain: Domain, store: Store, old: str, new: str, *, force: bool = False) -> RenamedDestination:
-    """Rename a destination, or finish a rename that was interrupted. Subscriptions, positions, claims and checkpoints stay
-    valid: queries and applications continue under the new name.
-
-    Raises DestinationInUseError, and changes nothing, while consumers are alive, unless forced; InvalidDestinationError
-    when there is no `old`, or another destination is called `new`.
-    """
-    check_name("destination", new)
-    check_not_temporary(new)
-    log = domain.log(old)
-    table_id = log.refresh().table_id
-    entry = domain.register.entry(old)
-    assert entry is not None
-    taken = domain.register.entry(new)
-    if old == new or (taken is not None and taken != entry):
-        raise InvalidDestinationError(f"{new} is the name of another destination: {old} was not renamed")
-    consumers = consumers_alive(domain, store, table_id)
-    if consumers and not force:
-        raise DestinationInUseError(
-            f"destination {old} is used by {', '.join(consumers)}: it was not renamed. Stop its consumers and senders, or "
-            "rename it with --force: then they get InvalidDestinationError sooner or later, and have to be started with the "
-            "new name"
-        )
-    if taken is None and not force and (others := referring(domain, old)):
-        raise DestinationInUseError(
-            f"destination {old} is the errorDestination of {', '.join(others)}: it was not renamed. Rename it with --force, "
-            "then apply the new name there: until then their failed messages are kept back"
-        )
-    if taken is None and not domain.register.add(new, entry):
-        raise InvalidDestinationError(f"{new} was created meanwhile: {old} was not renamed")
-
-    def decide(snapshot: Snapshot) -> Decision | None:
-        if snapshot.destination.name == new:
-            return None
-        declared = snapshot.destination
-        action = metadata_action(snapshot, attrs.evolve(declared, name=new, epoch=declared.epoch + 1))
-        return Decision("RENAME", [{"metaData": {**action["metaData"], "name": new}}])
-
-    commit(log, decide)
-    domain.quotas.observe(new)
-    domain.quotas.forget(old)
-    domain.register.remove(old)
-    return RenamedDestination(old, new, entry.path)
-
-
-# -- the destinations that a command or call is about ------------------------------------------------------------------
-
-
-def names_or_all(domain: Domain, given: Sequence[str], *, addresses: bool = False) -> list[str]:
-    """The named destinations, once each, or all of them; with `addresses` also members, as server@destination. Raises
-    InvalidDestinationError for an unknown name."""
-    for name in given:
-        domain.log(DestinationAddress.parse(name).destination if addresses else name)
-    return list(dict.fromkeys(given)) or domain.destinations()

@@ -1,6 +1,7 @@
-"""A domain at one moment, for the console and for Prometheus. Only reads.
+"""A domain at one moment, for the console and for Prometheus, and who may read a page that shows it. Only reads.
 
-What cannot be read is named, and hides nothing else: a damaged destination, a server or daemons that do not answer.
+What cannot be read is named, and hides nothing else: a damaged destination, a server or daemons that do not answer. This machine
+reads a page without a token, any other only with one.
 
 Features: M5, M8 (docs/FEATURES.md)
 """
@@ -31,7 +32,6 @@ from spark_jms.store.kinds.administration import counts
 
 if TYPE_CHECKING:
     from spark_jms.store.regions.admin.port import DaemonInfo, RegionInfo
-
 
 T = TypeVar("T")
 DESTINATIONS, SESSIONS, SERVERS, QUOTAS = "destinations", "sessions", "servers", "quotas"
@@ -147,7 +147,7 @@ def _cluster(store: str) -> ClusterSample | None:
         return ClusterSample(error=str(error))
 
 
-# -- who may read a page that a command serves: this machine without a token, any other only with one ------------------
+# -- who may read a page -----------------------------------------------------------------------------------------------
 
 
 def read_token(file: Path) -> str:

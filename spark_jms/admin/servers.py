@@ -1,4 +1,4 @@
-"""The servers of a domain as people see them.
+"""The servers of a domain and its open transactions, as people see and change them.
 
 Features: C14, D1, D4, M10, T16 (docs/FEATURES.md)
 """
@@ -28,6 +28,7 @@ from spark_jms.store.errors import shown_uri
 
 ANSWER_S = 5.0
 LOOK_S = 3.0  # of one call, where several stores are asked in turn
+DAMAGED = "damaged"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,22 @@ class ServerRow:
         stopped = f"stopped since {self.stopped:%Y-%m-%d %H:%M:%SZ}" if self.stopped else ""
         lapsed = f"away since {self.lapsed:%Y-%m-%d %H:%M:%SZ}" if self.lapsed else ""
         return "; ".join(filter(None, (stopped, lapsed, self.away))) or "answers"
+
+
+@dataclass(frozen=True)
+class TransactionRow:
+    """An open transaction, as `jmsq transactions` shows it. `waits`: the steps that are left of a transaction that is decided, and
+    what keeps them back. `owner_lives`: its own process completes it; otherwise any other does. Of a coordinator that cannot be
+    read there is a row too, `DAMAGED`: `transaction` names its record, `waits` the damage, and the rest is unknown."""
+
+    transaction: str
+    state: str
+    made: datetime | None
+    owner: str
+    owner_lives: bool
+    targets: tuple[str, ...]
+    origins: tuple[str, ...]
+    waits: tuple[str, ...]
 
 
 def list_servers(domain: Domain, stores: Store | None = None) -> list[ServerRow]:
@@ -83,10 +100,6 @@ def list_servers(domain: Domain, stores: Store | None = None) -> list[ServerRow]
     return rows
 
 
-def _age_s(lease: LeaseFile) -> float | None:
-    return max(now_ms() - lease.at_ms, 0) / 1000 if lease.token else None
-
-
 def silent_servers(domain: Domain, store: Store, destinations: Iterable[str]) -> dict[str, str]:
     """Of the servers that these destinations are on, those whose stores do not answer within LOOK_S: server -> why."""
     declared = (domain.log(name).snapshot.destination for name in destinations)
@@ -109,39 +122,18 @@ def check_answers(domain: Domain, store: Store, addresses: Iterable[str]) -> Non
                 )
 
 
-def _why_away(domain: Domain, servers: Sequence[str], given: Store | None) -> dict[str, str]:
-    """server -> why its store does not answer, or ""."""
-    opened = open_stores(domain, ANSWER_S) if given is None else nullcontext(given)
-    with opened as stores, ThreadPoolExecutor(len(servers)) as threads:
-        return dict(zip(servers, threads.map(partial(_why_silent, stores), servers), strict=True))
+def stop_server(domain: Domain, server: str) -> list[str]:
+    """The destinations for which it is down now and was not before. Raises DomainError when there is no such server."""
+    _check(domain, server)
+    domain.servers.stop(server, now_ms())  # first: a destination that comes to it meanwhile finds it
+    return _change(domain, server, domain.servers.stopped().get(server, now_ms()))
 
 
-def _why_silent(stores: Store, server: str) -> str:
-    try:
-        return why_silent(stores, server, ANSWER_S)
-    except MissingExtraError as error:  # this host may lack what one server's store needs
-        return str(error)
-
-
-# -- the open transactions of a domain, as `jmsq transactions` shows them ----------------------------------------------
-
-DAMAGED = "damaged"
-
-
-@dataclass(frozen=True)
-class TransactionRow:
-    """`waits`: the steps that are left of a transaction that is decided, and what keeps them back. `owner_lives`: its own process
-    completes it; otherwise any other does. Of a coordinator that cannot be read there is a row too, `DAMAGED`: `transaction` names
-    its record, `waits` the damage, and the rest is unknown."""
-
-    transaction: str
-    state: str
-    made: datetime | None
-    owner: str
-    owner_lives: bool
-    targets: tuple[str, ...]
-    origins: tuple[str, ...]
-    waits: tuple[str, ...]
+def start_server(domain: Domain, server: str) -> list[str]:
+    """The destinations for which it is up again. Raises DomainError when there is no such server."""
+    _check(domain, server)
+    domain.servers.start(server)
+    return _change(domain, server, None)
 
 
 def transactions(domain: Domain, store: Store) -> list[TransactionRow]:
@@ -184,20 +176,6 @@ def complete_transactions(domain: Domain, store: Store) -> tuple[str, ...]:
         coordinators.close()
 
 
-def stop_server(domain: Domain, server: str) -> list[str]:
-    """The destinations for which it is down now and was not before. Raises DomainError when there is no such server."""
-    _check(domain, server)
-    domain.servers.stop(server, now_ms())  # first: a destination that comes to it meanwhile finds it
-    return _change(domain, server, domain.servers.stopped().get(server, now_ms()))
-
-
-def start_server(domain: Domain, server: str) -> list[str]:
-    """The destinations for which it is up again. Raises DomainError when there is no such server."""
-    _check(domain, server)
-    domain.servers.start(server)
-    return _change(domain, server, None)
-
-
 def _check(domain: Domain, server: str) -> None:
     if server == HOME:
         raise DomainError(
@@ -225,3 +203,21 @@ def _change(domain: Domain, server: str, since_ms: int | None) -> list[str]:
             f"{name}: {type(first).__name__}: {first}. Mend that, and repeat the command"
         ) from first
     return changed
+
+
+def _age_s(lease: LeaseFile) -> float | None:
+    return max(now_ms() - lease.at_ms, 0) / 1000 if lease.token else None
+
+
+def _why_away(domain: Domain, servers: Sequence[str], given: Store | None) -> dict[str, str]:
+    """server -> why its store does not answer, or ""."""
+    opened = open_stores(domain, ANSWER_S) if given is None else nullcontext(given)
+    with opened as stores, ThreadPoolExecutor(len(servers)) as threads:
+        return dict(zip(servers, threads.map(partial(_why_silent, stores), servers), strict=True))
+
+
+def _why_silent(stores: Store, server: str) -> str:
+    try:
+        return why_silent(stores, server, ANSWER_S)
+    except MissingExtraError as error:  # this host may lack what one server's store needs
+        return str(error)

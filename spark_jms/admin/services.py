@@ -4,6 +4,10 @@ Each loop has a thread of its own, so one that hangs or fails holds up no other;
 service does is safe to be killed at any moment, and may run in several processes: a lease, or the record's holder, decides
 who does it. So a restart needs nothing but the start.
 
+A process with services tells of itself, for `jmsq services --status`:
+
+ROOT/_jmsq/services/<host>-<pid>    its engine, its services, and the lag, every few seconds; deleted when it ends
+
 Features: C13, C14, D5, T3, T6, T17 (docs/FEATURES.md)
 """
 
@@ -34,9 +38,12 @@ from spark_jms.store import Store, StoreError
 
 EXPIRATION, HOUSEKEEPING, FORWARDING, LAG, USAGE = "expiration", "housekeeping", "forwarding", "lag", "usage"
 SERVICES = (EXPIRATION, HOUSEKEEPING, FORWARDING, LAG, USAGE)
+SERVICES_FOLDER = "_jmsq/services"
 LONGEST_PAUSE_MS = 60_000
 _STOP_S = 30.0
 _FIRST_PAUSE_MS = 1_000
+_FORGOTTEN = timedelta(days=1)  # the report of a process that was killed
+_SILENT_S, _MISSED = 60.0, 3  # reports that a live process may miss
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,43 @@ class LagRow:
     backlog: int
     claimed: int
     oldest: datetime | None
+
+
+@dataclass(frozen=True)
+class ServiceReport:
+    """What a process with services tells of itself. `services` and `lag` as they were `at`; `silent`: that is a minute ago, or three
+    intervals of the process, so it was killed or hangs."""
+
+    process: str
+    engine: str
+    at: datetime
+    silent: bool
+    services: tuple[dict[str, Any], ...]
+    lag: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Round:
+    """The result of one round on a destination; `busy`: another process has its housekeeping lease, which `holder` names.
+    `failures`: steps that fail, and data files that cannot be read."""
+
+    destination: str
+    busy: bool
+    purged_messages: int = 0
+    purged_files: int = 0
+    compacted_files: int = 0
+    checkpoints: int = 0
+    deleted_files: int = 0
+    expired_messages: int = 0
+    failures: tuple[BackgroundFailure, ...] = ()
+    holder: str = ""
+
+    @property
+    def did_something(self) -> bool:
+        done = (
+            self.purged_files or self.compacted_files or self.checkpoints or self.deleted_files or self.expired_messages
+        )
+        return bool(done or self.failures)
 
 
 @dataclass(frozen=True)
@@ -165,6 +209,44 @@ class ServiceRunner:
             for name, one in rounds.items():
                 self._known[name] = self._known[name].after(one, now)
         return whole
+
+
+class Rounds:
+    """Housekeeping of several destinations in turn; with `clean_up`, every round cleans up, not only once a minute."""
+
+    def __init__(self, domain: Domain, store: Store, *, clean_up: bool) -> None:
+        self._domain, self._store, self._clean_up = domain, store, clean_up
+        self._housekeepers: dict[str, Housekeeper] = {}
+
+    def run(self, destinations: Sequence[str]) -> list[Round]:
+        return [self._run(name) for name in destinations]
+
+    def _run(self, name: str) -> Round:
+        if name not in self._housekeepers:
+            made = self._housekeepers[name] = Housekeeper(self._domain, self._store, name)
+            if self._clean_up:
+                made.rounds.CLEAN_UP_EVERY_S = made.ABANDONED_EVERY_S = 0.0
+                made.scans_at_once = True
+        housekeeper = self._housekeepers[name]
+        before = replace(housekeeper.rounds.total)
+        if not housekeeper.run():
+            return Round(name, busy=True, holder=housekeeper.holder())
+        after = housekeeper.rounds.total
+        return Round(
+            name,
+            False,
+            after.purged_messages - before.purged_messages,
+            after.purged_files - before.purged_files,
+            after.compacted_files - before.compacted_files,
+            after.checkpoints - before.checkpoints,
+            after.deleted_files - before.deleted_files,
+            after.expired_messages - before.expired_messages,
+            tuple(housekeeper.health.failures.values()),
+        )
+
+    def close(self) -> None:
+        for housekeeper in self._housekeepers.values():
+            housekeeper.close()
 
 
 class DomainServices:
@@ -257,99 +339,8 @@ class DomainServices:
         return name in self._domain.destinations()
 
 
-def told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-# -- rounds of housekeeping over several destinations ------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Round:
-    """The result of one round on a destination; `busy`: another process has its housekeeping lease, which `holder` names.
-    `failures`: steps that fail, and data files that cannot be read."""
-
-    destination: str
-    busy: bool
-    purged_messages: int = 0
-    purged_files: int = 0
-    compacted_files: int = 0
-    checkpoints: int = 0
-    deleted_files: int = 0
-    expired_messages: int = 0
-    failures: tuple[BackgroundFailure, ...] = ()
-    holder: str = ""
-
-    @property
-    def did_something(self) -> bool:
-        done = (
-            self.purged_files or self.compacted_files or self.checkpoints or self.deleted_files or self.expired_messages
-        )
-        return bool(done or self.failures)
-
-
-class Rounds:
-    """Housekeeping of several destinations in turn; with `clean_up`, every round cleans up, not only once a minute."""
-
-    def __init__(self, domain: Domain, store: Store, *, clean_up: bool) -> None:
-        self._domain, self._store, self._clean_up = domain, store, clean_up
-        self._housekeepers: dict[str, Housekeeper] = {}
-
-    def run(self, destinations: Sequence[str]) -> list[Round]:
-        return [self._run(name) for name in destinations]
-
-    def _run(self, name: str) -> Round:
-        if name not in self._housekeepers:
-            made = self._housekeepers[name] = Housekeeper(self._domain, self._store, name)
-            if self._clean_up:
-                made.rounds.CLEAN_UP_EVERY_S = made.ABANDONED_EVERY_S = 0.0
-                made.scans_at_once = True
-        housekeeper = self._housekeepers[name]
-        before = replace(housekeeper.rounds.total)
-        if not housekeeper.run():
-            return Round(name, busy=True, holder=housekeeper.holder())
-        after = housekeeper.rounds.total
-        return Round(
-            name,
-            False,
-            after.purged_messages - before.purged_messages,
-            after.purged_files - before.purged_files,
-            after.compacted_files - before.compacted_files,
-            after.checkpoints - before.checkpoints,
-            after.deleted_files - before.deleted_files,
-            after.expired_messages - before.expired_messages,
-            tuple(housekeeper.health.failures.values()),
-        )
-
-    def close(self) -> None:
-        for housekeeper in self._housekeepers.values():
-            housekeeper.close()
-
-
-# -- what processes with services tell of themselves: for `jmsq services --status` -------------------------------------
-#
-# ROOT/_jmsq/services/<host>-<pid>    its engine, its services, and the lag, every few seconds; deleted when it ends
-
-SERVICES_FOLDER = "_jmsq/services"
-_FORGOTTEN = timedelta(days=1)
-_SILENT_S, _MISSED = 60.0, 3  # reports that a live process may miss
-
-
-@dataclass(frozen=True)
-class ServiceReport:
-    """`services` and `lag` as they were `at`; `silent`: that is a minute ago, or three intervals of the
-    process, so it was killed or hangs."""
-
-    process: str
-    engine: str
-    at: datetime
-    silent: bool
-    services: tuple[dict[str, Any], ...]
-    lag: tuple[dict[str, Any], ...]
-
-
 class ServiceReporter:
-    """Of this process."""
+    """Writes the report of this process."""
 
     def __init__(self, domain: Domain, engine: str, every_s: float = 10.0) -> None:
         """`every_s`: how often it reports."""
@@ -396,16 +387,20 @@ class ServiceReporter:
                 self._files.delete(name)
 
 
-def _files(domain: Domain) -> NamedFiles:
-    folder, name = SERVICES_FOLDER.rsplit("/", 1)
-    return NamedFiles(domain.storage.child(folder), name)
-
-
 def service_reports(domain: Domain) -> list[ServiceReport]:
     """Of the processes that run services, and of those that were killed in the last day."""
     files = _files(domain)
     reports = (_report(name, files.get(name) or b"") for name in files.names())
     return [report for report in reports if report is not None]
+
+
+def told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _files(domain: Domain) -> NamedFiles:
+    folder, name = SERVICES_FOLDER.rsplit("/", 1)
+    return NamedFiles(domain.storage.child(folder), name)
 
 
 def _report(name: str, data: bytes) -> ServiceReport | None:

@@ -1,4 +1,9 @@
-"""Backlog, claims, files and rates of a destination.
+"""Backlog, claims, files and rates of a destination, and the high marks that `jmsq services` keeps.
+
+The high marks are of destinations, members, subscriptions and servers, with the bytes received, by the rule of
+core/limits/usage_history.py. They are in one file, ROOT/_jmsq/high-marks, which the services and an administrator's reset replace
+as a whole; of two processes that write at once the later one counts, and what the other saw is seen again by the next look. A
+damaged file is like none: the marks begin again.
 
 Features: C13, C14, T5, T7, T17 (docs/FEATURES.md)
 """
@@ -37,6 +42,9 @@ from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import Storage, now_ms
 from spark_jms.log.upkeep.health import BackgroundFailure
 from spark_jms.store import Store
+
+log = logging.getLogger("spark_jms")
+HIGH_MARKS = "_jmsq/high-marks"
 
 
 @dataclass(frozen=True)
@@ -95,6 +103,22 @@ class DestinationStatistics:
     exceeds_threshold: bool | None = None  # its senders slow down by its own thresholds; None: it has none
     refusals: tuple[views.RefusalRow, ...] = ()  # messages that an error destination refuses for good
     held_back: tuple[HeldBack, ...] = ()  # of a consumer with the selector that was asked for
+
+
+@dataclass(frozen=True)
+class HighMarkRow:
+    """The most of a destination, of one of its members or subscriptions, or of a server, that any look has seen since `since`.
+    `bytes` are those of the files that have the messages; `received_bytes` None: they are counted by member and destination."""
+
+    server: str | None
+    destination: str | None
+    member: int | None
+    subscription: str | None
+    since: datetime
+    messages: int
+    pending: int
+    bytes: int
+    received_bytes: int | None
 
 
 def collect(domain: Domain, store: Store, destination: str, selector: Selector | None = None) -> DestinationStatistics:
@@ -157,6 +181,24 @@ def collect(domain: Domain, store: Store, destination: str, selector: Selector |
     )
 
 
+def with_rates(
+    now: DestinationStatistics, before: DestinationStatistics | None, seconds: float
+) -> DestinationStatistics:
+    if before is None or seconds <= 0:
+        return now
+    done = [sum(row.last_sequence - row.backlog for row in s.subscriptions) for s in (now, before)]
+    highs = before.rates or Rates(0, 0, before.backlog, before.pending)
+    return replace(
+        now,
+        rates=Rates(
+            (now.sent - before.sent) / seconds,
+            max(done[0] - done[1], 0) / seconds,
+            max(highs.backlog_high, now.backlog),
+            max(highs.pending_high, now.pending),
+        ),
+    )
+
+
 def _held_back(
     domain: Domain, store: Store, destination: str, selector: Selector | None, members: Collection[int]
 ) -> tuple[HeldBack, ...]:
@@ -200,42 +242,7 @@ def _oldest(snapshot: Snapshot, rows: list[SubscriptionRow]) -> datetime | None:
     return min((views.moment(ms) for ms in sent_ms if ms is not None), default=None)
 
 
-def with_rates(
-    now: DestinationStatistics, before: DestinationStatistics | None, seconds: float
-) -> DestinationStatistics:
-    if before is None or seconds <= 0:
-        return now
-    done = [sum(row.last_sequence - row.backlog for row in s.subscriptions) for s in (now, before)]
-    highs = before.rates or Rates(0, 0, before.backlog, before.pending)
-    return replace(
-        now,
-        rates=Rates(
-            (now.sent - before.sent) / seconds,
-            max(done[0] - done[1], 0) / seconds,
-            max(highs.backlog_high, now.backlog),
-            max(highs.pending_high, now.pending),
-        ),
-    )
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# High marks of destinations, members, subscriptions and servers, and bytes received, kept by `jmsq services`.
-
-
-@dataclass(frozen=True)
-class HighMarkRow:
-    """The most of a destination, of one of its members or subscriptions, or of a server, that any look has seen since `since`.
-    `bytes` are those of the files that have the messages; `received_bytes` None: they are counted by member and destination."""
-
-    server: str | None
-    destination: str | None
-    member: int | None
-    subscription: str | None
-    since: datetime
-    messages: int
-    pending: int
-    bytes: int
-    received_bytes: int | None
+# -- high marks --------------------------------------------------------------------------------------------------------
 
 
 def note_looks(domain: Domain, found: Mapping[str, DestinationStatistics], now: int | None = None) -> None:
@@ -278,6 +285,37 @@ def reset_high_marks(domain: Domain, destinations: Collection[str] | None = None
     names = domain.destinations() if destinations is None else destinations
     servers = [HOME, *domain.servers.names()] if destinations is None else []
     HighMarksFile(domain.storage).change(lambda marks: marks.reset(names, servers))
+
+
+class HighMarksFile:
+    """The file of a domain's high marks. Thread-safe: every call reads or writes the storage."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def read(self) -> DomainMarks:
+        return self._read() or DomainMarks()
+
+    def change(self, change: Callable[[DomainMarks], DomainMarks]) -> DomainMarks:
+        """Returns the marks afterwards. Writes only what differs, and leaves the file of a later version alone."""
+        before = self._read()
+        if before is None:
+            return DomainMarks()
+        after = change(before)
+        if after != before:
+            self._storage.put(HIGH_MARKS, json.dumps(after.to_json()).encode())
+        return after
+
+    def _read(self) -> DomainMarks | None:
+        """None: a later version wrote them."""
+        data = self._storage.get(HIGH_MARKS)
+        if data is None:
+            return DomainMarks()
+        try:
+            return DomainMarks.from_json(json.loads(data))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s/%s is damaged, and the high marks begin again: %r", self._storage.uri, HIGH_MARKS, error)
+            return DomainMarks()
 
 
 def _known(marks: DomainMarks, name: str, table_id: str) -> DestinationMarks | None:
@@ -340,46 +378,3 @@ def _rows(name: str, one: DestinationMarks) -> list[HighMarkRow]:
 
 def _counts(held: HeldMessages) -> tuple[int, int, int]:
     return held.messages, held.pending, held.bytes
-
-
-# -- the file of a domain's high marks ---------------------------------------------------------------------------------
-# core/high_marks.py has the rule.
-#
-# ROOT/_jmsq/high-marks
-#
-# It is replaced as a whole, by the services and by an administrator's reset; of two processes that write at once the later one counts,
-# and what the other saw is seen again by the next look. A damaged file is like none: the marks begin again.
-
-log = logging.getLogger("spark_jms")
-HIGH_MARKS = "_jmsq/high-marks"
-
-
-class HighMarksFile:
-    """Thread-safe: every call reads or writes the storage."""
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-
-    def read(self) -> DomainMarks:
-        return self._read() or DomainMarks()
-
-    def change(self, change: Callable[[DomainMarks], DomainMarks]) -> DomainMarks:
-        """Returns the marks afterwards. Writes only what differs, and leaves the file of a later version alone."""
-        before = self._read()
-        if before is None:
-            return DomainMarks()
-        after = change(before)
-        if after != before:
-            self._storage.put(HIGH_MARKS, json.dumps(after.to_json()).encode())
-        return after
-
-    def _read(self) -> DomainMarks | None:
-        """None: a later version wrote them."""
-        data = self._storage.get(HIGH_MARKS)
-        if data is None:
-            return DomainMarks()
-        try:
-            return DomainMarks.from_json(json.loads(data))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("%s/%s is damaged, and the high marks begin again: %r", self._storage.uri, HIGH_MARKS, error)
-            return DomainMarks()

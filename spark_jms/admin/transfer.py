@@ -1,8 +1,14 @@
-"""Bring messages of members without consumers to members that have some, as a job. core/forwarding.py has the rules.
+"""Move messages between destinations or members, exactly once: on request, as a redrive, and as forwarding.
 
-The messages go in transfers, as `jmsq move` takes them, so each is in one member at any time, whenever this process dies: the
-transfer that it leaves open is finished by the next process that opens the record. What is forgotten then is how long members
-have been idle: their waits begin again.
+Messages move in transfers of at most `BATCH` messages (claims/transactions/transfer.py), so each is in one member at any time,
+whenever this process dies: the transfer that it leaves open is finished by the next process that opens the record. Between two
+transfers the record is handed over, so consumers of the source continue. Claimed and moving messages stay where they are.
+
+`redrive` brings messages back to where they failed. Each origin's messages go in moves of their own. They arrive as they were
+sent: without the properties that the error destination added, and with their expiration if it lies ahead.
+
+A `MemberForwarder` brings messages of members without consumers to members that have some, as a job, by the rules of
+core/transactions/transfer.py. What its death forgets is how long members have been idle: their waits begin again.
 
 Features: C8, C14, C18, D5, M2 (docs/FEATURES.md)
 """
@@ -48,126 +54,15 @@ from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.store import Store, StoreError
 
+log = logging.getLogger("spark_jms")
+MOVER = "jmsq move"  # the consumer in the acknowledgement table
+REDRIVER = "jmsq redrive"  # the consumer in the acknowledgement table
+BATCH = 10_000  # the most messages of a transfer
 FORWARDER = "jmsq forward"  # the consumer in the acknowledgement table
 ROUND = 10_000  # the most messages of a member in one round
 WAIT_S = 1.0  # for a record that a consumer holds
 STORE_LIMIT_S = 15.0  # of one call of a store: one that hangs must not hold up the other destinations
 _WITHOUT_UNIT = "JMSXGroupID IS NULL"  # those of before the declaration may have one, and stay
-log = logging.getLogger("spark_jms")
-
-
-def _not_inserting(declared: Destination) -> frozenset[int]:
-    """Members that get no messages: paused ones, and those that are leaving."""
-    paused = (declared.pauses.members(operation, declared.member_ids) for operation in (INSERTION, PRODUCTION))
-    return declared.leaving.union(*paused)
-
-
-def _movable(one: AskedMember, snapshot: Snapshot) -> Ranges:
-    """With claims of dead consumers: `move` revokes them, because no consumer comes that would."""
-    available = one.state.available(1, snapshot.last_sequence(one.member))
-    return (available | one.left_behind) - staying(one.state, snapshot.destination.redelivery_limit, now_ms())
-
-
-@dataclass(frozen=True)
-class Forwarded:
-    """What one round has done to a destination. `problems`: why some messages were not forwarded; they are tried again."""
-
-    destination: str
-    moves: tuple[Forward, ...] = ()
-    problems: tuple[str, ...] = ()
-
-
-class MemberForwarder:
-    """Of one destination. Call `run` about once a second. Several processes may forward the same destination."""
-
-    def __init__(
-        self, domain: Domain, store: Store, destination: str, monotonic_s: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._domain, self._store, self._destination = domain, store, destination
-        self._monotonic_s = monotonic_s
-        self._idle = IdleMembers({})
-        self._turn = 0
-
-    def run(self) -> Forwarded:
-        """Does nothing for a destination without `forwardDelay`. Raises InvalidDestinationError when it was dropped."""
-        snapshot = self._domain.log(self._destination).refresh()
-        declared = snapshot.destination
-        if declared.forward_delay_ms is None:
-            self._idle = IdleMembers({})
-            return Forwarded(self._destination)
-        asked = ask_members(self._store, snapshot)
-        looks = [LookedAt(one.member, _movable(one, snapshot).count, one.consumers) for one in asked.members]
-        now_s = self._monotonic_s()
-        self._idle = self._idle.after(looks, now_s)
-        self._turn += 1
-        plan = forwards(
-            looks,
-            self._idle.due(declared.forward_delay_ms / 1000, now_s),
-            not_consuming=declared.pauses.members(CONSUMPTION, declared.member_ids),
-            not_inserting=_not_inserting(declared),
-            turn=self._turn,
-        )
-        done: list[Forward] = []
-        problems = [f"server {server}: {why}" for server, why in asked.unreachable.items()]
-        for step in plan:
-            self._carry_out(step, snapshot.table_id, done, problems)
-        return Forwarded(self._destination, tuple(done), tuple(problems))
-
-    def _carry_out(self, step: Forward, table_id: str, done: list[Forward], problems: list[str]) -> None:
-        order = MoveOrder(
-            self._destination,
-            self._destination,
-            members=(step.source,),
-            target_member=step.target,
-            selector=Selector.parse(_WITHOUT_UNIT),
-            limit=min(step.messages, ROUND),
-            actor=FORWARDER,
-            forwards=True,
-            table_id=table_id,
-        )
-        try:
-            moved = move(self._domain, self._store, order, WAIT_S).moved
-        except (JmsqError, StoreError, OSError) as error:
-            problems.append(f"member {step.source} to {step.target}: {type(error).__name__}: {error}")
-            return
-        if moved:
-            done.append(Forward(step.source, step.target, moved))
-            log.info(
-                "%s: forwarded %d message(s) of member %d to %d", self._destination, moved, step.source, step.target
-            )
-
-
-class Forwarders:
-    """Of several destinations."""
-
-    def __init__(self, domain: Domain, store: Store, monotonic_s: Callable[[], float] = time.monotonic) -> None:
-        self._domain, self._store, self._monotonic_s = domain, store, monotonic_s
-        self._forwarders: dict[str, MemberForwarder] = {}
-
-    def run(self, destinations: Sequence[str] = ()) -> list[Forwarded]:
-        """One round of these destinations, or of all. What fails for one is in its `problems`, and the others continue."""
-        try:
-            names = list(dict.fromkeys(destinations)) or self._domain.destinations()
-        except (JmsqError, OSError) as error:
-            return [Forwarded("", problems=(f"{type(error).__name__}: {error}",))]
-        return [self._run(name) for name in names]
-
-    def _run(self, name: str) -> Forwarded:
-        if name not in self._forwarders:
-            self._forwarders[name] = MemberForwarder(self._domain, self._store, name, self._monotonic_s)
-        try:
-            return self._forwarders[name].run()
-        except (JmsqError, StoreError, OSError) as error:
-            return Forwarded(name, problems=(f"{type(error).__name__}: {error}",))
-
-
-# -- move messages to another destination or member, exactly once ------------------------------------------------------
-#
-# Messages move in transfers of at most `BATCH` messages (claims/transfer.py). Between two of them the record is handed over,
-# so consumers of the source continue. Claimed and moving messages stay where they are.
-
-MOVER = "jmsq move"  # the consumer in the acknowledgement table
-BATCH = 10_000
 
 
 @dataclass(frozen=True)
@@ -190,10 +85,44 @@ class MoveOrder:
 
 @dataclass(frozen=True)
 class Moved:
-    """`claimed` counts messages that were left to the consumers that have claimed them, selected or not."""
+    """The result of a move. `claimed` counts messages that were left to the consumers that have claimed them, selected or not."""
 
     moved: int
     claimed: int
+
+
+@dataclass(frozen=True)
+class RedriveOrder:
+    """Which messages of the queue `source` go back: those that `selector` takes and that failed in
+    `since_ms`..`until_ms`. `target` None: to the destination that each comes from."""
+
+    source: str
+    target: str | None = None
+    selector: str | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Redriven:
+    """The result of a redrive. `messages` by the destination that they failed in; `claimed` were left to the consumers that have
+    claimed them, selected or not."""
+
+    messages: dict[str, int]
+    claimed: int
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """What one round has done to a destination. `problems`: why some messages were not forwarded; they are tried again."""
+
+    destination: str
+    moves: tuple[Forward, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+# -- move --------------------------------------------------------------------------------------------------------------
 
 
 def plan_move(domain: Domain, store: Store, request: MoveOrder) -> Moved:
@@ -376,34 +305,7 @@ def _check_ended(ended: TransfersEnded) -> None:
         )
 
 
-# -- bring messages back from an error destination to where they failed, exactly once ----------------------------------
-#
-# Each origin's messages go in moves of their own (move.py). They arrive as they were sent: without the properties that the
-# error destination added, and with their expiration if it lies ahead.
-
-REDRIVER = "jmsq redrive"  # the consumer in the acknowledgement table
-
-
-@dataclass(frozen=True)
-class RedriveOrder:
-    """Which messages of the queue `source` go back: those that `selector` takes and that failed in
-    `since_ms`..`until_ms`. `target` None: to the destination that each comes from."""
-
-    source: str
-    target: str | None = None
-    selector: str | None = None
-    since_ms: int | None = None
-    until_ms: int | None = None
-    limit: int | None = None
-
-
-@dataclass(frozen=True)
-class Redriven:
-    """`messages` by the destination that they failed in; `claimed` were left to the consumers that have claimed them,
-    selected or not."""
-
-    messages: dict[str, int]
-    claimed: int
+# -- redrive -----------------------------------------------------------------------------------------------------------
 
 
 def plan_redrive(domain: Domain, store: Store, order: RedriveOrder) -> Redriven:
@@ -476,3 +378,102 @@ def _check_targets(domain: Domain, order: RedriveOrder, origins: list[str]) -> N
                 f"{which}, a topic: sent there again, every subscription would get them, not only the one that failed. If "
                 f"that is meant, use --to {origin}; or {way}"
             )
+
+
+# -- forward -----------------------------------------------------------------------------------------------------------
+
+
+class MemberForwarder:
+    """Forwards the messages of one destination. Call `run` about once a second. Several processes may forward the same destination."""
+
+    def __init__(
+        self, domain: Domain, store: Store, destination: str, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._domain, self._store, self._destination = domain, store, destination
+        self._monotonic_s = monotonic_s
+        self._idle = IdleMembers({})
+        self._turn = 0
+
+    def run(self) -> Forwarded:
+        """Does nothing for a destination without `forwardDelay`. Raises InvalidDestinationError when it was dropped."""
+        snapshot = self._domain.log(self._destination).refresh()
+        declared = snapshot.destination
+        if declared.forward_delay_ms is None:
+            self._idle = IdleMembers({})
+            return Forwarded(self._destination)
+        asked = ask_members(self._store, snapshot)
+        looks = [LookedAt(one.member, _movable(one, snapshot).count, one.consumers) for one in asked.members]
+        now_s = self._monotonic_s()
+        self._idle = self._idle.after(looks, now_s)
+        self._turn += 1
+        plan = forwards(
+            looks,
+            self._idle.due(declared.forward_delay_ms / 1000, now_s),
+            not_consuming=declared.pauses.members(CONSUMPTION, declared.member_ids),
+            not_inserting=_not_inserting(declared),
+            turn=self._turn,
+        )
+        done: list[Forward] = []
+        problems = [f"server {server}: {why}" for server, why in asked.unreachable.items()]
+        for step in plan:
+            self._carry_out(step, snapshot.table_id, done, problems)
+        return Forwarded(self._destination, tuple(done), tuple(problems))
+
+    def _carry_out(self, step: Forward, table_id: str, done: list[Forward], problems: list[str]) -> None:
+        order = MoveOrder(
+            self._destination,
+            self._destination,
+            members=(step.source,),
+            target_member=step.target,
+            selector=Selector.parse(_WITHOUT_UNIT),
+            limit=min(step.messages, ROUND),
+            actor=FORWARDER,
+            forwards=True,
+            table_id=table_id,
+        )
+        try:
+            moved = move(self._domain, self._store, order, WAIT_S).moved
+        except (JmsqError, StoreError, OSError) as error:
+            problems.append(f"member {step.source} to {step.target}: {type(error).__name__}: {error}")
+            return
+        if moved:
+            done.append(Forward(step.source, step.target, moved))
+            log.info(
+                "%s: forwarded %d message(s) of member %d to %d", self._destination, moved, step.source, step.target
+            )
+
+
+class Forwarders:
+    """The forwarders of several destinations."""
+
+    def __init__(self, domain: Domain, store: Store, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._domain, self._store, self._monotonic_s = domain, store, monotonic_s
+        self._forwarders: dict[str, MemberForwarder] = {}
+
+    def run(self, destinations: Sequence[str] = ()) -> list[Forwarded]:
+        """One round of these destinations, or of all. What fails for one is in its `problems`, and the others continue."""
+        try:
+            names = list(dict.fromkeys(destinations)) or self._domain.destinations()
+        except (JmsqError, OSError) as error:
+            return [Forwarded("", problems=(f"{type(error).__name__}: {error}",))]
+        return [self._run(name) for name in names]
+
+    def _run(self, name: str) -> Forwarded:
+        if name not in self._forwarders:
+            self._forwarders[name] = MemberForwarder(self._domain, self._store, name, self._monotonic_s)
+        try:
+            return self._forwarders[name].run()
+        except (JmsqError, StoreError, OSError) as error:
+            return Forwarded(name, problems=(f"{type(error).__name__}: {error}",))
+
+
+def _not_inserting(declared: Destination) -> frozenset[int]:
+    """Members that get no messages: paused ones, and those that are leaving."""
+    paused = (declared.pauses.members(operation, declared.member_ids) for operation in (INSERTION, PRODUCTION))
+    return declared.leaving.union(*paused)
+
+
+def _movable(one: AskedMember, snapshot: Snapshot) -> Ranges:
+    """With claims of dead consumers: `move` revokes them, because no consumer comes that would."""
+    available = one.state.available(1, snapshot.last_sequence(one.member))
+    return (available | one.left_behind) - staying(one.state, snapshot.destination.redelivery_limit, now_ms())

@@ -9,8 +9,8 @@ In a domain of format version 1 record sets get their new names and form, querie
     5  for each record set: write the new one and delete the old one, in one write of the store
     6  remove the mark
 
-Tables of releases that did not name the statistics which other programs may use get that property (log/shown_statistics.py):
-one commit each, without a new format, so that jobs, clients and earlier releases continue meanwhile.
+Tables of releases that did not name the statistics which other programs may use get that property (`shown_statistics` of
+log/tables/files.py): one commit each, without a new format, so that jobs, clients and earlier releases continue meanwhile.
 
 After a crash at any point, `upgrade` again finishes the work: every step leaves alone what is done.
 

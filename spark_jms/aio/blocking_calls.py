@@ -1,4 +1,4 @@
-"""Blocking calls of one event loop, in threads.
+"""Blocking calls of one event loop, in threads; and how many asynchronous sends of one context may be outstanding.
 
 Each call gets a thread that is idle, or a new one. A call that may block for long (a receive, a request) is `start`ed; short ones
 `run`, at most AT_ONCE at a time, so there are about as many threads as consumers. Cancelling a coroutine does not end the call
@@ -31,7 +31,7 @@ KEPT = 8  # idle threads
 
 
 class BlockingCalls:
-    """Of the loop that runs when it is made. Only its coroutines may call the methods."""
+    """The calls of the loop that runs when this is made. Only its coroutines may call the methods."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -150,25 +150,9 @@ class BlockingCalls:
         call.add_done_callback(opened)
 
 
-def _succeed(future: asyncio.Future[Any], result: object) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
-def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    if future.done():
-        return
-    if isinstance(error, StopIteration):  # a future does not take it
-        error = RuntimeError(f"the call raised {error!r}")
-    future.set_exception(error)
-
-
-# -- backpressure of asynchronous senders: how much of one context may be outstanding ----------------------------------
-
-
 class SendLimit:
-    """`enter` waits, first come, first served, until the messages and bytes fit; a message that is larger than all the room goes
-    alone. One event loop's; not thread-safe."""
+    """Backpressure of asynchronous senders. `enter` waits, first come, first served, until the messages and bytes fit; a message that
+    is larger than all the room goes alone. One event loop's; not thread-safe."""
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
         self._max_messages, self._max_bytes = max_messages, max_bytes
@@ -220,3 +204,16 @@ class SendLimit:
                 self._take(size)
                 waiter.set_result(None)
             self._waiting.popleft()
+
+
+def _succeed(future: asyncio.Future[Any], result: object) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if future.done():
+        return
+    if isinstance(error, StopIteration):  # a future does not take it
+        error = RuntimeError(f"the call raised {error!r}")
+    future.set_exception(error)

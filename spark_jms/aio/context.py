@@ -1,4 +1,6 @@
-"""An asyncio application's connection to a domain.
+"""An asyncio application's connection to a domain, and what it opens.
+
+`await` what it opens, or use it in `async with`, which also closes it.
 
 Features: M7 (docs/FEATURES.md)
 """
@@ -29,7 +31,6 @@ from spark_jms.settings.types import DurationLike
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-
 _BROWSED_AT_ONCE = 100
 
 
@@ -56,6 +57,37 @@ class ConsumerArguments(TypedDict, total=False):
     members: int | Iterable[int] | None
     pin: bool | None
     fail_on_data_loss: bool
+
+
+class AsyncClosable(Protocol):
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+T = TypeVar("T", bound=AsyncClosable)
+
+
+class AsyncOpening(Generic[T]):
+    """What opens something. `await context.producer("orders")` returns the producer; `async with context.producer("orders") as
+    producer` closes it at its end."""
+
+    def __init__(self, open_it: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._open = open_it
+        self._opened: T | None = None
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> T:
+        self._opened = await self._open()
+        return self._opened
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._opened is not None
+        await self._opened.__aexit__(kind, error, trace)
 
 
 def connect(
@@ -179,38 +211,3 @@ class AsyncContext:
 
     def __repr__(self) -> str:
         return repr(self.blocking).replace("<Context", "<AsyncContext", 1)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What opens something asynchronously: `await` it, or use it in `async with`, which also closes what it has opened.
-
-
-class AsyncClosable(Protocol):
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-T = TypeVar("T", bound=AsyncClosable)
-
-
-class AsyncOpening(Generic[T]):
-    """`await context.producer("orders")` returns the producer; `async with context.producer("orders") as producer` closes it at
-    its end."""
-
-    def __init__(self, open_it: Callable[[], Coroutine[Any, Any, T]]) -> None:
-        self._open = open_it
-        self._opened: T | None = None
-
-    def __await__(self) -> Generator[Any, None, T]:
-        return self._open().__await__()
-
-    async def __aenter__(self) -> T:
-        self._opened = await self._open()
-        return self._opened
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._opened is not None
-        await self._opened.__aexit__(kind, error, trace)

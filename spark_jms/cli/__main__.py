@@ -1,4 +1,9 @@
-"""`python -m spark_jms.cli`: the jmsq command where no script was installed.
+"""The `jmsq` command: `python -m spark_jms.cli` where no script was installed.
+
+Exit codes: 0 done · 1 error (one line on stderr) · 2 wrong usage · 3 receive: no message arrived in time · 130
+interrupted · 141 the reader of our output has closed it. With --json an error is {"error": {"type", "message"}} on stderr.
+
+Command modules import only click at their top; each command loads pyarrow and rich when it needs them.
 
 Features: C14, C16 (docs/FEATURES.md)
 """
@@ -26,8 +31,7 @@ from spark_jms.cli.store import store
 from spark_jms.cli.transfer import forward, move, redrive
 from spark_jms.settings.environment import DEBUG_VARIABLE
 
-# -- `jmsq completion`: the script with which a shell completes commands, options and destination names ----------------
-
+EXIT_ERROR, EXIT_NOTHING, EXIT_INTERRUPTED, EXIT_PIPE = 1, 3, 130, 141
 _VARIABLE = "_JMSQ_COMPLETE"
 
 
@@ -52,16 +56,6 @@ def completion(context: click.Context, settings: CommandSettings, shell: str) ->
     else:
         click.echo(script)
 
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The `jmsq` command: apply, list, describe, stat, send, receive, browse, purge, drop, subscriptions, claims ….
-#
-# Exit codes: 0 done · 1 error (one line on stderr) · 2 wrong usage · 3 receive: no message arrived in time · 130
-# interrupted · 141 the reader of our output has closed it. With --json an error is {"error": {"type", "message"}} on stderr.
-#
-# Command modules import only click at their top; each command loads pyarrow and rich when it needs them.
-
-EXIT_ERROR, EXIT_NOTHING, EXIT_INTERRUPTED, EXIT_PIPE = 1, 3, 130, 141
 
 SECTIONS = {  # of the help
     "Messages": (send, receive, browse, explain, events, move, redrive, purge),
@@ -216,10 +210,6 @@ for _commands in SECTIONS.values():
 def main() -> None:
     """The entry point of the `jmsq` script."""
     cli.main()
-
-
-if __name__ == "__main__":
-    main()
 
 
 if __name__ == "__main__":

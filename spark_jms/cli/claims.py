@@ -1,4 +1,4 @@
-"""`jmsq claims`: list claims, or revoke one.
+"""`jmsq claims`, `acks`, `events`, `explain` and `subscriptions`: who has which messages, and what became of them.
 
 Features: C7, C10, C14, C16, T6 (docs/FEATURES.md)
 """
@@ -143,7 +143,7 @@ def _state(live: bool) -> str:
     return "live" if live else "in doubt"
 
 
-# -- `jmsq acks`: the acknowledgement table of a destination -----------------------------------------------------------
+# -- acks --------------------------------------------------------------------------------------------------------------
 
 
 @command("acks", short_help="Show the state of the acknowledgement table.")
@@ -183,7 +183,7 @@ def acks(settings: CommandSettings, destination: str, limit: int) -> None:
         settings.out.table("Newest", fields, shown, "")
 
 
-# -- `jmsq events`: the life-cycle log of a destination ----------------------------------------------------------------
+# -- events ------------------------------------------------------------------------------------------------------------
 
 
 @command("events", short_help="Show what became of messages: the life-cycle log.")
@@ -223,7 +223,7 @@ def events(
     )
 
 
-# -- `jmsq explain`: what a selector reads and what it skips -----------------------------------------------------------
+# -- explain -----------------------------------------------------------------------------------------------------------
 
 
 @command("explain", short_help="Show what a selector reads and what it skips.")
@@ -275,7 +275,7 @@ def explain(settings: CommandSettings, destination: str, selector: str, subscrip
         settings.out.say(told_of(plan.held_back))
 
 
-# -- `jmsq subscriptions`: list subscriptions, or drop a durable one ---------------------------------------------------
+# -- subscriptions -----------------------------------------------------------------------------------------------------
 
 
 @command("subscriptions", short_help="List subscriptions, or drop one.")

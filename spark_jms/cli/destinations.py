@@ -1,4 +1,4 @@
-"""`jmsq apply` and `jmsq list`: what destinations there are.
+"""`jmsq apply`, `list`, `describe`, `drop`, `pause`, `resume` and `rename`: destinations and their changes.
 
 Features: C3, C14, C16, C18, T14 (docs/FEATURES.md)
 """
@@ -25,6 +25,8 @@ from spark_jms.cli.command import (
 
 if TYPE_CHECKING:
     from spark_jms.admin.destinations import DropPlan, Paused
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @command("apply", short_help="Create and change destinations from a module file.")
@@ -126,7 +128,7 @@ def _list_declared(settings: CommandSettings) -> None:
     )
 
 
-# -- `jmsq describe`: the settings of destinations, or every setting there is ------------------------------------------
+# -- describe ----------------------------------------------------------------------------------------------------------
 
 
 @command("describe", short_help="Show the settings of destinations, with where each value came from.")
@@ -218,7 +220,7 @@ def _list_settings(settings: CommandSettings) -> None:
         settings.out.table(group.title, ("setting", "default", "unit", "range", "since", "meaning"), rows, "")
 
 
-# -- `jmsq drop`: delete a destination with its messages and state -----------------------------------------------------
+# -- drop --------------------------------------------------------------------------------------------------------------
 
 
 @command("drop", short_help="Delete a destination with its messages, subscriptions and positions.")
@@ -266,9 +268,7 @@ def _what(plan: DropPlan) -> str:
     return f"{plan.destination}: {'; '.join(parts)}"
 
 
-# -- `jmsq pause` and `jmsq resume`: stop and restart what a destination does ------------------------------------------
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+# -- pause and resume --------------------------------------------------------------------------------------------------
 
 
 def _pause_options(function: _Function) -> _Function:
@@ -345,7 +345,7 @@ def _report(settings: CommandSettings, paused: Paused) -> None:
     settings.out.table("", ("paused", "member", "since"), rows, f"nothing of {paused.destination} is paused")
 
 
-# -- `jmsq rename`: give a destination another name --------------------------------------------------------------------
+# -- rename ------------------------------------------------------------------------------------------------------------
 
 
 @command("rename", short_help="Give a destination another name; positions and checkpoints stay valid.")

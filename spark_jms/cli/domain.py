@@ -1,4 +1,4 @@
-"""`jmsq backup` and `jmsq restore`.
+"""`jmsq backup`, `restore`, `server`, `transactions`, `upgrade` and `recover`: what concerns a domain as a whole.
 
 Features: C5, C14, C16, C19, D1, D4, M10, T16 (docs/FEATURES.md)
 """
@@ -126,7 +126,7 @@ def _seconds(made: Manifest) -> float:
     return (made.finished_ms - made.store_read_ms) / 1000
 
 
-# -- `jmsq server`: the servers of a domain ----------------------------------------------------------------------------
+# -- server ------------------------------------------------------------------------------------------------------------
 
 
 @click.group("server", cls=CommandGroup, short_help="The servers of the domain: list, stop, start.")
@@ -185,7 +185,7 @@ for _command in (list_all, stop, start):
     server.add_command(_command)
 
 
-# -- `jmsq transactions`: open transactions of transacted sessions -----------------------------------------------------
+# -- transactions ------------------------------------------------------------------------------------------------------
 
 
 @command("transactions", short_help="List open transactions, and what they wait for.")
@@ -245,7 +245,7 @@ def transactions(
         raise click.exceptions.Exit(1)
 
 
-# -- `jmsq upgrade`: bring a domain of an earlier release to this version's form ---------------------------------------
+# -- upgrade -----------------------------------------------------------------------------------------------------------
 
 
 @command("upgrade", short_help="Convert a domain of an earlier release to this version's format.")
@@ -291,7 +291,7 @@ def upgrade(settings: CommandSettings, dry_run: bool) -> None:
         out.say(f"{domain.root} is up to date")
 
 
-# -- `jmsq recover`: repair a domain after a loss of power that no process has noticed ---------------------------------
+# -- recover -----------------------------------------------------------------------------------------------------------
 
 
 @command("recover", short_help="Repair the domain after a loss of power that was not noticed.")

@@ -1,4 +1,4 @@
-"""`jmsq services`: expiration, housekeeping, forwarding, lag and the usage history in one process.
+"""`jmsq services`, `housekeep`, `metrics` and `console`: processes that look after a domain, or show it.
 
 Features: C13, C14, D5, M5, M8, T3, T6 (docs/FEATURES.md)
 """
@@ -22,7 +22,6 @@ from spark_jms.cli.command import CommandSettings, command, destinations_argumen
 
 if TYPE_CHECKING:
     from spark_jms.admin.services import DomainServices, Round, ServiceLoop, ServiceReporter, ServiceRunner
-
 
 SPARK, THREADS = "spark", "threads"
 _RUNS_AS = {SPARK: "streaming queries of Spark", THREADS: "threads of this process, without Spark"}
@@ -229,34 +228,7 @@ def _show(settings: CommandSettings, work: DomainServices, runner: ServiceRunner
         settings.out.table("Lag", ("destination", "backlog", "claimed", "oldest"), lags, "")
 
 
-# -- `jmsq console` ----------------------------------------------------------------------------------------------------
-
-
-@command("console", short_help="Serve a read-only web page about the domain.")
-@served_at(8850)
-def console(settings: CommandSettings, host: str, port: int, token_file: Path | None) -> None:
-    """Serve a read-only page with destinations, backlog and rates over time, subscriptions, claims, servers, and the daemons
-    and regions of a replicated store. Ctrl-C ends it."""
-    import asyncio
-
-    from spark_jms.settings.table import needs
-
-    with needs("console"):
-        from spark_jms.admin.domain_sample import take
-        from spark_jms.console.server import serve
-
-    from spark_jms.admin.domain_sample import read_token
-
-    token = read_token(token_file) if token_file else None
-    with settings.opened() as (domain, store):
-        asyncio.run(serve(partial(take, domain, store), host, port, token, _announce))
-
-
-def _announce(address: str) -> None:
-    click.echo(f"the console is at {address}")
-
-
-# -- `jmsq housekeep`: housekeeping for domains without running jobs ---------------------------------------------------
+# -- housekeep ---------------------------------------------------------------------------------------------------------
 
 
 @command("housekeep", short_help="Expire, purge, compact, checkpoint and clean up.")
@@ -317,7 +289,7 @@ def _row(done: Round) -> tuple[object, ...]:
     )
 
 
-# -- `jmsq metrics`: the domain's figures for Prometheus ---------------------------------------------------------------
+# -- metrics -----------------------------------------------------------------------------------------------------------
 
 
 @command("metrics", short_help="Serve the domain's figures to Prometheus.")
@@ -373,3 +345,30 @@ def _print(settings: CommandSettings, registry: Any, text: Any) -> None:
             for sample in family.samples
         ]
     )
+
+
+# -- console -----------------------------------------------------------------------------------------------------------
+
+
+@command("console", short_help="Serve a read-only web page about the domain.")
+@served_at(8850)
+def console(settings: CommandSettings, host: str, port: int, token_file: Path | None) -> None:
+    """Serve a read-only page with destinations, backlog and rates over time, subscriptions, claims, servers, and the daemons
+    and regions of a replicated store. Ctrl-C ends it."""
+    import asyncio
+
+    from spark_jms.settings.table import needs
+
+    with needs("console"):
+        from spark_jms.admin.domain_sample import take
+        from spark_jms.console.server import serve
+
+    from spark_jms.admin.domain_sample import read_token
+
+    token = read_token(token_file) if token_file else None
+    with settings.opened() as (domain, store):
+        asyncio.run(serve(partial(take, domain, store), host, port, token, _announce))
+
+
+def _announce(address: str) -> None:
+    click.echo(f"the console is at {address}")

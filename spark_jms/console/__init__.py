@@ -1,10 +1,8 @@
 """`jmsq console`: a read-only web page about a domain.
 
-sample.py    what the domain looks like at one moment
-history.py   a bounded past of samples, as series
-chart.py     a series as SVG
+history.py   a bounded past of samples, as series, and a series as SVG
 page.py      the page
-server.py    samples every few seconds and serves the page
+server.py    samples every few seconds and serves the page; admin/domain_sample.py takes a sample
 
 Features: M8 (docs/FEATURES.md)
 """

@@ -1,4 +1,6 @@
-"""The past of a domain as the page draws it: backlog and rates of each destination, bounded. Pure.
+"""The past of a domain as the page draws it: backlog and rates of each destination, bounded, and as SVG. Pure.
+
+The server draws the charts: the page needs no script.
 
 Features: M8 (docs/FEATURES.md)
 """
@@ -16,6 +18,8 @@ from spark_jms.admin.statistics import DestinationStatistics
 
 SPANS_S = (30, 60, 300, 1800)
 MAX_SAMPLES = 900  # half an hour at one every two seconds
+WIDTH, HEIGHT, LEFT, BOTTOM = 420, 110, 56, 18
+COLOURS = ("#2563eb", "#d97706")
 
 
 @dataclass(frozen=True)
@@ -67,25 +71,8 @@ class History:
         return tuple(Point((time_ms - now_ms) / 1000, value) for time_ms, value in values)
 
 
-def _finished(one: DestinationStatistics) -> int:
-    return sum(row.last_sequence - row.backlog for row in one.subscriptions)
-
-
-def _slopes(values: Sequence[tuple[int, int]]) -> list[tuple[int, float]]:
-    """A count that falls (a dropped subscription, a destination made again) is a rate of 0."""
-    pairs = pairwise(values)
-    return [(t1, max(v1 - v0, 0) * 1000 / (t1 - t0)) for (t0, v0), (t1, v1) in pairs if t1 > t0]
-
-
-# -- line charts as SVG, drawn on the server: the page needs no script -------------------------------------------------
-# Pure.
-
-WIDTH, HEIGHT, LEFT, BOTTOM = 420, 110, 56, 18
-COLOURS = ("#2563eb", "#d97706")
-
-
 def chart(series: Sequence[Series], span_s: float) -> str:
-    """The last `span_s` seconds. The vertical axis starts at 0."""
+    """A line chart of the last `span_s` seconds. The vertical axis starts at 0."""
     top = max([1.0, *(point.value for one in series for point in one.points)])
     lines = "".join(_line(one, colour, span_s, top) for one, colour in zip(series, COLOURS, strict=False))
     names = "".join(
@@ -101,6 +88,16 @@ def chart(series: Sequence[Series], span_s: float) -> str:
         f'<text x="{LEFT}" y="{HEIGHT - 4}">−{span_s:,.0f} s</text>'
         f'<text x="{WIDTH}" y="{HEIGHT - 4}" text-anchor="end">now</text>{names}{lines}</svg>'
     )
+
+
+def _finished(one: DestinationStatistics) -> int:
+    return sum(row.last_sequence - row.backlog for row in one.subscriptions)
+
+
+def _slopes(values: Sequence[tuple[int, int]]) -> list[tuple[int, float]]:
+    """A count that falls (a dropped subscription, a destination made again) is a rate of 0."""
+    pairs = pairwise(values)
+    return [(t1, max(v1 - v0, 0) * 1000 / (t1 - t0)) for (t0, v0), (t1, v1) in pairs if t1 > t0]
 
 
 def _line(one: Series, colour: str, span_s: float, top: float) -> str:

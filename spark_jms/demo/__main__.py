@@ -22,6 +22,7 @@ from spark_jms.setup.session import LOCAL_MASTER
 from spark_jms.setup.step import output_to
 
 INTERRUPTED = 130
+_WIDTH = 72
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -142,9 +143,7 @@ def _write(outcome: DemoResult, path: Path) -> None:
     path.write_text(json.dumps(values, indent=1))
 
 
-# -- prints the account ------------------------------------------------------------------------------------------------
-
-_WIDTH = 72
+# -- the account, printed ----------------------------------------------------------------------------------------------
 
 
 def show(screen: Screen, outcome: DemoResult, seconds: float) -> None:

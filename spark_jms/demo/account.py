@@ -9,6 +9,8 @@ the queue what it believes; the only thing taken from it is how many messages of
                   file. One clock stamps both tables, and a receiver gets an aircraft's next flight only after the
                   commit of the one before was acknowledged, so equal or crossing times would show as disorder
     two hands     in each sample of the open claims: aircraft of which two receivers had flights in hand at once
+
+The samples are those of a `Watch`, which observes the queue from outside.
 """
 
 from __future__ import annotations
@@ -42,6 +44,29 @@ Integers = npt.NDArray[np.int64]
 _SCHEMA = pa.schema([*arrow_schema(MESSAGE_COLUMNS), *(field for field in FEED_SCHEMA if field.name != "leg")])
 _PLACE = (pa.field("commit_ms", pa.int64()), pa.field("place", pa.int64()))
 RECEIVED_COLUMNS = tuple(_SCHEMA.names)
+EVERY_S = 0.5  # a sample of a Watch
+
+
+@dataclass(frozen=True)
+class OpenClaim:
+    """Messages of one member that a consumer has claimed."""
+
+    member: int
+    consumer: str
+    picks: Ranges
+
+
+@dataclass(frozen=True)
+class DepthSample:
+    """The destination at one moment. `backlog` counts unacknowledged messages."""
+
+    second: float
+    sent: int
+    backlog: int
+    claims: tuple[OpenClaim, ...]
+
+    def members_of(self, consumer: str) -> list[int]:
+        return sorted({claim.member for claim in self.claims if claim.consumer == consumer})
 
 
 @dataclass(frozen=True)
@@ -111,7 +136,34 @@ class Speed:
         return Speed(stage, rows, seconds, start_up_s, round(after / (end_s - start_up_s)) if after else None)
 
 
+@dataclass(frozen=True)
+class RowCommit:
+    """A commit with at least one row, and the files that it added."""
+
+    commit_ms: int
+    rows: int
+    files: tuple[Path, ...]
+
+
+@dataclass
+class DemoResult:
+    """The result of a run. `problems` is empty if every promise held."""
+
+    queue: QueueAccount
+    subscriptions: list[SubscriptionAccount]
+    speeds: list[Speed]
+    samples: list[DepthSample]
+    marks: list[tuple[float, str]]
+    in_doubt: int
+    taken_over: int
+    application_s: float  # until this application's Spark was there
+    start_up_s: float  # from the kill until the application of `a` was ready again
+    problems: list[str] = field(default_factory=list)
+
+
 # -- reading what arrived ----------------------------------------------------------------------------------------------
+
+
 def arrivals(table: Path, columns: Sequence[str] = RECEIVED_COLUMNS) -> tuple[pa.Table, int]:
     """These columns of a receiver's Delta table, with `commit_ms` and `place` (in its file), and the number of data commits.
 
@@ -177,7 +229,87 @@ def subscription_account(name: str, selector: str | None, expected: pa.Table, ta
     return SubscriptionAccount(name, selector, len(wanted), len(received), lost, duplicated, unwanted)
 
 
+# -- the commits of a table --------------------------------------------------------------------------------------------
+
+
+def row_commits(table: Path) -> list[RowCommit]:
+    """The commits that added rows to a Delta table, in the order of its log, which is read as a program would that knows no spark-jms.
+    What only rearranges rows, as compaction does, adds none."""
+    found = []
+    for entry in sorted((table / "_delta_log").glob("*.json")):
+        actions = [json.loads(line) for line in entry.read_text().splitlines() if line]
+        added = [action["add"] for action in actions if "add" in action and action["add"].get("dataChange", True)]
+        commit_ms = next((a["commitInfo"]["timestamp"] for a in actions if "commitInfo" in a), 0)
+        rows = sum(_rows(table, add) for add in added)
+        if rows:
+            found.append(RowCommit(commit_ms, rows, tuple(table / unquote(add["path"]) for add in added)))
+    return found
+
+
+# -- the queue from outside --------------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Observes a queue from outside: its depth over time, and which consumer has claimed which messages. Samples it twice a second in
+    a thread, read-only. `check()` raises the thread's error. Who waits for something asks `look()`: a sample may be late, or miss
+    what lasted a moment."""
+
+    def __init__(self, root: Path, destination: str) -> None:
+        self.samples: list[DepthSample] = []
+        self.marks: list[tuple[float, str]] = []
+        self._domain, self._destination = Domain(str(root)), destination
+        self._store = open_stores(self._domain)
+        self._started_s = time.monotonic()
+        self._stop = threading.Event()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._loop, name="demo watch", daemon=True)
+        self._thread.start()
+
+    @property
+    def second(self) -> float:
+        return time.monotonic() - self._started_s
+
+    @property
+    def last(self) -> DepthSample:
+        return self.samples[-1] if self.samples else DepthSample(0.0, 0, 0, ())
+
+    def mark(self, what: str) -> None:
+        self.marks.append((self.second, what))
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=10)
+        self._store.close()
+
+    def look(self) -> DepthSample:
+        """The log and the records as they are now. Raises JmsqError and OSError."""
+        states = views.states(self._domain, self._store, self._destination, None)
+        snapshot = self._domain.log(self._destination).snapshot
+        last = {member: snapshot.last_sequence(member) for member in states}
+        claims = tuple(
+            OpenClaim(member, claim.consumer, claim.picks)
+            for member, state in states.items()
+            for claim in state.claims.values()
+        )
+        backlog = sum(state.unfinished(1, last[member]).count for member, state in states.items())
+        return DepthSample(self.second, sum(last.values()), backlog, claims)
+
+    def _loop(self) -> None:
+        while not self._stop.wait(EVERY_S):
+            try:
+                self.samples.append(self.look())
+            except (JmsqError, StoreError, OSError) as error:  # check() raises it in the demo's own thread
+                self._error = error
+                return
+
+
 # -- inside ------------------------------------------------------------------------------------------------------------
+
+
 def _integers(table: pa.Table, name: str) -> Integers:
     """The column as numbers; -1 for null."""
     column = pc.fill_null(pc.cast(table[name], pa.int64()), -1)
@@ -259,134 +391,8 @@ def _two_hands(samples: Sequence[DepthSample], units: Mapping[int, Integers]) ->
     return shared, len(guilty)
 
 
-# -- observes the queue from outside: depth over time, and which consumer has claimed which messages -------------------
-
-EVERY_S = 0.5
-
-
-@dataclass(frozen=True)
-class OpenClaim:
-    """Messages of one member that a consumer has claimed."""
-
-    member: int
-    consumer: str
-    picks: Ranges
-
-
-@dataclass(frozen=True)
-class DepthSample:
-    """The destination at one moment. `backlog` counts unacknowledged messages."""
-
-    second: float
-    sent: int
-    backlog: int
-    claims: tuple[OpenClaim, ...]
-
-    def members_of(self, consumer: str) -> list[int]:
-        return sorted({claim.member for claim in self.claims if claim.consumer == consumer})
-
-
-class Watch:
-    """Samples a queue twice a second in a thread, read-only. `check()` raises the thread's error. Who waits for something asks
-    `look()`: a sample may be late, or miss what lasted a moment."""
-
-    def __init__(self, root: Path, destination: str) -> None:
-        self.samples: list[DepthSample] = []
-        self.marks: list[tuple[float, str]] = []
-        self._domain, self._destination = Domain(str(root)), destination
-        self._store = open_stores(self._domain)
-        self._started_s = time.monotonic()
-        self._stop = threading.Event()
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._loop, name="demo watch", daemon=True)
-        self._thread.start()
-
-    @property
-    def second(self) -> float:
-        return time.monotonic() - self._started_s
-
-    @property
-    def last(self) -> DepthSample:
-        return self.samples[-1] if self.samples else DepthSample(0.0, 0, 0, ())
-
-    def mark(self, what: str) -> None:
-        self.marks.append((self.second, what))
-
-    def check(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join(timeout=10)
-        self._store.close()
-
-    def look(self) -> DepthSample:
-        """The log and the records as they are now. Raises JmsqError and OSError."""
-        states = views.states(self._domain, self._store, self._destination, None)
-        snapshot = self._domain.log(self._destination).snapshot
-        last = {member: snapshot.last_sequence(member) for member in states}
-        claims = tuple(
-            OpenClaim(member, claim.consumer, claim.picks)
-            for member, state in states.items()
-            for claim in state.claims.values()
-        )
-        backlog = sum(state.unfinished(1, last[member]).count for member, state in states.items())
-        return DepthSample(self.second, sum(last.values()), backlog, claims)
-
-    def _loop(self) -> None:
-        while not self._stop.wait(EVERY_S):
-            try:
-                self.samples.append(self.look())
-            except (JmsqError, StoreError, OSError) as error:  # check() raises it in the demo's own thread
-                self._error = error
-                return
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The commits that added rows to a Delta table, read from its log as a program would that knows no spark-jms.
-
-
-@dataclass(frozen=True)
-class RowCommit:
-    """A commit with at least one row, and the files that it added."""
-
-    commit_ms: int
-    rows: int
-    files: tuple[Path, ...]
-
-
-def row_commits(table: Path) -> list[RowCommit]:
-    """In the order of the log. What only rearranges rows, as compaction does, adds none."""
-    found = []
-    for entry in sorted((table / "_delta_log").glob("*.json")):
-        actions = [json.loads(line) for line in entry.read_text().splitlines() if line]
-        added = [action["add"] for action in actions if "add" in action and action["add"].get("dataChange", True)]
-        commit_ms = next((a["commitInfo"]["timestamp"] for a in actions if "commitInfo" in a), 0)
-        rows = sum(_rows(table, add) for add in added)
-        if rows:
-            found.append(RowCommit(commit_ms, rows, tuple(table / unquote(add["path"]) for add in added)))
-    return found
-
-
 def _rows(table: Path, add: Mapping[str, Any]) -> int:
     stats = json.loads(add.get("stats") or "{}")
     if "numRecords" in stats:
         return int(stats["numRecords"])
     return int(pq.read_metadata(table / unquote(add["path"])).num_rows)
-
-
-@dataclass
-class DemoResult:
-    """The result of a run. `problems` is empty if every promise held."""
-
-    queue: QueueAccount
-    subscriptions: list[SubscriptionAccount]
-    speeds: list[Speed]
-    samples: list[DepthSample]
-    marks: list[tuple[float, str]]
-    in_doubt: int
-    taken_over: int
-    application_s: float  # until this application's Spark was there
-    start_up_s: float  # from the kill until the application of `a` was ready again
-    problems: list[str] = field(default_factory=list)

@@ -1,4 +1,14 @@
-"""A receiver as a child process: started, observed, killed, and always ended at the end."""
+"""The demo's receivers: `a` in a process that the demo can kill, `b` in the demo's own Spark application.
+
+`ReceiverProcess` starts and observes the process of `a`, and always ends it at the end. That process is `main`, a Spark
+application that reports in JSON lines:
+
+    out   {"event": "ready"}, {"event": "batch", …} for each micro-batch, {"event": "stopped"}
+    in    the name of a subscription: it receives what waits there and reports {"event": name};
+          "go" starts the query, "stop" (or the end of the input: the demo has ended) ends it
+
+Everything it has to remember is in its checkpoint and in the queue: started again after kill -9, it continues.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +42,46 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
+_LOOK_EVERY_S = 0.2  # at the query of `b`
+_LOOK_S = 0.1  # of `a` at its own
+
+
+@dataclass(frozen=True)
+class ReceivedBatch:
+    """A micro-batch with messages. `consumer` is the query's name in the queue."""
+
+    batch: int
+    rows: int
+    ms: int
+    consumer: str
+
+
+@dataclass
+class Received:
+    """What a receiver has received so far, by the progress of its query: all its micro-batches, over its restarts. A repeated one
+    counts once."""
+
+    batches: dict[int, int] = field(default_factory=dict)  # batch id -> rows
+    batch_ms: list[int] = field(default_factory=list)
+    batch_rows: list[int] = field(default_factory=list)
+    consumer: str = ""
+
+    @property
+    def rows(self) -> int:
+        return sum(self.batches.values())
+
+    @property
+    def pace(self) -> list[tuple[float, int]]:
+        """Of each batch: the seconds that it and those before it took, and its messages. Idle time does not count."""
+        return list(zip((ms / 1000 for ms in accumulate(self.batch_ms)), self.batch_rows, strict=True))
+
+    def add(self, batch: ReceivedBatch) -> None:
+        self.batches[batch.batch] = batch.rows
+        self.batch_ms.append(batch.ms)
+        self.batch_rows.append(batch.rows)
+        self.consumer = batch.consumer
 
 
 class ReceiverProcess:
@@ -146,6 +193,56 @@ class ReceiverProcess:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
+class QueryReceiver:
+    """The receiver `b`: a query in the demo's own Spark application. `check` brings `received` up to date."""
+
+    def __init__(self, name: str, work: Path, batch: int) -> None:
+        self.name, self._work, self._batch = name, work, batch
+        self.received = Received()
+        self._query: StreamingQuery | None = None
+        self._preparing: threading.Thread | None = None
+        self._seen, self._looked_s = -1, 0.0
+
+    def prepare(self, spark: SparkSession) -> None:
+        """Create the table, beside whatever the application does until `go`."""
+        self._preparing = threading.Thread(target=create_output, args=(spark, self._work, self.name), daemon=True)
+        self._preparing.start()
+
+    def go(self, spark: SparkSession) -> None:
+        if self._preparing is not None:
+            self._preparing.join()
+        self._query = receive_flights(spark, self._work, self.name, self._batch)
+
+    def check(self) -> None:
+        """Raises the error that ended the query."""
+        if self._query is None or time.monotonic() - self._looked_s < _LOOK_EVERY_S:
+            return
+        self._looked_s = time.monotonic()
+        for done in batches_after(self._query, self._seen):
+            self._seen = done.batch
+            self.received.add(done)
+        if (error := self._query.exception()) is not None:
+            raise error
+
+    def stop(self) -> None:
+        if self._query is not None:
+            self._query.stop()
+
+
+def batches_after(query: StreamingQuery, seen: int) -> Iterator[ReceivedBatch]:
+    """The finished micro-batches with messages whose id is above `seen`."""
+    for progress in query.recentProgress:
+        if progress["batchId"] > seen and progress["numInputRows"]:
+            end = progress["sources"][0]["endOffset"]
+            consumer = (json.loads(end) if isinstance(end, str) else end)["consumer"]
+            yield ReceivedBatch(
+                progress["batchId"], progress["numInputRows"], progress["durationMs"]["triggerExecution"], consumer
+            )
+
+
+# -- ending processes --------------------------------------------------------------------------------------------------
+
+
 def end_session(leader: int) -> None:
     """End all processes of the session that this process began, which may have ended itself."""
     _kill([process.pid for process in _running() if process.session == leader])
@@ -187,106 +284,7 @@ def _kill(pids: list[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-# -- the receiver `b`: a query in the demo's own Spark application -----------------------------------------------------
-
-_LOOK_EVERY_S = 0.2
-
-
-class QueryReceiver:
-    """`check` brings `received` up to date."""
-
-    def __init__(self, name: str, work: Path, batch: int) -> None:
-        self.name, self._work, self._batch = name, work, batch
-        self.received = Received()
-        self._query: StreamingQuery | None = None
-        self._preparing: threading.Thread | None = None
-        self._seen, self._looked_s = -1, 0.0
-
-    def prepare(self, spark: SparkSession) -> None:
-        """Create the table, beside whatever the application does until `go`."""
-        self._preparing = threading.Thread(target=create_output, args=(spark, self._work, self.name), daemon=True)
-        self._preparing.start()
-
-    def go(self, spark: SparkSession) -> None:
-        if self._preparing is not None:
-            self._preparing.join()
-        self._query = receive_flights(spark, self._work, self.name, self._batch)
-
-    def check(self) -> None:
-        """Raises the error that ended the query."""
-        if self._query is None or time.monotonic() - self._looked_s < _LOOK_EVERY_S:
-            return
-        self._looked_s = time.monotonic()
-        for done in batches_after(self._query, self._seen):
-            self._seen = done.batch
-            self.received.add(done)
-        if (error := self._query.exception()) is not None:
-            raise error
-
-    def stop(self) -> None:
-        if self._query is not None:
-            self._query.stop()
-
-
-# -- what a receiver has received so far, by the progress of its query -------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ReceivedBatch:
-    """A micro-batch with messages. `consumer` is the query's name in the queue."""
-
-    batch: int
-    rows: int
-    ms: int
-    consumer: str
-
-
-@dataclass
-class Received:
-    """All micro-batches of a receiver, over its restarts. A repeated one counts once."""
-
-    batches: dict[int, int] = field(default_factory=dict)  # batch id -> rows
-    batch_ms: list[int] = field(default_factory=list)
-    batch_rows: list[int] = field(default_factory=list)
-    consumer: str = ""
-
-    @property
-    def rows(self) -> int:
-        return sum(self.batches.values())
-
-    @property
-    def pace(self) -> list[tuple[float, int]]:
-        """Of each batch: the seconds that it and those before it took, and its messages. Idle time does not count."""
-        return list(zip((ms / 1000 for ms in accumulate(self.batch_ms)), self.batch_rows, strict=True))
-
-    def add(self, batch: ReceivedBatch) -> None:
-        self.batches[batch.batch] = batch.rows
-        self.batch_ms.append(batch.ms)
-        self.batch_rows.append(batch.rows)
-        self.consumer = batch.consumer
-
-
-def batches_after(query: StreamingQuery, seen: int) -> Iterator[ReceivedBatch]:
-    """The finished micro-batches with messages whose id is above `seen`."""
-    for progress in query.recentProgress:
-        if progress["batchId"] > seen and progress["numInputRows"]:
-            end = progress["sources"][0]["endOffset"]
-            consumer = (json.loads(end) if isinstance(end, str) else end)["consumer"]
-            yield ReceivedBatch(
-                progress["batchId"], progress["numInputRows"], progress["durationMs"]["triggerExecution"], consumer
-            )
-
-
-# -- the receiver `a`: a Spark application of its own, so that the demo can kill it ------------------------------------
-# It reports in JSON lines.
-#
-#     out   {"event": "ready"}, {"event": "batch", …} for each micro-batch, {"event": "stopped"}
-#     in    the name of a subscription: it receives what waits there and reports {"event": name};
-#           "go" starts the query, "stop" (or the end of the input: the demo is gone) ends it
-#
-# Everything it has to remember is in its checkpoint and in the queue: started again after kill -9, it goes on.
-
-_LOOK_S = 0.1
+# -- the process of `a` ------------------------------------------------------------------------------------------------
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The demo, step by step. Read `Story.run` first."""
+"""The demo, step by step, and its output: stages, bars and the queue's depth. Read `Story.run` first."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 import spark_jms
-from spark_jms.demo import flights, queries
 from spark_jms.demo import flights as demo_flights
+from spark_jms.demo import queries
 from spark_jms.demo.account import (
     DemoResult,
     Speed,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-
 MEMBERS = 4
 MODULE = {
     "destinations": {
@@ -51,6 +50,9 @@ BATCHES = 10  # micro-batches that one receiver alone would need …
 LEAST_BATCH = 500  # … but not smaller ones
 STUCK_AFTER_S = 120.0
 _TICK_S = 0.2
+PLAIN_EVERY_S = 5.0
+PLAIN_UNCHANGED_EVERY_S = 30.0
+_BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 class Stage:
@@ -333,12 +335,7 @@ def _list(claims: list) -> str:  # type: ignore[type-arg]
     return ", ".join(str(member) for member in sorted({claim.member for claim in claims})) or "none"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The demo's output: stages, bars and the queue's depth; with rich on a terminal, as plain lines elsewhere.
-
-PLAIN_EVERY_S = 5.0
-PLAIN_UNCHANGED_EVERY_S = 30.0
-_BLOCKS = " ▁▂▃▄▅▆▇█"
+# -- output ------------------------------------------------------------------------------------------------------------
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
@@ -351,7 +348,7 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
 
 
 class Screen:
-    """A context manager. Thread-safe."""
+    """The demo's output: with rich on a terminal, as plain lines elsewhere. A context manager. Thread-safe."""
 
     def __init__(self, plain: bool = False) -> None:
         self.console = Console(highlight=False)

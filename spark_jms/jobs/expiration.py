@@ -1,6 +1,6 @@
 """How many messages have expired in each minute, by subscription: a streaming aggregation over the life-cycle table.
 
-    spark-submit spark_jms/jobs/expired_counts.py --root /data/messages --destination orders \\
+    spark-submit spark_jms/jobs/expiration.py --root /data/messages --destination orders \\
       --output /data/expired/orders --checkpoint /data/expired/orders-checkpoint
 
 The destination has its life-cycle log switched on (`messageLoggingEnabled`); redirected messages count too. The result is a

@@ -49,7 +49,9 @@ class DomainMetric:
         return self.name.endswith("_total")
 
 
-# -- how a sample gives values -------------------------------------------------------------------------------------------------
+# -- how a sample gives values -----------------------------------------------------------------------------------------
+
+
 def _of_destination(value: Callable[[DestinationStatistics], float | None]) -> Values:
     """None: the destination has no such series."""
 
@@ -144,7 +146,9 @@ def _cluster(sample: DomainSample) -> ClusterSample:
     return sample.cluster or ClusterSample()
 
 
-# -- values that are not one field ---------------------------------------------------------------------------------------------
+# -- values that are not one field -------------------------------------------------------------------------------------
+
+
 def _parts_up(sample: DomainSample) -> Iterator[MetricValue]:
     for part in PARTS:
         yield MetricValue((part,), part not in sample.problems)
@@ -250,7 +254,8 @@ def _regions(sample: DomainSample) -> Iterator[MetricValue]:
     return (MetricValue((status,), count) for status, count in sorted(counts.items()))
 
 
-# -- the metrics ---------------------------------------------------------------------------------------------------------------
+# -- the metrics -------------------------------------------------------------------------------------------------------
+
 _DESTINATION, _MEMBER = ("destination",), ("destination", "member")
 _SUBSCRIPTION = ("destination", "subscription", "member")
 _QUOTA, _SERVER, _DAEMON = ("quota", "destination"), ("server",), ("daemon",)

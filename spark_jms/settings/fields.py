@@ -1,4 +1,4 @@
-"""A destination key: a header or property by which a destination is sorted, and the direction.
+"""Values of a destination's settings that have parts: destination keys, logged fields, promoted properties, thresholds, life events.
 
 Features: C7, T5, T6, T15 (docs/FEATURES.md)
 """
@@ -35,7 +35,8 @@ _KEY_WRITTEN = (
 
 @attrs.frozen
 class DestinationKey:
-    """`type` counts only for a user property; a header has its own."""
+    """A header or property by which a destination is sorted, and the direction. `type` counts only for a user property; a header has
+    its own."""
 
     name: str
     descending: bool = False
@@ -79,7 +80,6 @@ class KeyText(FullForm):
 
 
 # -- what happens to expired messages, and what is logged of them ------------------------------------------------------
-
 DISCARD, LOG, REDIRECT = "Discard", "Log", "Redirect"
 EXPIRATION_POLICIES = {
     DISCARD: "they are finished",
@@ -165,8 +165,7 @@ class LoggedFieldsText(FullForm):
         return LoggedFields.parse(written)
 
 
-# -- A promoted property: a property of messages that is also a column of the destination's table ----------------------
-
+# -- promoted properties -----------------------------------------------------------------------------------------------
 MAX_PROMOTED = 16  # each adds its statistics to the log for each file
 # Columns of our tables that are named like a property. Those that later versions add begin with JMS.
 TABLE_COLUMNS = ("text", "body", "properties", "member", "sequence", "ordinal", "first_sequence", "acknowledged_ms")
@@ -176,7 +175,7 @@ _PROPERTY_WRITTEN = f"NAME:TYPE, such as 'amount:double'; TYPE is one of {', '.j
 
 @attrs.frozen
 class PromotedProperty:
-    """`name` is that of the property and of the column."""
+    """A property of messages that is also a column of the destination's table. `name` is that of the property and of the column."""
 
     name: str
     type: str
@@ -228,8 +227,7 @@ def folded(name: str) -> str:
     return name.casefold()
 
 
-# -- pairs of thresholds, high and low, of destinations and servers ----------------------------------------------------
-
+# -- thresholds, high and low, of destinations and servers -------------------------------------------------------------
 NO_THRESHOLD = -1
 
 
@@ -245,6 +243,7 @@ def wrong_pair(name: str, high: int, low: int) -> str | None:
     return None
 
 
+# -- life-cycle log ----------------------------------------------------------------------------------------------------
 class LifeEvent(Enum):
     """`value` stands in the table."""
 

@@ -121,11 +121,7 @@ def _check(instance: Table, attribute: attrs.Attribute[Any], value: object) -> N
         raise instance.refusal(row, value, error.allowed) from None
 
 
-# -- the extras of an installation, and the error for a part whose packages are not installed --------------------------
-#
-# `pip install spark-jms` brings the client and `jmsq`. Everything else imports its packages inside `needs(extra)`, or is
-# reached through it, so that a missing one is named together with the command that installs it.
-
+# -- the extras of an installation -------------------------------------------------------------------------------------
 EXTRAS: Mapping[str, tuple[str, ...]] = {  # extra -> what Python imports; setup.py names the distributions
     "spark": ("pyspark", "delta", "pandas"),
     "replicated": ("msgspec", "aiohttp", "uvloop", "prompt_toolkit", "psutil"),
@@ -151,7 +147,11 @@ class MissingExtraError(ImportError):
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Imports inside raise MissingExtraError when a package of the extra is missing. Other errors stay as they are."""
+    """Imports inside raise MissingExtraError when a package of the extra is missing. Other errors stay as they are.
+
+    `pip install spark-jms` brings the client and `jmsq`. Everything else imports its packages inside `needs(extra)`, or is reached
+    through it, so that a missing one is named together with the command that installs it.
+    """
     try:
         yield
     except ModuleNotFoundError as error:

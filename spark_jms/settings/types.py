@@ -30,6 +30,16 @@ _SIZE = re.compile(r"\s*([0-9]{1,19}(?:\.[0-9]{1,19})?)\s*([a-z]*)\s*\Z")
 _SIZE_UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SHOWN_SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("GB", 10**9), ("MB", 10**6))
 _FLAGS = {"true": True, "yes": True, "false": False, "no": False}
+DurationLike = str | timedelta | float
+
+_UNITS_MS = {
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1000),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60_000),
+    **dict.fromkeys(("h", "hour", "hours"), 3_600_000),
+    **dict.fromkeys(("d", "day", "days"), 86_400_000),
+}
+_DURATION = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)\s*\Z")
 
 
 class NotAllowed(ValueError):
@@ -138,7 +148,17 @@ class Maximum(Whole):
 @attrs.frozen
 class Duration(ValueType):
     """Milliseconds, or seconds where `unit` is `s`. The limits are written as durations. `bare` is the unit of a number
-    alone, for a setting whose name ends in that unit; for any other a number alone is refused."""
+    alone, for a setting whose name ends in that unit; for any other a number alone is refused.
+
+    Durations are written by one rule everywhere:
+
+    in text      a number with ms, s, min, h or days: '500 ms', '10 s', '15 minutes', '1 day'. On the command line, in the
+                 module file and in options of Spark a number alone is refused (0 is 0 in any unit). Where the name of a
+                 setting ends in its unit (`retry_limit_s`, RS_HEARTBEAT_MS), a number alone has that unit.
+    in Python    such a text, a timedelta, or a number of seconds
+
+    They are whole milliseconds, rounded; only 0 is 0, since for most settings it means another thing than a short time.
+    """
 
     low: str = "0"
     high: str = ""
@@ -378,6 +398,7 @@ class ListOf(ValueType):
         return tuple(json.loads(stored))
 
 
+# -- sizes, and misspelt words -----------------------------------------------------------------------------------------
 def parse_size(text: str) -> int:
     match = _SIZE.match(text.lower())
     if match is None or match[2] not in _SIZE_UNITS:
@@ -404,27 +425,7 @@ def near_to(word: str, known: Iterable[str]) -> str | None:
     return folded[found[0]] if found else None
 
 
-# -- durations are written by one rule everywhere ----------------------------------------------------------------------
-#
-# in text      a number with ms, s, min, h or days: '500 ms', '10 s', '15 minutes', '1 day'. On the command line, in the
-#              module file and in options of Spark a number alone is refused (0 is 0 in any unit). Where the name of a
-#              setting ends in its unit (`retry_limit_s`, RS_HEARTBEAT_MS), a number alone has that unit.
-# in Python    such a text, a timedelta, or a number of seconds
-#
-# They are whole milliseconds, rounded; only 0 is 0, since for most settings it means another thing than a short time.
-
-DurationLike = str | timedelta | float
-
-_UNITS_MS = {
-    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1),
-    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1000),
-    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60_000),
-    **dict.fromkeys(("h", "hour", "hours"), 3_600_000),
-    **dict.fromkeys(("d", "day", "days"), 86_400_000),
-}
-_DURATION = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)\s*\Z")
-
-
+# -- durations ---------------------------------------------------------------------------------------------------------
 def parse_duration_ms(written: object, bare_unit: str = "") -> int:
     """Milliseconds. A bare number other than 0 needs a `bare_unit`. ValueError says what is accepted."""
     if isinstance(written, timedelta) and written >= timedelta():
@@ -464,8 +465,6 @@ def show_duration(duration_ms: float, thousands: str = "") -> str:
 
 
 # -- the uses of format("jmsq"), by the names that Spark gives them ----------------------------------------------------
-
-
 class Use(Enum):
     READ = "read"
     READ_STREAM = "readStream"

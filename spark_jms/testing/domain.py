@@ -1,4 +1,8 @@
-"""A domain for a test: tables in a temporary directory, record sets in memory."""
+"""A domain for a test, and waiting for another thread or process.
+
+The domain has its tables in a temporary directory, and its record sets in memory. A wait ends when its condition holds, never
+after a fixed time.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,10 @@ from spark_jms.core.destinations.destination import Destination
 from spark_jms.log.destinations.declarations import apply_destinations
 from spark_jms.log.destinations.domain import create_domain
 from spark_jms.store import MemoryStore
+
+_POLL_S = 0.005
+# A limit says what a quiet machine needs at most. A busy one may need several times as long, which is no fault of what is waited for.
+PATIENCE = int(os.environ.get("JMSQ_PATIENCE", "1"))
 
 
 @contextmanager
@@ -36,13 +44,6 @@ def memory_domain(store: str = "memory", /, **destinations: str | Mapping[str, A
             yield root
         finally:
             MemoryStore.forget(name)
-
-
-# -- wait for another thread or process: until a condition holds, never for a fixed time -------------------------------
-
-_POLL_S = 0.005
-# A limit says what a quiet machine needs at most. A busy one may need several times as long, which is no fault of what is waited for.
-PATIENCE = int(os.environ.get("JMSQ_PATIENCE", "1"))
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 10.0, what: str | Callable[[], str] = "") -> None:

@@ -1,4 +1,14 @@
-"""The port through which a client uses one engine: in its own process (local_access.py) or over sockets (remote_access.py)."""
+"""A client's way to one engine: the port `Access`, in the engine's process (LocalAccess) or over sockets (RemoteAccess).
+
+LocalAccess runs plans inside the engine's write, on its ledger. RemoteAccess runs them on a replica of that ledger, which follows
+the engine page by page:
+
+    read     fetches what the engine has kept since, then asks the replica
+    write    runs its plans on a scratch of the replica and sends the entries with the position they were made on
+
+The engine refuses entries that no longer fit; then the replica catches up and the plans run again. RemoteAccess trusts a plan that
+raises or makes no entries only on a fresh replica.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +32,8 @@ from spark_jms.store.ledger.ledger import Ledger, ScratchLedger
 from spark_jms.store.ledger.record import Entry
 
 T = TypeVar("T")
+MAX_ATTEMPTS = 200
+_chance = random.Random()  # our own, so that a program's seeded sequence does not depend on how often a client waited
 
 
 class AppendInDoubtError(LinkLostError):
@@ -64,79 +76,6 @@ class Access(ABC):
     @abstractmethod
     def abandon(self) -> None:
         """In a forked child: drop the descriptors and send nothing."""
-
-
-def run_plans(calls: Sequence[PlanCall], transaction: Transaction) -> None:
-    """LinkLostError when a plan lost the engine: its caller never sees that, because all plans run again elsewhere."""
-    for call in calls:
-        call.run(transaction)
-        if call.error is not None and isinstance(call.error, LinkLostError):
-            lost, call.error = call.error, None
-            raise lost
-
-
-def expect_answer(message: connections.Any_) -> connections.Answer:
-    """The message itself when it is an answer. Raises the error that a Refusal carries."""
-    if isinstance(message, connections.Refusal):
-        if not message.name:
-            raise LinkLostError(str(message.facts[0] if message.facts else "the engine has stopped"))
-        raise error_of(message.name, message.facts)
-    if not isinstance(message, connections.Paged | connections.Alive | connections.Done):
-        raise LinkLostError(f"the engine sent no answer but {type(message).__name__}")
-    return message
-
-
-# -- A client's copy of the engine's ledger, which follows it page by page ---------------------------------------------
-# It survives a change of engine.
-
-
-class ReplicaPlace(NamedTuple):
-    """How far a replica has come: in which engine's log, and to which position of it."""
-
-    incarnation: str
-    position: int
-
-
-_UNKNOWN = ReplicaPlace("", 0)
-
-
-class LedgerReplica:
-    """The caller holds `lock` while it asks `ledger`; it may look at `place` without: then it never waits for a reader that
-    holds the lock while the engine does not answer."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.ledger, self.place = Ledger(), _UNKNOWN
-
-    def take_over(self, answer: connections.Paged, asked: ReplicaPlace) -> bool:
-        """Apply a page that was requested from the place `asked`; the replica may be further by now. True when the page held
-        news."""
-        entries = connections.entries_of(answer)
-        with self.lock:
-            now = self.place
-            if answer.snapshot:
-                if answer.incarnation == now.incarnation and answer.position <= now.position:
-                    return False
-                if asked != now and answer.incarnation != now.incarnation:
-                    return False  # perhaps from an engine before the one that the replica follows now: ask again
-                self.ledger = Ledger()
-            else:
-                if (answer.incarnation, asked.incarnation) != (now.incarnation, now.incarnation):
-                    return False
-                entries = entries[now.position - asked.position :]
-            reached = answer.position if answer.snapshot else max(now.position, answer.position)
-            self.place = _UNKNOWN  # while a page is half applied
-            try:
-                for entry in entries:
-                    self.ledger.apply(entry)
-            except BaseException:  # interrupted
-                self.ledger = Ledger()
-                raise
-            self.place = ReplicaPlace(answer.incarnation, reached)
-            return bool(entries) or answer.snapshot
-
-
-# -- the way to an engine in the same process: plans run inside the engine's write, on its own ledger ------------------
 
 
 class LocalAccess(Access):
@@ -191,17 +130,6 @@ class LocalAccess(Access):
 
     def abandon(self) -> None:
         self._open = False
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The way to an engine in another process: plans run on a replica of its ledger, and their entries are sent to it.
-#
-# A read fetches what the engine has kept since, then asks the replica. A write runs its plans on a scratch of the replica
-# and sends the entries with the position they were made on. The engine refuses entries that no longer fit; then the replica
-# catches up and the plans run again. The access trusts a plan that raises or makes no entries only on a fresh replica.
-
-MAX_ATTEMPTS = 200
-_chance = random.Random()  # our own, so that a program's seeded sequence does not depend on how often a client waited
 
 
 class RemoteAccess(Access):
@@ -286,3 +214,72 @@ class RemoteAccess(Access):
     def abandon(self) -> None:
         self._reading.abandon()
         self._writing.abandon()
+
+
+class ReplicaPlace(NamedTuple):
+    """How far a replica has come: in which engine's log, and to which position of it."""
+
+    incarnation: str
+    position: int
+
+
+_UNKNOWN = ReplicaPlace("", 0)
+
+
+class LedgerReplica:
+    """A client's copy of the engine's ledger, which survives a change of engine.
+
+    The caller holds `lock` while it asks `ledger`; it may look at `place` without: then it never waits for a reader that
+    holds the lock while the engine does not answer.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.ledger, self.place = Ledger(), _UNKNOWN
+
+    def take_over(self, answer: connections.Paged, asked: ReplicaPlace) -> bool:
+        """Apply a page that was requested from the place `asked`; the replica may be further by now. True when the page held
+        news."""
+        entries = connections.entries_of(answer)
+        with self.lock:
+            now = self.place
+            if answer.snapshot:
+                if answer.incarnation == now.incarnation and answer.position <= now.position:
+                    return False
+                if asked != now and answer.incarnation != now.incarnation:
+                    return False  # perhaps from an engine before the one that the replica follows now: ask again
+                self.ledger = Ledger()
+            else:
+                if (answer.incarnation, asked.incarnation) != (now.incarnation, now.incarnation):
+                    return False
+                entries = entries[now.position - asked.position :]
+            reached = answer.position if answer.snapshot else max(now.position, answer.position)
+            self.place = _UNKNOWN  # while a page is half applied
+            try:
+                for entry in entries:
+                    self.ledger.apply(entry)
+            except BaseException:  # interrupted
+                self.ledger = Ledger()
+                raise
+            self.place = ReplicaPlace(answer.incarnation, reached)
+            return bool(entries) or answer.snapshot
+
+
+def run_plans(calls: Sequence[PlanCall], transaction: Transaction) -> None:
+    """LinkLostError when a plan lost the engine: its caller never sees that, because all plans run again elsewhere."""
+    for call in calls:
+        call.run(transaction)
+        if call.error is not None and isinstance(call.error, LinkLostError):
+            lost, call.error = call.error, None
+            raise lost
+
+
+def expect_answer(message: connections.Any_) -> connections.Answer:
+    """The message itself when it is an answer. Raises the error that a Refusal carries."""
+    if isinstance(message, connections.Refusal):
+        if not message.name:
+            raise LinkLostError(str(message.facts[0] if message.facts else "the engine has stopped"))
+        raise error_of(message.name, message.facts)
+    if not isinstance(message, connections.Paged | connections.Alive | connections.Done):
+        raise LinkLostError(f"the engine sent no answer but {type(message).__name__}")
+    return message

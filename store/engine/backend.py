@@ -1,9 +1,20 @@
-"""The client's side of an engine: the store's `Backend` port over the current way to the engine (route.py).
+"""The client's side of an engine: the store's `Backend` port over whichever engine serves the store now.
+
+A commit on its way down:
+
+    EngineBackend    here            keeps its writes exactly once across engines
+    EngineRoute      here            the way to the current engine, and to the next when it is lost; EngineFinder finds them
+    Access           access.py       runs the plan inside the engine's write, or on a replica and sends its entries
+    Server           server.py       the engine; one group commit for all writes
+    SharedWrite      entry_log.py    one physical write in the making
+    EntryLog         entry_log.py    decides what fits; remembers outcomes
+    ReadLease        processes.py    what proves that an answer from memory is not out of date
+    Persistence      entry_log.py    the port to the disk, the database or the regions
 
 In the engine's own process a plan goes straight into the engine's write, which all plans and proposals share. In any other
 process, plans that meet share one append to the engine (group commit). After an engine is lost during a write, the client
-sends the entries again under their token, so the store keeps them once (entry_log.py); if the next engine refuses them, the
-plan runs again.
+sends the entries again under their token, so the store keeps them once; if the next engine refuses them, the plan runs again.
+SessionHeartbeat keeps the sessions of this process alive at the engine.
 """
 
 from __future__ import annotations
@@ -34,6 +45,9 @@ log = logging.getLogger("store.served")
 T = TypeVar("T")
 
 PATIENCE_LIMIT_S = 5.0
+RECONNECT_FIRST_MS, RECONNECT_LAST_MS = 10.0, 500.0
+LONGEST_INTERVAL_S = 1.0  # between two heartbeats
+_chance = random.Random()  # our own, so that a program's seeded sequence does not depend on how often a client waited
 
 
 class EngineBackend(Backend):
@@ -204,10 +218,9 @@ class EngineBackend(Backend):
         self._route.abandon()
 
 
-# -- the port that finds the engine of a store: another process, or this one if it wins the ownership ------------------
-
-
 class EngineFinder(ABC):
+    """Finds the engine of a store: another process, or this one if it wins the ownership."""
+
     @abstractmethod
     def find(self, failed: Address | None = None) -> Server | Address | None:
         """The engine as of now: the server in this process, which this call may start, or the address of another.
@@ -224,19 +237,14 @@ class EngineFinder(ABC):
         """In a forked child: drop the descriptors and change nothing."""
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A client's way to the engine, which outlives any one engine: it finds the next when the current one is lost.
-#
-# A new access first announces the sessions of this process, before anything else is asked through it. A plan keeps the engine
-# that it began with: while it runs, the route neither reconnects nor retries, so the plan fails and runs again elsewhere.
-
-_chance = random.Random()  # our own, so that a program's seeded sequence does not depend on how often a client waited
-
-RECONNECT_FIRST_MS, RECONNECT_LAST_MS = 10.0, 500.0
-
-
 class EngineRoute:
-    """`limit_ms` bounds every wait for an engine, then StoreBusyError; `patience_s` every answer to a question."""
+    """A client's way to the engine, which outlives any one engine: it finds the next when the current one is lost.
+
+    A new access first announces the sessions of this process, before anything else is asked through it. A plan keeps the engine
+    that it began with: while it runs, the route neither reconnects nor retries, so the plan fails and runs again elsewhere.
+
+    `limit_ms` bounds every wait for an engine, then StoreBusyError; `patience_s` every answer to a question.
+    """
 
     def __init__(
         self,
@@ -393,14 +401,8 @@ class EngineLosses:
         return route.replace(failed)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The sessions of this process, and the background thread that reports them to the engine while there are any.
-
-LONGEST_INTERVAL_S = 1.0
-
-
 class SessionHeartbeat:
-    """`report` sends one heartbeat."""
+    """The sessions of this process, and the thread that reports them to the engine. `report` sends one heartbeat."""
 
     def __init__(self, report: Callable[[], None], session_timeout_ms: float) -> None:
         self._report = report

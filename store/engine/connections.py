@@ -1,7 +1,12 @@
-"""The engine's connections to its clients: accept them, authenticate them, answer their questions, hang up.
+"""What an engine and its clients say to each other, and both ends of the connection that carries it.
 
-One thread accepts, and each connection has a thread of its own. A connection counts as a client only after it has proved
-that it knows the engine's secret; the number of connections that have not is bounded.
+A message is msgpack (msgspec) in the body of a frame (net/frames.py); ledger entries in it are bytes as ledger/codec.py
+writes them. Both sides first prove that they know the secret which the engine published in the place that both can read;
+the identity of this handshake is the engine's incarnation. Then the client introduces itself with Hello and asks, and the
+engine answers, one question at a time.
+
+The client's end is a TcpLink. The engine's end is ClientConnections: one thread accepts, and each connection has a thread of
+its own. A connection counts as a client only after its proof; the number of connections without one is bounded.
 """
 
 from __future__ import annotations
@@ -27,10 +32,89 @@ from spark_jms.store.net.sockets import Channel, client_context, hang_up
 
 log = logging.getLogger("store.served")
 
+ENGINE = Service(b"JMSQEN", 3, "engine", "incarnation")
+FRAME_LIMIT_BYTES = 1 << 30
 HELLO_TIMEOUT_S = 10.0
 BACKLOG = 128
 ACCEPT_PAUSE_S, ACCEPT_END_S = 0.05, 2.0
-MAX_GREETING = 256  # connections that have proved nothing yet; a legitimate client takes milliseconds
+MAX_GREETING = 256  # connections without a proof; a legitimate client takes milliseconds
+
+
+# -- the messages ------------------------------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
+    """The first message of a client. The engine answers with Done."""
+
+    client_id: str
+
+
+class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
+    incarnation: str
+    position: int
+
+
+class Append(msgspec.Struct, frozen=True, array_like=True, tag="append"):
+    incarnation: str
+    position: int
+    token: str
+    base: int
+    again: bool
+    entries: bytes
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
+    session_ids: tuple[str, ...]
+
+
+class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
+    """As a question: which of these? As an answer: these."""
+
+    session_ids: tuple[str, ...]
+
+
+class Paged(msgspec.Struct, frozen=True, array_like=True, tag="paged"):
+    """The answer to Fetch and Append; `verdict` is "" to a Fetch."""
+
+    incarnation: str
+    verdict: str
+    position: int
+    snapshot: bool
+    entries: bytes
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
+    pass
+
+
+class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal"):
+    """An error of store/errors.py by its name; name "" when the engine is the engine no more."""
+
+    name: str
+    facts: tuple[str | int | None, ...]
+
+
+Question = Fetch | Append | Beat | Alive
+Answer = Paged | Alive | Done | Refusal
+Any_ = Hello | Fetch | Append | Beat | Alive | Paged | Done | Refusal
+_decoder: msgspec.msgpack.Decoder[Any_] = msgspec.msgpack.Decoder(Any_)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def paged(incarnation: str, verdict: Verdict | None, page: Page) -> Paged:
+    return Paged(incarnation, verdict.value if verdict else "", page.position, page.snapshot, encode(page.entries))
+
+
+def entries_of(message: Paged | Append) -> tuple[Entry, ...]:
+    return tuple(decode(message.entries))
+
+
+def refusal(error: StoreError) -> Refusal:
+    facts = tuple(fact if isinstance(fact, str | int | None) else str(fact) for fact in error.args)
+    return Refusal(type(error).__name__, facts)
+
+
+# -- both ends of a connection -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -41,10 +125,20 @@ class EngineIdentity:
     secret: bytes
 
 
-def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
-    thread = threading.Thread(target=target, name=name, daemon=True)
-    thread.start()
-    return thread
+@dataclass(frozen=True)
+class Address:
+    """Where an engine serves, and the secret that it expects. The client refuses an engine of another `incarnation`, and
+    on an encrypted connection any certificate but `certificate` (PEM)."""
+
+    host: str
+    port: int
+    secret: bytes
+    incarnation: str
+    certificate: str = ""
+
+
+class LinkLostError(Exception):
+    """The engine can no longer be used this way, or is no longer the engine. It may have done what was asked."""
 
 
 class ClientConnections:
@@ -166,32 +260,15 @@ class ClientConnections:
                 connection.close()
 
 
-# -- A client's connection to an engine in another process -------------------------------------------------------------
-# It asks one question at a time.
-
-
-class LinkLostError(Exception):
-    """The engine can no longer be used this way, or is no longer the engine. It may have done what was asked."""
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where an engine serves, and the secret that it expects. The client refuses an engine of another `incarnation`, and
-    on an encrypted connection any certificate but `certificate` (PEM)."""
-
-    host: str
-    port: int
-    secret: bytes
-    incarnation: str
-    certificate: str = ""
-
-
 class TcpLink:
-    """`answer_timeout_s` bounds the wait for an answer, because a client cannot wait for an engine that hangs. None is for
+    """A client's connection to an engine in another process.
+
+    `answer_timeout_s` bounds the wait for an answer, because a client cannot wait for an engine that hangs. None is for
     appends, which may take long; the client's other link notices that the engine hangs, and the client closes both.
 
     `close` from another thread hangs up first and then waits until the asking thread has returned. A descriptor that is
-    closed under a read may belong to another file by the time it is read (TLS keeps its number)."""
+    closed under a read may belong to another file by the time it is read (TLS keeps its number).
+    """
 
     def __init__(
         self, address: Address, client_id: str, answer_timeout_s: float | None, greet_timeout_s: float
@@ -246,89 +323,11 @@ class TcpLink:
         self._socket.close()
 
 
-# -- what engine and clients say to each other, as bytes ---------------------------------------------------------------
-# Pure.
-#
-# A message is msgpack (msgspec) in the body of a frame (net/frames.py); ledger entries in it are bytes as
-# store/ledger/codec.py writes them. Client and engine first prove to each other that they know the secret which the engine
-# published in the place that both can read (net/handshake.py); the identity is the engine's incarnation. Then the client
-# introduces itself with Hello and asks, and the engine answers, one question at a time.
-
-ENGINE = Service(b"JMSQEN", 3, "engine", "incarnation")
-FRAME_LIMIT_BYTES = 1 << 30
-
-
-class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """The first message of a client. The engine answers with Done."""
-
-    client_id: str
-
-
-class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
-    incarnation: str
-    position: int
-
-
-class Append(msgspec.Struct, frozen=True, array_like=True, tag="append"):
-    incarnation: str
-    position: int
-    token: str
-    base: int
-    again: bool
-    entries: bytes
-
-
-class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
-    session_ids: tuple[str, ...]
-
-
-class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
-    """As a question: which of these? As an answer: these."""
-
-    session_ids: tuple[str, ...]
-
-
-class Paged(msgspec.Struct, frozen=True, array_like=True, tag="paged"):
-    """The answer to Fetch and Append; `verdict` is "" to a Fetch."""
-
-    incarnation: str
-    verdict: str
-    position: int
-    snapshot: bool
-    entries: bytes
-
-
-class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    pass
-
-
-class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal"):
-    """An error of store/errors.py by its name; name "" when the engine is the engine no more."""
-
-    name: str
-    facts: tuple[str | int | None, ...]
-
-
-Question = Fetch | Append | Beat | Alive
-Answer = Paged | Alive | Done | Refusal
-Any_ = Hello | Fetch | Append | Beat | Alive | Paged | Done | Refusal
-
-_decoder: msgspec.msgpack.Decoder[Any_] = msgspec.msgpack.Decoder(Any_)
-_encoder = msgspec.msgpack.Encoder()
+def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    thread.start()
+    return thread
 
 
 def engine_channel(connection: socket.socket) -> Channel[Any_]:
     return Channel(connection, _encoder.encode, _decoder.decode, FRAME_LIMIT_BYTES)
-
-
-def paged(incarnation: str, verdict: Verdict | None, page: Page) -> Paged:
-    return Paged(incarnation, verdict.value if verdict else "", page.position, page.snapshot, encode(page.entries))
-
-
-def entries_of(message: Paged | Append) -> tuple[Entry, ...]:
-    return tuple(decode(message.entries))
-
-
-def refusal(error: StoreError) -> Refusal:
-    facts = tuple(fact if isinstance(fact, str | int | None) else str(fact) for fact in error.args)
-    return Refusal(type(error).__name__, facts)

@@ -1,11 +1,12 @@
-"""The engine's log: the ledger, its position, its newest history, and the outcomes of the newest appends. Pure.
+"""The engine's log, one physical write in the making, and the port to what keeps the entries. Pure.
 
-Theory. The position counts the entries since the store began. A client in another process holds a replica of the ledger at
-some position, runs its plans there, and sends the entries with that position. Every entry carries its own guard: the ledger
-applies it only where its epoch, holder or id fits. So the engine takes entries that were made on an old position if they
-still fit, and refuses them otherwise; then the client catches up and plans again. This is a compare-and-append that
-compares only what matters: processes that use different record sets never disturb each other, and all appends that arrive
-during one physical write share the next (shared_write.py).
+Theory. The engine is the process that owns the persistence of a store. Its log has the ledger, the position, the newest
+history, and the outcomes of the newest appends. The position counts the entries since the store began. A client in another
+process holds a replica of the ledger at some position, runs its plans there, and sends the entries with that position, as a
+proposal. Every entry carries its own guard: the ledger applies it only where its epoch, holder or id fits. So the engine
+takes entries that were made on an old position if they still fit, and refuses them otherwise; then the client catches up
+and plans again. This is a compare-and-append that compares only what matters: processes that use different record sets
+never disturb each other, and all appends that arrive during one physical write share the next (SharedWrite).
 
     token                            base                     verdict
     known, or in this write already  any                      TAKEN: it was kept, the answer was lost
@@ -45,12 +46,100 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
+class Proposal:
+    """Entries that a client asks the engine to append. `base` is the position they were first made on; `again` means that
+    an engine may have them already.
+
+    A token is `<write>` or, for the share that one plan had in a write of the engine's own process, `<write>.<number>`.
+    """
+
+    token: str
+    base: int
+    entries: tuple[Entry, ...]
+    again: bool = False
+
+    @property
+    def write_token(self) -> str:
+        return self.token.partition(".")[0]
+
+    @property
+    def is_first_share(self) -> bool:
+        return self.token.partition(".")[2] in ("", "0")
+
+
+@dataclass(frozen=True)
 class Page:
     """How a client gets to `position`: it applies the entries, on an empty ledger when the page is a snapshot."""
 
     entries: tuple[Entry, ...]
     position: int
     snapshot: bool
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What is stored: entries that make the ledger from an empty one, the position after them, and the newest outcomes.
+
+    `outcomes` are the (token, position) of appends that were kept, oldest first. Every append kept after `known_since` is
+    among them. So an append that is not, and that is based on that position or a later one, was not kept.
+    """
+
+    position: int = 0
+    entries: tuple[Entry, ...] = ()
+    outcomes: tuple[tuple[str, int], ...] = ()
+    known_since: int = 0
+
+
+@dataclass(frozen=True)
+class LedgerBatch:
+    """One physical write: the entries of all appends that share it, in order, after position `base`.
+
+    `before` and `after` are the ledger without and with them; `append` may read them while it runs. A persistence that
+    keeps entries ignores them, one that keeps states writes the difference.
+    """
+
+    base: int
+    entries: tuple[Entry, ...]
+    tokens: tuple[str, ...]
+    before: Ledger
+    after: Ledger
+
+    @property
+    def position(self) -> int:
+        return self.base + len(self.entries)
+
+
+class OwnershipLostError(StoreError):
+    """This process is no longer the engine of the store and writes nothing more. Another process takes over."""
+
+
+class Persistence(ABC):
+    """Hides how entries are kept, and how ownership is won and lost: a database under its lock protocol, or the regions of a
+    replicated store. Owned by this process. The engine calls it in one thread at a time."""
+
+    incarnation: str
+    """The name of this ownership; no other ownership ever has it."""
+
+    had_owner: bool = True
+    """Whether an earlier owner may still run without knowing that it is the owner no more (ReadLease)."""
+
+    @abstractmethod
+    def load(self) -> Loaded: ...
+
+    @abstractmethod
+    def append(self, batch: LedgerBatch) -> None:
+        """The batch is durable on return. OwnershipLostError when another process may own the persistence: the batch is
+        kept completely or not at all, and nothing is ever kept again. Any other StoreError: nothing of the batch was
+        kept, and the engine continues."""
+
+    @abstractmethod
+    def prove(self) -> None:
+        """This process owns the persistence at a moment during the call. OwnershipLostError: it does not any more. Any other
+        StoreError: that cannot be told now. Called from any thread, also while `append` runs."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the ownership up. Closing twice, or after the ownership was lost, is no error."""
 
 
 class EntryLog:
@@ -127,127 +216,10 @@ class EntryLog:
             self._known_since = max(self._known_since, self._outcomes.pop(oldest))
 
 
-def size_of(entries: Iterable[Entry]) -> int:
-    """Bytes, approximately."""
-    return sum(map(_size, entries))
-
-
-def _size(entry: Entry) -> int:
-    if isinstance(entry, Written):
-        size = _ENTRY_BYTES
-        for change in entry.changes:
-            for operation in change.operations:
-                size += _ENTRY_BYTES + (len(operation.value) if isinstance(operation, Put) else 0)
-        return size
-    if isinstance(entry, Restored):
-        return _ENTRY_BYTES + sum(_ENTRY_BYTES + len(value) for _, value in entry.objects)
-    return _ENTRY_BYTES
-
-
-# -- the port behind an engine: what keeps the entries of a store, and who owns it -------------------------------------
-#
-# The engine is the process that owns the persistence. `Persistence` hides how entries are kept and how ownership is won and
-# lost: a database under its lock protocol, or the regions of a replicated store.
-
-
-class OwnershipLostError(StoreError):
-    """This process is no longer the engine of the store and writes nothing more. Another process takes over."""
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What is stored: entries that make the ledger from an empty one, the position after them, and the newest outcomes.
-
-    `outcomes` are the (token, position) of appends that were kept, oldest first. Every append kept after `known_since` is
-    among them. So an append that is not, and that is based on that position or a later one, was not kept.
-    """
-
-    position: int = 0
-    entries: tuple[Entry, ...] = ()
-    outcomes: tuple[tuple[str, int], ...] = ()
-    known_since: int = 0
-
-
-@dataclass(frozen=True)
-class LedgerBatch:
-    """One physical write: the entries of all appends that share it, in order, after position `base`.
-
-    `before` and `after` are the ledger without and with them; `append` may read them while it runs. A persistence that
-    keeps entries ignores them, one that keeps states writes the difference.
-    """
-
-    base: int
-    entries: tuple[Entry, ...]
-    tokens: tuple[str, ...]
-    before: Ledger
-    after: Ledger
-
-    @property
-    def position(self) -> int:
-        return self.base + len(self.entries)
-
-
-class Persistence(ABC):
-    """Owned by this process. The engine calls it in one thread at a time."""
-
-    incarnation: str
-    """The name of this ownership; no other ownership ever has it."""
-
-    had_owner: bool = True
-    """Whether an earlier owner may still run without knowing that it is the owner no more (read_lease.py)."""
-
-    @abstractmethod
-    def load(self) -> Loaded: ...
-
-    @abstractmethod
-    def append(self, batch: LedgerBatch) -> None:
-        """The batch is durable on return. OwnershipLostError when another process may own the persistence: the batch is
-        kept completely or not at all, and nothing is ever kept again. Any other StoreError: nothing of the batch was
-        kept, and the engine continues."""
-
-    @abstractmethod
-    def prove(self) -> None:
-        """This process owns the persistence at a moment during the call. OwnershipLostError: it does not any more. Any other
-        StoreError: that cannot be told now. Called from any thread, also while `append` runs."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Give the ownership up. Closing twice, or after the ownership was lost, is no error."""
-
-
-"""Milliseconds that never go back."""
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# One physical write of the engine in the making, shared by the plans and proposals that arrived meanwhile. Pure.
-#
-# A plan of the engine's own process changes the write directly; a proposal of another process is checked entry by entry
-# (entry_log.py). Both see the entries before their own. The engine's ledger stays as it is until the write is durable.
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """Entries that a client asks the engine to append. `base` is the position they were first made on; `again` means that
-    an engine may have them already.
-
-    A token is `<write>` or, for the share that one plan had in a write of the engine's own process, `<write>.<number>`.
-    """
-
-    token: str
-    base: int
-    entries: tuple[Entry, ...]
-    again: bool = False
-
-    @property
-    def write_token(self) -> str:
-        return self.token.partition(".")[0]
-
-    @property
-    def is_first_share(self) -> bool:
-        return self.token.partition(".")[2] in ("", "0")
-
-
 class SharedWrite(Transaction):
+    """A physical write in the making. A plan of the engine's own process changes it directly, a proposal of another process is
+    checked entry by entry; both see the entries before their own. The engine's ledger stays as it is until the write is durable."""
+
     def __init__(self, ledger: Ledger, base: int, token: str) -> None:
         super().__init__(ScratchLedger(ledger))
         self.tokens: list[str] = []
@@ -292,3 +264,20 @@ class Share(NamedTuple):
     def proposal(self) -> Proposal:
         """Asks the next engine for these entries if this one is lost."""
         return self.write.proposal(self)
+
+
+def size_of(entries: Iterable[Entry]) -> int:
+    """Bytes, approximately."""
+    return sum(map(_size, entries))
+
+
+def _size(entry: Entry) -> int:
+    if isinstance(entry, Written):
+        size = _ENTRY_BYTES
+        for change in entry.changes:
+            for operation in change.operations:
+                size += _ENTRY_BYTES + (len(operation.value) if isinstance(operation, Put) else 0)
+        return size
+    if isinstance(entry, Restored):
+        return _ENTRY_BYTES + sum(_ENTRY_BYTES + len(value) for _, value in entry.objects)
+    return _ENTRY_BYTES

@@ -2,9 +2,9 @@
 
 Every write is one of two kinds, and both share physical writes through one group commit: a plan of a client in this
 process, which runs inside the write, and a proposal of a client in another process, which the log checks. Readers never
-wait for the disk; now and then one waits for a proof that this process still owns the store (read_lease.py). One background
-thread, the keeper, watches which sessions are alive, and closes the persistence at the end. When the engine loses its
-ownership it is disabled: it writes nothing more and answers no question.
+wait for the disk; now and then one waits for a proof that this process still owns the store (ReadLease). One background
+thread, the keeper, watches which sessions are alive (Liveness), and closes the persistence at the end. When the engine loses
+its ownership it is disabled: it writes nothing more and answers no question.
 
 Features: R8, S6 (docs/FEATURES.md)
 """
@@ -46,15 +46,12 @@ TICK_S = 0.2
 UNCERTAIN_WAIT_S = 1.0
 UNCERTAIN = "the engine is not certain of its ownership"
 GRACE_LIMIT_MS = 2_000.0
+LONGEST_OWN_SILENCE_MS = 1_000.0
 REFUSALS = (StoreFullError, ResourceAllocationException, ObjectTooLargeError)  # for what a write contains
 
 
 def monotonic_ms() -> float:
     return time.monotonic() * 1000.0
-
-
-def _sleep_ms(ms: float) -> None:
-    time.sleep(max(0.0, ms) / 1000.0)
 
 
 @dataclass(frozen=True)
@@ -319,23 +316,6 @@ class Server:
             )
 
 
-# -- which sessions are alive, as the engine sees it -------------------------------------------------------------------
-# Thread-safe; reads no clock: `now_ms` is an argument.
-#
-#     state     event                                         next
-#     ALIVE     a heartbeat of its client                     ALIVE    until now + session_timeout_ms
-#     ALIVE     no heartbeat for session_timeout_ms           DEAD     until a heartbeat comes, unless another client ended it
-#     ALIVE     all connections of its client have closed     LEAVING  dead at now + grace_ms
-#     LEAVING   its client is back                            ALIVE
-#     any       its process is known to have ended            DEAD
-#
-# The engine can look up a process of its own host, so the records of a killed process are free at once. A session that
-# a new engine finds in the ledger is ALIVE for session_timeout_ms, so that its client can come back. The engine calls `tick`
-# several times a second: a longer silence means that the engine itself was stopped.
-
-LONGEST_OWN_SILENCE_MS = 1_000.0
-
-
 @dataclass
 class _Client:
     connection_count: int = 0
@@ -343,6 +323,20 @@ class _Client:
 
 
 class Liveness:
+    """Which sessions are alive, as the engine sees it. Thread-safe; reads no clock: `now_ms` is an argument.
+
+        state     event                                         next
+        ALIVE     a heartbeat of its client                     ALIVE    until now + session_timeout_ms
+        ALIVE     no heartbeat for session_timeout_ms           DEAD     until a heartbeat comes, unless another client ended it
+        ALIVE     all connections of its client have closed     LEAVING  dead at now + grace_ms
+        LEAVING   its client is back                            ALIVE
+        any       its process is known to have ended            DEAD
+
+    The engine can look up a process of its own host, so the records of a killed process are free at once. A session that
+    a new engine finds in the ledger is ALIVE for session_timeout_ms, so that its client can come back. The engine calls `tick`
+    several times a second: a longer silence means that the engine itself was stopped.
+    """
+
     def __init__(
         self, session_timeout_ms: float, grace_ms: float, process_gone: Callable[[str], bool] = lambda _: False
     ) -> None:
@@ -418,3 +412,7 @@ class Liveness:
     @property
     def client_count(self) -> int:
         return len(self._clients)
+
+
+def _sleep_ms(ms: float) -> None:
+    time.sleep(max(0.0, ms) / 1000.0)

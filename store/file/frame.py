@@ -1,17 +1,30 @@
-"""The bytes of a journal file: a header, then frames. Pure.
+"""The bytes of a journal file, a header, then frames, and what they mean when not all of them are good. Pure.
 
     header  preamble (magic, version, checksum of both: this part never changes), generation, journal id, checksum
     frame   mark, number of sections, own offset, checksum of these and of the table; the table of the sections (length
             and checksum of each); then the sections
 
-The first section of a frame is its *head*, which tells what the others are (store/ledger/codec.py). A frame whose table and
-head are good is understood, whatever is damaged in its other sections; without them nothing of the frame is.
+The first section of a frame is its *head*, which tells what the others are (ledger/codec.py). A frame whose table and
+head are good is understood, whatever is damaged in its other sections; without them nothing of the frame is. Version 2 is the
+first with sections.
 
 A frame header contains its own offset, and its checksum is seeded with the journal id. So bytes of an older journal, or of a
 journal that is stored as a value, are never taken for a frame. That makes it safe to look for good frames *behind* a bad
-one, which tells a torn last write from damage.
+one, which tells a torn last write from damage:
 
-Version 2 is the first with sections.
+    what is damaged                       where                                         judgement
+    a section other than the head of      a frame follows, or it was acknowledged       damage of one record set, which the head
+    its frame                                                                           names: that record set is refused
+    the same                              last in the file, not acknowledged            a torn last write: cut off
+    the header, table or head of a frame  good frames follow, or it was acknowledged    damage of unknown extent: the whole store
+                                                                                        is refused
+    the same                              last in the file, not acknowledged            a torn last write: cut off
+    the file, or its frames, end before   –                                             damage: the whole store is refused
+    the acknowledged length
+
+A frame is written only when the one before it is complete, so only the last one can be torn. The lock file (locks.py) knows
+the acknowledged length. Without it the length counts as 0, and damage of the last frame looks like a torn write. Zeros behind
+the last frame are its reserve (journal.py), not damage.
 
 Features: S9 (docs/FEATURES.md)
 """
@@ -47,6 +60,37 @@ class Header:
         return zlib.crc32(self.journal_id)
 
 
+@dataclass(frozen=True)
+class Frame:
+    """A frame whose table and head are good; other sections of it may be lost."""
+
+    offset: int
+    end: int
+    sections: tuple[Section, ...]
+
+    @property
+    def lost(self) -> bool:
+        return any(isinstance(section, Lost) for section in self.sections)
+
+
+@dataclass(frozen=True)
+class FrameScan:
+    """Frames, the offset after the last of them, and what is wrong there ("" when at most the reserve's zeros follow)."""
+
+    frames: tuple[Frame, ...]
+    end: int
+    wrong: str
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The frames that count, up to `end`. `torn`: what follows has to be cut off."""
+
+    frames: tuple[Frame, ...]
+    end: int
+    torn: bool
+
+
 def encode_header(header: Header, version: int = FORMAT_VERSION) -> bytes:
     first = struct.pack("<8sI", MAGIC, version)
     body = struct.pack("<Q16s", header.generation, header.journal_id)
@@ -74,41 +118,6 @@ def encode_frame(sections: Sequence[bytes], offset: int, seed: int) -> bytes:
     table = table_of(sections)
     check = zlib.crc32(table, zlib.crc32(first, seed))
     return b"".join((first, struct.pack("<I", check), table, *sections))
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A frame whose table and head are good; other sections of it may be lost."""
-
-    offset: int
-    end: int
-    sections: tuple[Section, ...]
-
-    @property
-    def lost(self) -> bool:
-        return any(isinstance(section, Lost) for section in self.sections)
-
-
-@dataclass(frozen=True)
-class FrameScan:
-    """Frames, the offset after the last of them, and what is wrong there ("" when at most the reserve's zeros follow)."""
-
-    frames: tuple[Frame, ...]
-    end: int
-    wrong: str
-
-
-def _table(data: bytes, at: int, base: int, seed: int) -> bytes | None:
-    """The table of the sections; None unless a good frame header begins here."""
-    start = at + FRAME_HEADER_BYTES
-    if start > len(data):
-        return None
-    mark, count, offset, check = _FRAME.unpack_from(data, at)
-    end = start + count * TABLE_ROW_BYTES
-    if mark != MARK or offset != base + at or not count or end > len(data):
-        return None
-    table = data[start:end]
-    return table if check == zlib.crc32(table, zlib.crc32(data[at : start - 4], seed)) else None
 
 
 def scan(data: bytes, base: int, seed: int) -> FrameScan:
@@ -147,34 +156,6 @@ def find_frame(data: bytes, base: int, seed: int) -> int | None:
     return None
 
 
-# -- what the bytes of a journal mean when not all of them are good ----------------------------------------------------
-# Pure.
-#
-#     what is damaged                       where                                         judgement
-#     a section other than the head of      a frame follows, or it was acknowledged       damage of one record set, which the head
-#     its frame                                                                           names: that record set is refused
-#     the same                              last in the file, not acknowledged            a torn last write: cut off
-#     the header, table or head of a frame  good frames follow, or it was acknowledged    damage of unknown extent: the whole store
-#                                                                                         is refused
-#     the same                              last in the file, not acknowledged            a torn last write: cut off
-#     the file, or its frames, end before   –                                             damage: the whole store is refused
-#     the acknowledged length
-#
-# Zeros behind the last frame are its reserve (reserve.py), not damage.
-#
-# A frame is written only when the one before it is complete, so only the last one can be torn. The lock file (lock.py) knows
-# the acknowledged length. Without it the length counts as 0, and damage of the last frame looks like a torn write.
-
-
-@dataclass(frozen=True)
-class Judged:
-    """The frames that count, up to `end`. `torn`: what follows has to be cut off."""
-
-    frames: tuple[Frame, ...]
-    end: int
-    torn: bool
-
-
 def judge(data: bytes, base: int, seed: int, acknowledged: int, file: str) -> Judged:
     """Judges `data`, which begins at offset `base` of `file`. StoreCorruptError when the whole store must be refused."""
     found, size = scan(data, base, seed), base + len(data)
@@ -192,3 +173,16 @@ def judge(data: bytes, base: int, seed: int, acknowledged: int, file: str) -> Ju
     if last is not None and last.lost and not found.wrong and acknowledged < last.end:
         return Judged(found.frames[:-1], last.offset, torn=True)
     return Judged(found.frames, found.end, torn=bool(found.wrong))
+
+
+def _table(data: bytes, at: int, base: int, seed: int) -> bytes | None:
+    """The table of the sections; None unless a good frame header begins here."""
+    start = at + FRAME_HEADER_BYTES
+    if start > len(data):
+        return None
+    mark, count, offset, check = _FRAME.unpack_from(data, at)
+    end = start + count * TABLE_ROW_BYTES
+    if mark != MARK or offset != base + at or not count or end > len(data):
+        return None
+    table = data[start:end]
+    return table if check == zlib.crc32(table, zlib.crc32(data[at : start - 4], seed)) else None

@@ -1,8 +1,16 @@
 """The journal of a store directory: one file that all processes append to under one lock, and replay into their ledgers.
 
-A writer holds the lock and calls `catch_up`, then `append`; a reader calls `refresh`. Readers trust the hint (lock.py), so
+A writer holds the lock and calls `catch_up`, then `append`; a reader calls `refresh`. Readers trust the hint (locks.py), so
 they never see what was not acknowledged. Compaction writes the ledger as the first frames of the next generation
-(generations.py); the old one counts until the new one has its name, so a compaction that fails does no harm.
+(journal_files.py); the old one counts until the new one has its name, so a compaction that fails does no harm.
+
+Behind the last frame are zeros, the reserve for the frames to come. A frame that makes the file longer changes the file's
+metadata, and then a sync writes the metadata too: it takes half as long again as the sync of a frame that is written over
+zeros (measured on ext4; docs/DATA-STORES.md). So the write that makes the file longer adds zeros behind its frame: as many
+bytes as the journal has, between LEAST_BYTES and the given limit. Zeros that only space was allocated for (fallocate) would
+not do, because their first use changes metadata as well. No frame begins with a zero, so zeros from the end of a frame to the
+end of the file are reserve, and anything else there is a torn write or damage (frame.py). A disk with too little room for the
+reserve takes the frame alone.
 """
 
 from __future__ import annotations
@@ -31,27 +39,18 @@ from spark_jms.store.ledger.codec import encode_sections
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.record import Entry
 
+COMPACT_MIN_BYTES = 1024 * 1024
+COMPACT_RATIO = 4.0
+RESERVE_BYTES = 256 * 1024
+LEAST_BYTES = 4096
+_OBJECT_OVERHEAD_BYTES, _RECORD_OVERHEAD_BYTES = 8, 96
 _REFRESH_TRIES = 100
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def write_error(error: OSError, what: str) -> StoreWriteError:
-    kind = (
-        StoreRightsError
-        if error.errno in WITHOUT_RIGHT
-        else StoreFullError
-        if error.errno in _FULL
-        else StoreWriteError
-    )
-    reason = error.strerror or str(error)
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        reason += ": raise the limit of this process (ulimit -n), or close the contexts that it does not use any more"
-    return kind(f"{what}: {reason}")
-
-
 class Journal:
     """Not thread-safe: the backend calls it under its own lock. `sound`: no half-written frame of this process may be at the
-    end of the file. At most `reserve_limit` bytes of zeros are behind the last frame (reserve.py)."""
+    end of the file. At most `reserve_limit` bytes of zeros are behind the last frame."""
 
     def __init__(
         self,
@@ -294,17 +293,10 @@ class Journal:
         self._replay.forget()
 
 
-# -- when a journal is compacted ---------------------------------------------------------------------------------------
-# Pure.
-
-COMPACT_MIN_BYTES = 1024 * 1024
-COMPACT_RATIO = 4.0
-_OBJECT_OVERHEAD_BYTES, _RECORD_OVERHEAD_BYTES = 8, 96
-
-
 class CompactionPolicy:
-    """Once the journal is longer than `min_bytes` and longer than `ratio` times what its ledger needs; and, after an attempt,
-    not before its length has doubled, so that a compaction that fails or gains little is not tried at every write."""
+    """When a journal is compacted: once it is longer than `min_bytes` and longer than `ratio` times what its ledger needs; and,
+    after an attempt, not before its length has doubled, so that a compaction that fails or gains little is not tried at every
+    write."""
 
     def __init__(self, min_bytes: int, ratio: float) -> None:
         self._ratio = ratio
@@ -321,21 +313,20 @@ class CompactionPolicy:
         self._not_below_bytes = max(self._min_bytes, 2 * length)
 
 
-# -- zeros behind the last frame of a journal, for the frames to come --------------------------------------------------
-# Pure.
-#
-# A frame that makes the file longer changes the file's metadata, and then a sync writes the metadata too: it takes half as long
-# again as the sync of a frame that is written over zeros (measured on ext4; docs/DATA-STORES.md). So the write that makes the
-# file longer adds zeros behind its frame: as many bytes as the journal has, between LEAST_BYTES and the given limit. Zeros that
-# only space was allocated for (fallocate) would not do, because their first use changes metadata as well.
-#
-# No frame begins with a zero, so zeros from the end of a frame to the end of the file are reserve, and anything else there is a
-# torn write or damage (frame.py, judge.py). A disk with too little room for the reserve takes the frame alone.
-
-RESERVE_BYTES = 256 * 1024
-LEAST_BYTES = 4096
-
-
 def reserve_bytes(length: int, limit: int) -> int:
     """How many zeros to write behind a journal of this length, when the file has to grow."""
     return min(max(length, LEAST_BYTES), limit)
+
+
+def write_error(error: OSError, what: str) -> StoreWriteError:
+    kind = (
+        StoreRightsError
+        if error.errno in WITHOUT_RIGHT
+        else StoreFullError
+        if error.errno in _FULL
+        else StoreWriteError
+    )
+    reason = error.strerror or str(error)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        reason += ": raise the limit of this process (ulimit -n), or close the contexts that it does not use any more"
+    return kind(f"{what}: {reason}")

@@ -1,9 +1,13 @@
-"""The files of a store directory, one per generation of the journal.
+"""The files of a store directory, one per generation of the journal, and the ledger that a process replays from one.
 
 `journal-<generation>.log` with the highest generation is the journal; older ones are leftovers. A new generation is written
 aside, synced, then *linked* to its name: the link fails if another process created that generation first.
 `damaged-<generation>.log` is a journal that had damage when it was compacted. It stays until the store was salvaged, so
 compaction neither heals damage by forgetting it nor copies it as if it were good.
+
+Every process replays the journal for itself and reads on from its position when others have appended. `judge` (frame.py)
+decides what damaged bytes mean. An interrupt (Ctrl-C) in the middle of a replay leaves it `in_flux`; then the file is
+replayed from its start.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from spark_jms.store.ledger.codec import DecodeError, decode_sections, encode_se
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.record import Damaged, Entry, LedgerError, chunks
 
+log = logging.getLogger("store.file")
 _NAME = re.compile(r"^journal-(\d{10})\.log$")
 _GENERATION_AT = 16
 
@@ -116,17 +121,8 @@ class Generations:
         return kept
 
 
-# -- the ledger as one generation of the journal tells it, up to a position --------------------------------------------
-#
-# Every process replays the journal for itself and reads on from its position when others have appended. judge.py decides
-# what damaged bytes mean. An interrupt (Ctrl-C) in the middle of a replay leaves it `in_flux`; then the file is replayed
-# from its start.
-
-log = logging.getLogger("store.file")
-
-
 class Replay:
-    """`ledger` is the file's content up to `length`, unless `in_flux`."""
+    """The ledger as one generation of the journal gives it: `ledger` is the file's content up to `length`, unless `in_flux`."""
 
     def __init__(self, generations: Generations, disk: Disk) -> None:
         self.ledger = Ledger()

@@ -1,6 +1,6 @@
-"""`journal.lock`: which process may write now, and up to where the journal is acknowledged.
+"""The locks of a store directory: `journal.lock`, for the process that may write now, and a file for each living session.
 
-One small file with slots.
+`journal.lock` also tells up to where the journal is acknowledged. It is one small file with slots.
 
     HINT    generation and length up to which everything is written, synced and acknowledged. Readers look only at the hint to
             learn whether there is news (one pread), and never read beyond it.
@@ -12,6 +12,11 @@ One small file with slots.
 Breaking a lock is safe because the journal continues in a new generation: whatever the stopped process still writes goes to
 the old file, and before it acknowledges, it checks whether the file it locked still has its name. The operating system
 releases the lock (flock) when a process dies, so a crash never needs a broken lock.
+
+A session is alive while its file is locked by its process and the heartbeat in it is fresh. The operating system drops the
+lock when the process dies (crash, kill -9), so other sessions can take what it held at once. The heartbeat goes stale when
+the process is stopped and cannot report that. The file carries the time-out that its owner promised, and every process
+judges the session by that time-out.
 
 Features: R8 (docs/FEATURES.md)
 """
@@ -40,6 +45,8 @@ _STAMP_AT, _SWITCH_AT, _SLOTS_BYTES = 64, 128, 192
 _PAUSE_CREDIT_MS = 100.0
 _BREAK_LIMIT = 3
 _NO_STAMP = bytes(_STAMP.size)
+_BEAT = struct.Struct("<QQ")
+_MAKING = ".making-"
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,12 @@ class Hint:
     generation: int
     length: int
     synced: bool
+
+
+@dataclass(frozen=True)
+class _Own:
+    fd: int
+    path: str
 
 
 def _encode_hint(hint: Hint) -> bytes:
@@ -241,25 +254,6 @@ class JournalLock:
         self._read_fd = self._write_fd = -1
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Which sessions are alive: one file per session, locked by its process for the session's whole life, with a heartbeat
-# in it.
-#
-# A session is alive while its file is locked and its heartbeat is fresh. The operating system drops the lock when the
-# process dies (crash, kill -9), so other sessions can take what it held at once. The heartbeat goes stale when the
-# process is stopped and cannot report that. The file carries the time-out that its owner promised, and every process judges
-# the session by that time-out.
-
-_BEAT = struct.Struct("<QQ")
-_MAKING = ".making-"
-
-
-@dataclass(frozen=True)
-class _Own:
-    fd: int
-    path: str
-
-
 class SessionLocks:
     """Locks the files of this process's sessions, keeps their heartbeats fresh, and tells which sessions of any process are
     alive. Thread-safe."""
@@ -339,9 +333,8 @@ class SessionLocks:
     @staticmethod
     def _can_lock(fd: int) -> bool:
         try:
-            fcntl.flock(
-                fd, fcntl.LOCK_SH | fcntl.LOCK_NB
-            )  # shared: two processes that look at once do not see each other
+            # Shared: two processes that look at once do not see each other.
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True

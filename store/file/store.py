@@ -1,4 +1,9 @@
-"""`FileStore`, which users open. All openings of one directory by one process share one backend, and so one group commit."""
+"""The store in a directory: FileStore, which users open, the backend behind it, and its administration.
+
+All openings of one directory by one process share one backend, and so one group commit; several processes share one journal.
+The leader of a group commit takes the journal lock, runs all plans that are queued by then on the newest ledger, writes their
+entries as one frame and syncs once. Each plan sees the entries of the plans before it.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +35,7 @@ from spark_jms.store.ledger.record import Ended
 from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.store.processes import SharedBackends, UserCount, abandon_in_child
 
+T = TypeVar("T")
 _shared: SharedBackends[FileBackend] = SharedBackends()
 
 
@@ -74,29 +80,6 @@ class FileStore(LedgerStore):
 
         key = (os.path.realpath(path), session_timeout_ms)
         return cls(path, backend=_shared.take(key, make, opening or StoreOpening()))
-
-
-# -- the administration of a file store --------------------------------------------------------------------------------
-
-
-class FileAdministration(OpenedAdministration):
-    """`path` raises StoreUriError when the URI has no absolute path."""
-
-    def __init__(self, uri: str, path: Callable[[], str]) -> None:
-        super().__init__(uri, lambda: FileStore.shared(path(), create=False))
-        self._path = path
-
-    def salvage(self) -> Salvaged:
-        return salvage_directory(self._path())
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The file backend: concurrent requests of one process share one write, and several processes share one journal.
-#
-# The leader of a group commit (ledger/group.py) takes the journal lock, runs all plans that are queued by then on the newest
-# ledger, writes their entries as one frame and syncs once. Each plan sees the entries of the plans before it.
-
-T = TypeVar("T")
 
 
 class FileBackend(Backend):
@@ -278,6 +261,17 @@ class FileBackend(Backend):
         for drop in (self._session_locks.abandon, self._journal.close, self._lock.close):
             with contextlib.suppress(OSError):
                 drop()
+
+
+class FileAdministration(OpenedAdministration):
+    """The administration of a file store. `path` raises StoreUriError when the URI has no absolute path."""
+
+    def __init__(self, uri: str, path: Callable[[], str]) -> None:
+        super().__init__(uri, lambda: FileStore.shared(path(), create=False))
+        self._path = path
+
+    def salvage(self) -> Salvaged:
+        return salvage_directory(self._path())
 
 
 def _place_of(directory: str) -> tuple[int, int] | None:

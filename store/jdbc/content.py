@@ -1,4 +1,28 @@
-"""Everything that the tables of a store hold, as one moment has it. The engine reads it once, an administrator at any time.
+"""Everything that the tables of a store hold, as one moment has it: rows as ledger entries, and what damaged rows cost.
+
+The engine reads it once, an administrator at any time. A damaged row stays in its table as it is, and
+
+    SIBnnn, it is not persistent                         nothing is refused: the row is ignored
+    persistent; identity or checksum matches             its record set is refused: the parent, or the row's own
+    persistent; neither matches                          the whole store is refused: its record set is unknown
+    persistent; the record set has no readable row       the whole store is refused: the name is unknown
+    SIBXACTS, COMMITTED; identity matches                nothing is refused. The tokens are unknown, so the outcome of every
+                                                         append of that time that no other row names is unknown, never "not
+                                                         committed"
+    PREPARED; identity matches                           it stays in doubt and cannot be resolved. The record sets whose part of
+                                                         the promise is damaged are refused; if all parts are good, every
+                                                         record set that it names
+    PREPARED; names unreadable                           the whole store is refused: the record sets that it locks are unknown
+    identity does not match                              the whole store is refused: what the row was about is unknown
+
+SIBXACTS has the outcomes of the last commits, and the prepared transactions:
+
+    state        xid                     data                                     kept
+    COMMITTED    g: base : first token   the tokens of the appends of one batch   the last OUTCOMES_KEPT (persistence.py)
+    PREPARED     x: its id               the promised changes, in sections        until it is resolved
+
+`identity` covers xid, state, base and position; `checksum` covers these and the data. Each batch begins at the position where
+the one before it ended. At a gap a row is missing, and every outcome before the gap is unknown too.
 
 Features: S1, S2, S9 (docs/FEATURES.md)
 """
@@ -37,6 +61,8 @@ from spark_jms.store.jdbc.tables import Tables
 from spark_jms.store.ledger.administration import Salvaged
 from spark_jms.store.ledger.codec import DecodeError, Lost, decode_sections, encode_sections, pack, unpack
 from spark_jms.store.ledger.record import Change, Connected, Damaged, Entry, Prepared, Restored
+
+COMMITTED, PREPARED = "COMMITTED", "PREPARED"
 
 
 @dataclass(frozen=True)
@@ -101,26 +127,7 @@ def read_transactions(data: DatabaseConnection, tables: Tables, place: str) -> T
     return read_outcomes(found, f"{place}, {table.fullname}")
 
 
-# -- SIBXACTS: the outcomes of the last commits, and the prepared transactions -----------------------------------------
-# Pure.
-#
-#     state        xid                     data                                     kept
-#     COMMITTED    g: base : first token   the tokens of the appends of one batch   the last OUTCOMES_KEPT (writing.py)
-#     PREPARED     x: its id               the promised changes, in sections        until it is resolved
-#
-# A damaged row is left as it is, and
-#
-#     COMMITTED, identity matches        nothing is refused. The tokens are unknown, so the outcome of every append of that time
-#                                        that no other row names is unknown, never "not committed"
-#     PREPARED, identity matches         it stays in doubt and cannot be resolved. The record sets whose part of the promise is
-#                                        damaged are refused; if all parts are good, every record set that it names
-#     PREPARED, names unreadable         the whole store is refused: the record sets that it locks are unknown
-#     identity does not match            the whole store is refused: what the row was about is unknown
-#
-# `identity` covers xid, state, base and position; `checksum` covers these and the data. Each batch begins at the position where
-# the one before it ended. At a gap a row is missing, and every outcome before the gap is unknown too.
-
-COMMITTED, PREPARED = "COMMITTED", "PREPARED"
+# -- SIBXACTS ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -255,15 +262,7 @@ def _read_prepared(one: StoredOutcome, where: str, read: Transactions) -> None:
         read.damaged += [Damaged(name, where, one.outcome.position, MISMATCH) for name in names]
 
 
-# -- from the rows of the SIBnnn tables back to ledger entries, and what damaged rows cost -----------------------------
-# Pure.
-#
-# A damaged row stays in its table as it is, and
-#
-#     it is not persistent                                 nothing is refused: the row is ignored
-#     persistent; identity or checksum matches             its record set is refused: the parent, or the row's own
-#     persistent; neither matches                          the whole store is refused: its record set is unknown
-#     persistent; the record set has no readable row       the whole store is refused: the name is unknown
+# -- SIBnnn ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -282,7 +281,7 @@ class Restoration:
 
 
 def restore(rows: Iterable[StoredRow], place: str) -> Restoration:
-    """`place` names the store in problems."""
+    """From the rows of the SIBnnn tables back to ledger entries. `place` names the store in problems."""
     return _Restorer(sorted(rows, key=lambda stored: stored.row.id), place).restoration()
 
 
@@ -388,16 +387,14 @@ class _Restorer:
         return waiters
 
 
-# -- what is readable of a damaged store in a database -----------------------------------------------------------------
-# Pure.
-#
-# Salvage leaves out and names each row whose checksum does not match. When the row of a record set is damaged, it leaves out
-# the objects of that record set as well. The identity of a damaged row tells which record set it belonged to; when the
-# identity does not match either, salvage names the record set that the row refers to and every other one with which the
-# checksum would match. Of a prepared transaction it keeps the undamaged parts.
+# -- salvage -----------------------------------------------------------------------------------------------------------
 
 
 def salvage_rows(found: list[StoredRow], transactions: Transactions) -> Salvaged:
+    """What is readable of a damaged store. Leaves out and names each row whose checksum does not match. When the row of a
+    record set is damaged, it leaves out the objects of that record set as well. The identity of a damaged row tells which
+    record set it belonged to; when the identity does not match either, it names the record set that the row refers to and every
+    other one with which the checksum would match. Of a prepared transaction it keeps the undamaged parts."""
     rows = [one.row for one in found if one.good]
     damaged = [one for one in found if not one.good]
     left_out = [f"{one.table}: {describe(one.row)}: {MISMATCH}" for one in damaged]

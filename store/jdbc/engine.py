@@ -1,9 +1,13 @@
 """The messaging engine of a data store: one process at a time, for as long as it holds the lock.
 
-Its states are the table ENGINE_STATES (states.py). A disabled or hung engine cannot write, and this does not depend on that
+Its states are the table ENGINE_STATES (protocol.py). A disabled or hung engine cannot write, and this does not depend on that
 engine noticing: each write reads SIBOWNER in its own transaction, under a lock that excludes a new owner (persistence.py).
 An engine that only *hangs* still holds its lock, and no other process takes over until the hung process is ended; the log
 names that process.
+
+Each engine publishes host, port, certificate and a secret in a non-persistent row, which every user with read access to the
+database can read. Clients prove that they know the secret, and accept only that certificate. `engine_host` is the address at
+which it listens and that others connect to; the default serves only this host.
 
 Features: S3, S4, S5, S6, S7, S8 (docs/FEATURES.md)
 """
@@ -51,6 +55,14 @@ from spark_jms.store.net.sockets import ServingAddress
 from spark_jms.store.processes import Clock, process_gone, start_of, this_host
 
 log = logging.getLogger("store.jdbc")
+PROBE_TIMEOUT_S = 1.0
+LOG_EVERY_MS = 10_000.0
+
+
+@dataclass(frozen=True)
+class Clocks:
+    now_ms: Clock = monotonic_ms
+    sleep_ms: Callable[[float], None] = lambda ms: time.sleep(ms / 1000.0)
 
 
 class Engine:
@@ -202,18 +214,10 @@ class Engine:
         self._step(EngineEvent.LOCK_RELEASED)
 
 
-# -- what an engine publishes about itself: where it serves, and which process it is -----------------------------------
-#
-# Each engine writes host, port, certificate and a secret into a non-persistent row, which every user with read access to the
-# database can read. Clients prove that they know the secret, and accept only that certificate. `engine_host` is the address at
-# which it listens and that others connect to; the default serves only this host.
-
-PROBE_TIMEOUT_S = 1.0
-
-
 @dataclass(frozen=True)
 class Published:
-    """`process` identifies the process, also after its process id was reused; see store/engine/session_process.py."""
+    """What an engine publishes about itself: where it serves, and which process it is. `process` identifies the process, also
+    after its process id was reused; see store/processes.py."""
 
     incarnation: str
     host: str
@@ -281,19 +285,9 @@ def read_published(connection: DatabaseConnection, tables: Tables) -> Published 
     return None
 
 
-# -- repeated attempts, bounded by time, with a log line now and then --------------------------------------------------
-
-LOG_EVERY_MS = 10_000.0
-
-
-@dataclass(frozen=True)
-class Clocks:
-    now_ms: Clock = monotonic_ms
-    sleep_ms: Callable[[float], None] = lambda ms: time.sleep(ms / 1000.0)
-
-
 class RetryLimit:
-    """Measures the time since `start`, or since the first failure of a row of failures; `reset` ends the row."""
+    """Repeated attempts, bounded by time, with a log line now and then. Measures the time since `start`, or since the first failure of a
+    row of failures; `reset` ends the row."""
 
     def __init__(self, clocks: Clocks, limit_s: float, interval_ms: float) -> None:
         self.limit_s = limit_s

@@ -7,11 +7,12 @@ that lost its lock writes nothing, and every later engine can tell what became o
     SIBXACTS has its xid       the whole batch was committed
     SIBXACTS has not           nothing of it was committed
 
-An outcome is kept for the last OUTCOMES_KEPT commits (writing.py). A prepared transaction is a row of its own until it is
-resolved.
+An outcome is kept for the last OUTCOMES_KEPT commits. A prepared transaction is a row of its own until it is resolved.
+TableWriter writes rows and outcomes, and RowIds hands out the ids of rows, once each; SIBKEYS keeps the last id of the newest
+block.
 
-The engine finds damage only while it loads the store; restoration.py and outcomes.py decide what is refused. It never
-changes or removes a damaged row, except the row of the engine, which every engine writes again.
+The engine finds damage only while it loads the store; content.py decides what is refused. It never changes or removes a
+damaged row, except the row of the engine, which every engine writes again.
 
 Features: S2, S4, S6 (docs/FEATURES.md)
 """
@@ -47,6 +48,11 @@ from spark_jms.store.ledger.record import Prepared, Resolved
 log = logging.getLogger("store.jdbc")
 
 APPEND_TRIES = 3
+BLOCK = 1_024
+OBJECTS = "objects"
+OUTCOMES_KEPT = 1_024
+TRIM_EVERY = 256
+_ABOUT_TRANSACTIONS = (Prepared, Resolved)
 
 
 class JdbcPersistence(Persistence):
@@ -215,14 +221,9 @@ class JdbcPersistence(Persistence):
                 self.ownership.release()
 
 
-# -- the ids of rows, handed out once each -----------------------------------------------------------------------------
-# SIBKEYS keeps the last id of the newest block.
-
-BLOCK = 1_024
-OBJECTS = "objects"
-
-
 class RowIds:
+    """Hands out the ids of rows, within the transaction of its caller."""
+
     def __init__(self, keys: sa.Table) -> None:
         self._keys = keys
         self._next_id = self._last_id = 0
@@ -259,29 +260,8 @@ class RowIds:
             raise
 
 
-# -- writes rows and outcomes, within the transaction of its caller ----------------------------------------------------
-
-OUTCOMES_KEPT = 1_024
-TRIM_EVERY = 256
-_ABOUT_TRANSACTIONS = (Prepared, Resolved)
-
-
-class _Statements:
-    """Of one SIBnnn table, built once. The parameters are those of `Row.values`, with a prefix where a column of the same
-    name is set."""
-
-    def __init__(self, table: sa.Table) -> None:
-        self.delete = sa.delete(table).where(table.c.id == sa.bindparam("old"))
-        self.insert = sa.insert(table)
-        self.update = (
-            sa.update(table)
-            .where(table.c.id == sa.bindparam("new_id"))
-            .values({column: sa.bindparam(f"new_{column.name}") for column in table.c if column.name != "id"})
-        )
-
-
 class TableWriter:
-    """`damaged_xids`: rows of SIBXACTS that trimming leaves."""
+    """Writes rows and outcomes, within the transaction of its caller. `damaged_xids`: rows of SIBXACTS that trimming leaves."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -357,3 +337,17 @@ class TableWriter:
     def has_outcome(self, data: DatabaseConnection, xid: str) -> bool:
         table = self._tables.transactions
         return bool(data.rows(sa.select(table.c.xid).where(table.c.xid == xid)))
+
+
+class _Statements:
+    """Of one SIBnnn table, built once. The parameters are those of `Row.values`, with a prefix where a column of the same
+    name is set."""
+
+    def __init__(self, table: sa.Table) -> None:
+        self.delete = sa.delete(table).where(table.c.id == sa.bindparam("old"))
+        self.insert = sa.insert(table)
+        self.update = (
+            sa.update(table)
+            .where(table.c.id == sa.bindparam("new_id"))
+            .values({column: sa.bindparam(f"new_{column.name}") for column in table.c if column.name != "id"})
+        )

@@ -1,5 +1,11 @@
-"""How an engine gets the lock of its data store, step by step. STEPS is the protocol: the code executes it, and
-docs/DATA-STORES shows it.
+"""Who serves a data store: the lock protocol by which an engine gets the store, and the two tables of states. All execute.
+
+The model. The texts' messaging engine owns its data store alone, for life. Our store is opened by many processes, on
+several hosts. Both hold: a process that opens the store looks for the engine that serves it and becomes its client; if no
+engine answers, the process tries to get the lock, and once it has the lock it *is* the engine and serves all others
+(store/engine). So the store has one owner, which may trust its memory, and only the engine queries the database.
+
+STEPS is how an engine gets the lock, step by step; docs/DATA-STORES shows it.
 
     connection  lock                             from   to
     first       SIBOWNER0, exclusive             2      the end of the start: no two starts run at once
@@ -11,12 +17,20 @@ incarnation id. Each write of an engine reads the id under a lock that excludes 
 the database refuses what an older start still sends.
 
 PostgreSQL has table locks. A start waits 50 ms for a lock that is taken, not longer, because others queue up behind it; then
-finder.py tries the whole start again.
+JdbcFinder (store.py) tries the whole start again.
 
 SQLite has no table locks, only locks on a whole file. So SIBOWNER0 and SIBOWNER are each alone in a file beside the store's.
 `BEGIN EXCLUSIVE` there is the exclusive lock, a read transaction the shared one. The order is the same, with three
 differences: the locks belong to the operating system, so they fall with the process and are never orphaned; they hold on one
 host; and SIBOWNER cannot be read while it is locked exclusively.
+
+ROLES is what one process is to the store. ENGINE_STATES is the life of one engine, from the moment it has the lock. After a
+lost connection the setting `on_connection_loss` decides: `failover` disables the engine at once, `retry` lets it try to
+regain its lock, under the same incarnation if no other engine had the store in between. A disabled engine never writes
+again; its process seeks an engine, as every other process does.
+
+Every change of role or state goes through `StateMachine.step`: an event that the table does not list raises, so it cannot
+happen. `draw` and `draw_states` print the protocol and a table as the diagrams in docs/DATA-STORES.md.
 
 Features: S3, S4, S5, S6, S7, S8 (docs/FEATURES.md)
 """
@@ -41,6 +55,9 @@ from spark_jms.store.jdbc.settings import SQLITE
 from spark_jms.store.jdbc.tables import VERSION, Tables, sqlite_file
 
 log = logging.getLogger("store.jdbc")
+
+
+# -- the lock protocol -------------------------------------------------------------------------------------------------
 
 
 class Step(Enum):
@@ -254,35 +271,7 @@ class _Start:
             connection.run(sa.update(owner).where(owner.c.me_uuid == me_uuid).values(**values))
 
 
-def draw() -> str:
-    """The protocol as a Mermaid sequence diagram."""
-    lines = ["sequenceDiagram", "    participant E as engine", "    participant D as database"]
-    for step in STEPS:
-        arrow = "->>" if step.step is not Step.READ else "->>+"
-        mark = f" ({step.mark})" if step.mark else ""
-        lines.append(f"    E{arrow}D: {step.number}{mark} {step.connection}: {step.statement()}".replace("->>+", "->>"))
-        if step.step is Step.READ:
-            lines.append("    D-->>E: the row; refused if it is foreign, of another version, or another start's")
-        if step.mark == "D":
-            lines.append("    Note over E,D: the third connection keeps the shared lock for the engine's life")
-    return "\n".join(lines)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Who serves a data store, and what becomes of an engine that loses its connection: two tables that execute.
-#
-# The model. The texts' messaging engine owns its data store alone, for life. Our store is opened by many processes, on
-# several hosts. Both hold: a process that opens the store looks for the engine that serves it and becomes its client; if no
-# engine answers, the process tries to get the lock, and once it has the lock it *is* the engine and serves all others
-# (store/engine). So the store has one owner, which may trust its memory, and only the engine queries the database.
-#
-# ROLES is what one process is to the store. ENGINE_STATES is the life of one engine, from the moment it has the lock. After a
-# lost connection the setting `on_connection_loss` decides: `failover` disables the engine at once, `retry` lets it try to
-# regain its lock, under the same incarnation if no other engine had the store in between. A disabled engine never writes
-# again; its process seeks an engine, as every other process does.
-#
-# Every change of role or state goes through `StateMachine.step`: an event that the table does not list raises, so it cannot
-# happen. `draw` prints a table as the diagram in docs/DATA-STORES.md.
+# -- roles and states --------------------------------------------------------------------------------------------------
 
 
 class ProcessRole(Enum):
@@ -381,6 +370,20 @@ class StateMachine(Generic[S, E]):
                 raise RuntimeError(f"{type(before).__name__} {before.value!r} has no event {event.value!r}")
             self.state = after = self._table[before, event]
             return after if after is not before else None
+
+
+def draw() -> str:
+    """The protocol as a Mermaid sequence diagram."""
+    lines = ["sequenceDiagram", "    participant E as engine", "    participant D as database"]
+    for step in STEPS:
+        arrow = "->>" if step.step is not Step.READ else "->>+"
+        mark = f" ({step.mark})" if step.mark else ""
+        lines.append(f"    E{arrow}D: {step.number}{mark} {step.connection}: {step.statement()}".replace("->>+", "->>"))
+        if step.step is Step.READ:
+            lines.append("    D-->>E: the row; refused if it is foreign, of another version, or another start's")
+        if step.mark == "D":
+            lines.append("    Note over E,D: the third connection keeps the shared lock for the engine's life")
+    return "\n".join(lines)
 
 
 def draw_states(table: Mapping[tuple[S, E], S]) -> str:

@@ -1,4 +1,4 @@
-"""The rows of the SIBnnn tables. Pure.
+"""The rows of the SIBnnn tables, and which of them a batch of ledger entries changes. Pure.
 
     class                persistent   parent         name           number              data
     1 record set         yes          –              its name       epoch               –
@@ -6,11 +6,12 @@
     3 session            no           –              its id         –                   label
     4 holder             no           record set     session id     –                   –
     5 waiter             no           record set     session id     –                   –
-    6 engine             no           –              incarnation    –                   Published (published.py)
+    6 engine             no           –              incarnation    –                   Published (engine.py)
 
 Waiters are served in the order of their ids. A row keeps its id for life, and no id is used twice. `identity` covers id,
 parent, class and, of a record set, the name: what tells which record set a damaged row concerns. `checksum` covers the
-whole row. row_changes.py turns ledger entries into rows, restoration.py turns rows into ledger entries.
+whole row. A batch is written as its result: a key that one batch changes ten times is one row. content.py turns rows back
+into ledger entries.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ CLASSES: Mapping[int, tuple[str, bool]] = {
 """Name, and whether the class is persistent."""
 
 MISMATCH = "the checksum of the row does not match"
+_NEW_DATA_ONLY = (OBJECT, SESSION)  # an update changes nothing else of these, and the map does not know the data
 _HEAD = struct.Struct("<qqqq")
 _IDENTITY = struct.Struct("<qqq")
 
@@ -153,12 +155,7 @@ def describe(row: Row) -> str:
     return f"row {row.id} ({kind} {row.name!r})"
 
 
-# -- from ledger entries to rows of the SIBnnn tables ------------------------------------------------------------------
-# Pure.
-#
-# A batch is written as its result: a key that one batch changes ten times is one row.
-
-_NEW_DATA_ONLY = (OBJECT, SESSION)  # an update changes nothing else of these, and the map does not know the data
+# -- from ledger entries to rows ---------------------------------------------------------------------------------------
 
 
 @dataclass

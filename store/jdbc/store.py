@@ -1,4 +1,7 @@
-"""`JdbcStore`, which users open. All openings of one store by one process share one client, or one engine.
+"""A store in a database: JdbcStore, which users open, JdbcFinder, which finds or becomes its engine, and its administration.
+
+All openings of one store by one process share one client, or one engine. The roles of a process are the table ROLES
+(protocol.py).
 
 Features: C16, S1, S4, S5 (docs/FEATURES.md)
 """
@@ -48,7 +51,39 @@ from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.store.net.sockets import ServingAddress
 from spark_jms.store.processes import SharedBackends
 
+log = logging.getLogger("store.jdbc")
 _shared: SharedBackends[EngineBackend] = SharedBackends()
+OPEN_LIMIT_S = 10.0  # of a first opening: long enough for a restart of the database, short enough for a wrong address
+
+
+AWAITED: Mapping[RoleEvent, str] = {
+    RoleEvent.LOCK_HELD: "the lock of the data store",
+    RoleEvent.DATABASE_UNREACHABLE: "the database",
+}
+
+
+AT_THE_LIMIT: Mapping[RoleEvent, type[StoreError]] = {
+    RoleEvent.LOCK_HELD: LockHeldError,
+    RoleEvent.DATABASE_UNREACHABLE: DatabaseUnreachableError,
+}
+
+
+class JdbcStore(LedgerStore):
+    """A store in a database. Each has its own backend; `shared` uses the one of this process."""
+
+    def __init__(self, uri: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> None:
+        super().__init__(open_backend(uri, session_timeout_ms=session_timeout_ms, create=create))
+
+    @classmethod
+    def shared(
+        cls, uri: str, *, session_timeout_ms: int = 10_000, create: bool = True, opening: StoreOpening | None = None
+    ) -> LedgerStore:
+        wanted = opening or StoreOpening()
+
+        def make() -> EngineBackend:
+            return open_backend(uri, session_timeout_ms=session_timeout_ms, create=create, opening=wanted)
+
+        return LedgerStore(_shared.take((uri, session_timeout_ms), make, wanted))
 
 
 def open_backend(
@@ -72,184 +107,9 @@ def open_backend(
     )
 
 
-class JdbcStore(LedgerStore):
-    """A store in a database. Each has its own backend; `shared` uses the one of this process."""
-
-    def __init__(self, uri: str, *, session_timeout_ms: int = 10_000, create: bool = True) -> None:
-        super().__init__(open_backend(uri, session_timeout_ms=session_timeout_ms, create=create))
-
-    @classmethod
-    def shared(
-        cls, uri: str, *, session_timeout_ms: int = 10_000, create: bool = True, opening: StoreOpening | None = None
-    ) -> LedgerStore:
-        wanted = opening or StoreOpening()
-
-        def make() -> EngineBackend:
-            return open_backend(uri, session_timeout_ms=session_timeout_ms, create=create, opening=wanted)
-
-        return LedgerStore(_shared.take((uri, session_timeout_ms), make, wanted))
-
-
-# -- the administration of a store in a database -----------------------------------------------------------------------
-# Nothing here takes the engine's lock.
-
-
-class JdbcAdministration(Administration):
-    def __init__(self, uri: str) -> None:
-        self._settings = parse_jdbc(uri)
-        self._shown = self._settings.shown
-
-    def lock_status(self) -> LockStatus:
-        with _observed(self._settings) as store:
-            owner, published, held = store.owner(), read_published(store.data, store.tables), store.is_locked()
-        if owner is None:
-            return LockStatus(self._shown, held)
-        status = LockStatus(self._shown, held, engine=owner.me_uuid, incarnation=owner.inc_uuid, version=owner.version)
-        if published is None or published.incarnation != owner.inc_uuid:
-            return status
-        return replace(
-            status,
-            owner=published.shown(),
-            hostname=published.hostname,
-            pid=published.pid,
-            since_ms=published.since_ms,
-            answers=held and published.answers(),
-        )
-
-    def check(self) -> Checked:
-        problems: list[str] = []
-        with _observed(self._settings) as store:
-            try:
-                check_owner(store.owner(), self._settings.engine, self._shown)
-            except StoreVersionError as error:  # this version does not know the format of the rows
-                return Checked(self._shown, 0, 0, 0, (), (str(error),))
-            except StoreError as error:
-                problems.append(str(error))
-            content = read_content(store.data, store.tables, self._shown)
-        problems += [f"the whole store is refused: {refusal.detail()}" for refusal in content.refusals]
-        problems += [damaged.error().detail() for damaged in content.damaged]
-        problems += [f"nothing is refused: {place}" for place in content.passed_over]
-        refused = {damaged.name for damaged in content.transactions.damaged}
-        records = [
-            entry for entry in content.restored.entries if isinstance(entry, Restored) and entry.name not in refused
-        ]
-        return Checked(
-            store=self._shown,
-            record_count=len(records),
-            object_count=sum(len(record.objects) for record in records),
-            object_bytes=sum(len(key) + len(value) for record in records for key, value in record.objects),
-            in_doubt=tuple(entry.xid for entry in content.transactions.prepared if isinstance(entry, Prepared)),
-            problems=tuple(problems),
-        )
-
-    def compact(self) -> str:
-        """VACUUM of every table that the engine does not lock for its whole life."""
-        with _observed(self._settings) as store:
-            if self._settings.dialect == SQLITE:
-                before = os.path.getsize(self._settings.path)
-                store.data.run("PRAGMA wal_checkpoint(TRUNCATE)")
-                store.data.run("VACUUM")
-                return f"vacuumed: {before:,} bytes before, {os.path.getsize(self._settings.path):,} after"
-            store.data.rollback()
-            store.data.autocommit()
-            tables = (*store.tables.objects, store.tables.transactions, store.tables.keys)
-            for table in tables:
-                store.data.run(f"VACUUM (ANALYZE) {table.fullname}")
-            return f"vacuumed {', '.join(table.fullname for table in tables)}"
-
-    def salvage(self) -> Salvaged:
-        with _observed(self._settings) as store:
-            if store.is_locked():
-                raise StoreInUseError(f"{self._shown} is used: an engine holds its lock")
-            try:
-                rows = [found for found in read_rows(store.data, store.tables) if found.persistent]
-                transactions = read_transactions(store.data, store.tables, self._shown)
-            except StoreError:
-                check_owner(store.owner(), "", self._shown)  # the tables may be of another version
-                raise
-        return salvage_rows(rows, transactions)
-
-
-class _Observed:
-    """The tables of a store, as an observer without the engine's lock reads them."""
-
-    def __init__(self, settings: JdbcSettings) -> None:
-        self._settings = settings
-        self.tables: Tables = make_tables(settings)
-        self.database = Database(settings)
-        ensure_tables(self.database, self.tables, create=False)
-        self.data: DatabaseConnection = self.database.connect()
-
-    def owner(self) -> OwnerRow | None:
-        if self._settings.dialect != SQLITE:
-            return read_owner(self.data, self.tables)
-        with self._owner_file() as beside:
-            return read_owner(beside, self.tables)
-
-    def is_locked(self) -> bool:
-        """An engine holds the lock on SIBOWNER."""
-        if self._settings.dialect == SQLITE:
-            return self._is_file_locked()
-        found = self.data.rows(
-            sa.text(
-                "SELECT 1 FROM pg_locks l JOIN pg_class c ON c.oid = l.relation JOIN pg_namespace n "
-                "ON n.oid = c.relnamespace WHERE l.granted AND c.relname = :name AND l.mode = 'ShareLock' "
-                "AND n.nspname = coalesce(:schema, current_schema())"
-            ).bindparams(name=self.tables.owner.name, schema=self._settings.schema.lower() or None)
-        )
-        return bool(found)
-
-    def _is_file_locked(self) -> bool:
-        with self._owner_file() as beside:
-            try:
-                beside.run("PRAGMA busy_timeout=0")
-                beside.begin("EXCLUSIVE")
-                beside.rollback()
-            except StoreBusyError:
-                return True
-        return False
-
-    @contextmanager
-    def _owner_file(self) -> Iterator[DatabaseConnection]:
-        beside = self.database.connect(sqlite_file(self._settings.path, self.tables.owner))
-        try:
-            yield beside
-        finally:
-            beside.close()
-
-
-@contextmanager
-def _observed(settings: JdbcSettings) -> Iterator[_Observed]:
-    store = None
-    try:
-        store = _Observed(settings)
-        yield store
-    except ConnectionLostError as error:
-        raise StoreError(str(error)) from error
-    finally:
-        if store is not None:
-            store.data.close()
-            store.database.close()
-
-
-# -- how a process finds the engine of a data store, or becomes it -----------------------------------------------------
-# The roles are the table ROLES (states.py).
-
-log = logging.getLogger("store.jdbc")
-
-OPEN_LIMIT_S = 10.0  # of a first opening: long enough for a restart of the database, short enough for a wrong address
-AWAITED: Mapping[RoleEvent, str] = {
-    RoleEvent.LOCK_HELD: "the lock of the data store",
-    RoleEvent.DATABASE_UNREACHABLE: "the database",
-}
-AT_THE_LIMIT: Mapping[RoleEvent, type[StoreError]] = {
-    RoleEvent.LOCK_HELD: LockHeldError,
-    RoleEvent.DATABASE_UNREACHABLE: DatabaseUnreachableError,
-}
-
-
 class JdbcFinder(EngineFinder):
-    """One per opened store and process. It owns the engine while the role of this process is ENGINE."""
+    """How a process finds the engine of a data store, or becomes it. One per opened store and process. It owns the engine while
+    the role of this process is ENGINE."""
 
     def __init__(
         self,
@@ -396,3 +256,146 @@ class JdbcFinder(EngineFinder):
         self.database.abandon()
         if self._engine is not None:
             self._engine.server.abandon()
+
+
+# -- administration ----------------------------------------------------------------------------------------------------
+
+
+class JdbcAdministration(Administration):
+    """Nothing here takes the engine's lock."""
+
+    def __init__(self, uri: str) -> None:
+        self._settings = parse_jdbc(uri)
+        self._shown = self._settings.shown
+
+    def lock_status(self) -> LockStatus:
+        with _observed(self._settings) as store:
+            owner, published, held = store.owner(), read_published(store.data, store.tables), store.is_locked()
+        if owner is None:
+            return LockStatus(self._shown, held)
+        status = LockStatus(self._shown, held, engine=owner.me_uuid, incarnation=owner.inc_uuid, version=owner.version)
+        if published is None or published.incarnation != owner.inc_uuid:
+            return status
+        return replace(
+            status,
+            owner=published.shown(),
+            hostname=published.hostname,
+            pid=published.pid,
+            since_ms=published.since_ms,
+            answers=held and published.answers(),
+        )
+
+    def check(self) -> Checked:
+        problems: list[str] = []
+        with _observed(self._settings) as store:
+            try:
+                check_owner(store.owner(), self._settings.engine, self._shown)
+            except StoreVersionError as error:  # this version does not know the format of the rows
+                return Checked(self._shown, 0, 0, 0, (), (str(error),))
+            except StoreError as error:
+                problems.append(str(error))
+            content = read_content(store.data, store.tables, self._shown)
+        problems += [f"the whole store is refused: {refusal.detail()}" for refusal in content.refusals]
+        problems += [damaged.error().detail() for damaged in content.damaged]
+        problems += [f"nothing is refused: {place}" for place in content.passed_over]
+        refused = {damaged.name for damaged in content.transactions.damaged}
+        records = [
+            entry for entry in content.restored.entries if isinstance(entry, Restored) and entry.name not in refused
+        ]
+        return Checked(
+            store=self._shown,
+            record_count=len(records),
+            object_count=sum(len(record.objects) for record in records),
+            object_bytes=sum(len(key) + len(value) for record in records for key, value in record.objects),
+            in_doubt=tuple(entry.xid for entry in content.transactions.prepared if isinstance(entry, Prepared)),
+            problems=tuple(problems),
+        )
+
+    def compact(self) -> str:
+        """VACUUM of every table that the engine does not lock for its whole life."""
+        with _observed(self._settings) as store:
+            if self._settings.dialect == SQLITE:
+                before = os.path.getsize(self._settings.path)
+                store.data.run("PRAGMA wal_checkpoint(TRUNCATE)")
+                store.data.run("VACUUM")
+                return f"vacuumed: {before:,} bytes before, {os.path.getsize(self._settings.path):,} after"
+            store.data.rollback()
+            store.data.autocommit()
+            tables = (*store.tables.objects, store.tables.transactions, store.tables.keys)
+            for table in tables:
+                store.data.run(f"VACUUM (ANALYZE) {table.fullname}")
+            return f"vacuumed {', '.join(table.fullname for table in tables)}"
+
+    def salvage(self) -> Salvaged:
+        with _observed(self._settings) as store:
+            if store.is_locked():
+                raise StoreInUseError(f"{self._shown} is used: an engine holds its lock")
+            try:
+                rows = [found for found in read_rows(store.data, store.tables) if found.persistent]
+                transactions = read_transactions(store.data, store.tables, self._shown)
+            except StoreError:
+                check_owner(store.owner(), "", self._shown)  # the tables may be of another version
+                raise
+        return salvage_rows(rows, transactions)
+
+
+class _Observed:
+    """The tables of a store, as an observer without the engine's lock reads them."""
+
+    def __init__(self, settings: JdbcSettings) -> None:
+        self._settings = settings
+        self.tables: Tables = make_tables(settings)
+        self.database = Database(settings)
+        ensure_tables(self.database, self.tables, create=False)
+        self.data: DatabaseConnection = self.database.connect()
+
+    def owner(self) -> OwnerRow | None:
+        if self._settings.dialect != SQLITE:
+            return read_owner(self.data, self.tables)
+        with self._owner_file() as beside:
+            return read_owner(beside, self.tables)
+
+    def is_locked(self) -> bool:
+        """An engine holds the lock on SIBOWNER."""
+        if self._settings.dialect == SQLITE:
+            return self._is_file_locked()
+        found = self.data.rows(
+            sa.text(
+                "SELECT 1 FROM pg_locks l JOIN pg_class c ON c.oid = l.relation JOIN pg_namespace n "
+                "ON n.oid = c.relnamespace WHERE l.granted AND c.relname = :name AND l.mode = 'ShareLock' "
+                "AND n.nspname = coalesce(:schema, current_schema())"
+            ).bindparams(name=self.tables.owner.name, schema=self._settings.schema.lower() or None)
+        )
+        return bool(found)
+
+    def _is_file_locked(self) -> bool:
+        with self._owner_file() as beside:
+            try:
+                beside.run("PRAGMA busy_timeout=0")
+                beside.begin("EXCLUSIVE")
+                beside.rollback()
+            except StoreBusyError:
+                return True
+        return False
+
+    @contextmanager
+    def _owner_file(self) -> Iterator[DatabaseConnection]:
+        beside = self.database.connect(sqlite_file(self._settings.path, self.tables.owner))
+        try:
+            yield beside
+        finally:
+            beside.close()
+
+
+@contextmanager
+def _observed(settings: JdbcSettings) -> Iterator[_Observed]:
+    store = None
+    try:
+        store = _Observed(settings)
+        yield store
+    except ConnectionLostError as error:
+        raise StoreError(str(error)) from error
+    finally:
+        if store is not None:
+            store.data.close()
+            store.database.close()

@@ -1,13 +1,13 @@
-"""The seven tables: what each holds, and the module that writes it.
+"""The seven tables: what each holds, the module that knows its rows, and how a store's tables are checked and created.
 
     SIBOWNER      me_uuid, inc_uuid, version, migration_version     which engine owns the store, and its current start
                                                                     (protocol.py)
     SIBOWNER0     empty_column                                      nothing: the table is only locked (protocol.py)
-    SIBCLASSMAP   class_id, name, persistent                        the kinds of objects (schema.py)
-    SIBLISTING    table_id, table_name, persistent                  the SIBnnn tables (schema.py)
+    SIBCLASSMAP   class_id, name, persistent                        the kinds of objects (here)
+    SIBLISTING    table_id, table_name, persistent                  the SIBnnn tables (here)
     SIBXACTS      xid, state, base, position, data, identity, checksum
-                                                                    outcomes of commits, prepared transactions (outcomes.py)
-    SIBKEYS       key_id, last_key                                  ids, handed out in blocks (ids.py)
+                                                                    outcomes of commits, prepared transactions (content.py)
+    SIBKEYS       key_id, last_key                                  ids, handed out in blocks (persistence.py)
     SIBnnn        id, parent_id, class_id, name, number, data, identity, checksum       the objects (rows.py)
 
 The persistent SIBnnn tables (SIB000 and following) hold record sets with their epochs, and their objects. The non-persistent
@@ -152,12 +152,9 @@ def sqlite_file(path: str, table: Table) -> str:
     return f"{path}-{table.name}"
 
 
-# -- whether all tables of a store exist and list what they should, and creating them ----------------------------------
-# A refusal changes nothing.
-
-
 def ensure_tables(database: Database, tables: Tables, *, create: bool) -> bool:
-    """True when it created them. `create`: the caller accepts a new store; the setting `create_tables` must allow it too."""
+    """All tables exist and list what they should, or a refusal that changes nothing. True when it created them. `create`: the
+    caller accepts a new store; the setting `create_tables` must allow it too."""
     settings = database.settings
     if settings.dialect == SQLITE and not create and not os.path.exists(settings.path):
         raise TablesMissingError(settings.shown)

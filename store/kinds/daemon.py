@@ -16,9 +16,8 @@ def hosted_service(environment: Mapping[str, str]) -> ServiceFactory | None:
     """The WebHDFS door, if the environment asks for one. SettingInvalidError names the variable."""
     if not any(name.startswith("RS_DOOR") for name in environment):
         return None
-    from spark_jms.store.webhdfs.hosting import (
-        door_from_environment,  # 15 MB that a daemon without a door does not need
-    )
+    # 15 MB that a daemon without a door does not need.
+    from spark_jms.store.webhdfs.hosting import door_from_environment
 
     return door_from_environment(environment)
 

@@ -1,7 +1,8 @@
-"""Whether there is certainly no store at a place, as far as this process can see.
+"""From a URI to a store, to its administration and to its places: the only module that knows the kinds of stores.
 
-Opening a store may take long: one that cannot be reached is tried again and again. This looks at the place alone: at a path, or
-whether an address refuses connections. A place that does not answer may be slow, so it is not absent.
+A kind is imported when one of its stores is opened. Opening a store may take long: one that cannot be reached is tried again and
+again. `absence` looks at the places alone: at a path, or whether an address refuses connections. It is "" unless there is
+certainly no store, as far as this process can see: a place that does not answer may be slow, so it is not absent.
 
 Features: D4, R13 (docs/FEATURES.md)
 """
@@ -32,47 +33,11 @@ Place = str | Endpoint
 """A path, or an endpoint."""
 
 
-def absence(places: Sequence[Place], timeout_s: float) -> str:
-    """What is missing at the places of a store; "" when one of them is there or cannot be told. Never raises for a place."""
-    found = []
-    for place in places:
-        missing = _missing_endpoint(place, timeout_s) if isinstance(place, Endpoint) else _missing_path(place)
-        if not missing:
-            return ""
-        found.append(missing)
-    return "; ".join(found)
-
-
-def _missing_path(path: str) -> str:
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return f"{path} does not exist"
-    except OSError:
-        pass
-    return ""
-
-
-def _missing_endpoint(endpoint: Endpoint, timeout_s: float) -> str:
-    try:
-        socket.create_connection((endpoint.host, endpoint.port), timeout_s).close()
-    except ConnectionRefusedError:
-        return f"{endpoint.host}:{endpoint.port} refuses connections"
-    except OSError:
-        pass
-    return ""
-
-
-# -- from a URI to a store and to its administration: the only place that knows the kinds of stores --------------------
-#
-# A kind is imported when one of its stores is opened.
-
-
 def open_store(
     uri: str, *, session_timeout_ms: int = 10_000, create: bool = True, opening: StoreOpening | None = None
 ) -> Store:
-    """The store that the URI names (see KINDS), or the file store at a plain path. With create=False it must exist. `opening` bounds
-    the waits for what is away or held, and can be cancelled."""
+    """The store that the URI names (see KINDS), or the file store at a plain path. With create=False it must exist. `opening`
+    bounds the waits for what is away or held, and can be cancelled."""
     kind = _kind_of(uri)
     check_duration(session_timeout_ms, "session_timeout_ms")
     if session_timeout_ms <= 0:
@@ -104,7 +69,7 @@ def admission_of(uri: str) -> Callable[[], None]:
 
 
 def places_of(uri: str) -> Sequence[Place]:
-    """Where a store's bytes or processes are: if all of them are absent, so is the store (absence.py). Raises StoreError."""
+    """Where a store's bytes or processes are: if all of them are absent, so is the store (`absence`). Raises StoreError."""
     return _kind_of(uri).places(uri)
 
 
@@ -118,8 +83,15 @@ def folder_of(uri: str) -> str | None:
     return os.path.realpath(_file_path(uri)) if _kind_of(uri).places is _file_places else None
 
 
-def _admit() -> None:
-    pass
+def absence(places: Sequence[Place], timeout_s: float) -> str:
+    """What is missing at the places of a store; "" when one of them is there or cannot be told. Never raises for a place."""
+    found = []
+    for place in places:
+        missing = _missing_endpoint(place, timeout_s) if isinstance(place, Endpoint) else _missing_path(place)
+        if not missing:
+            return ""
+        found.append(missing)
+    return "; ".join(found)
 
 
 def scheme_of(uri: str) -> str:
@@ -143,6 +115,30 @@ def _check_text(text: str, uri: str) -> None:
     for wrong in text:
         if wrong == "\0" or "\ud800" <= wrong <= "\udc7f" or "\udd00" <= wrong <= "\udfff":
             raise StoreUriError(f"{shown_uri(uri)!r} has {wrong!r}, which no path, host or name can have")
+
+
+def _missing_path(path: str) -> str:
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{path} does not exist"
+    except OSError:
+        pass
+    return ""
+
+
+def _missing_endpoint(endpoint: Endpoint, timeout_s: float) -> str:
+    try:
+        socket.create_connection((endpoint.host, endpoint.port), timeout_s).close()
+    except ConnectionRefusedError:
+        return f"{endpoint.host}:{endpoint.port} refuses connections"
+    except OSError:
+        pass
+    return ""
+
+
+def _admit() -> None:
+    pass
 
 
 def _open_memory(uri: str, session_timeout_ms: int, create: bool, opening: StoreOpening) -> Store:

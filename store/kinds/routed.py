@@ -5,7 +5,7 @@
 
 The other stores are opened when they are first asked. One that cannot be opened or does not answer raises its own error;
 the others are not concerned. A commit is one atomic write of each store that it changes, the default store's first; what
-spans several stores and has to be atomic is a transfer (core/transfer.py).
+spans several stores and has to be atomic is a transfer (spark_jms/core/transactions/transfer.py).
 
 Features: M10 (docs/FEATURES.md)
 """
@@ -78,8 +78,8 @@ class RoutedStore(Store):
         self._closed = False
 
     def store(self, name: str) -> Store:
-        """The store itself, whose records have plain names. Raises the error of opening it. All who ask for it while it is opened wait
-        for the same attempt and share its outcome: none of them begins another one when this fails."""
+        """The store itself, whose records have plain names. Raises the error of opening it. All who ask for it while it is
+        opened wait for the same attempt and share its outcome: none of them begins another one when this fails."""
         if name == DEFAULT:
             return self._default
         with self._lock:

@@ -1,4 +1,6 @@
-"""The port between the rules of a store and the medium that keeps its ledger: `Backend`, and the `Transaction` of one write.
+"""The port between the rules of a store and the medium that keeps its ledger, and what both of its sides use.
+
+`Backend` is the port, `Transaction` the entries of one write, and OperationCounter counts the operations of a session or store.
 
 Features: C9, C16 (docs/FEATURES.md)
 """
@@ -17,6 +19,13 @@ from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.record import Change, Ended, Entry
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Tally:
+    create_count: int = 0
+    update_count: int = 0
+    delete_count: int = 0
 
 
 class Transaction:
@@ -77,24 +86,23 @@ class Backend(ABC):
         """Count one user less; the last one closes the backend."""
 
 
-def evict_dead(transaction: Transaction, backend: Backend, witnesses: Collection[str], me: str) -> None:
-    """If one of the witnesses is dead, end all dead sessions, so that their records go to live ones."""
-    others = [session_id for session_id in witnesses if session_id != me]
-    if not others or len(backend.alive(others)) == len(set(others)):
-        return
-    known = [session_id for session_id in transaction.ledger.sessions if session_id != me]
-    alive = backend.alive(known)
-    transaction.do(Ended(tuple(session_id for session_id in known if session_id not in alive)))
+class OperationCounter:
+    """Counts the operations of a session, or of a store, for statistics. Thread-safe."""
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.create = self.read = self.update = self.delete = self.commit = 0
 
-# -- counts the operations of a session, or of a store, for statistics -------------------------------------------------
+    def add_read(self) -> None:
+        with self._lock:
+            self.read += 1
 
-
-@dataclass(frozen=True)
-class Tally:
-    create_count: int = 0
-    update_count: int = 0
-    delete_count: int = 0
+    def add_commit(self, tally: Tally) -> None:
+        with self._lock:
+            self.commit += 1
+            self.create += tally.create_count
+            self.update += tally.update_count
+            self.delete += tally.delete_count
 
 
 def tally_of(changes: Iterable[Change], ledger: Ledger) -> Tally:
@@ -115,18 +123,11 @@ def tally_of(changes: Iterable[Change], ledger: Ledger) -> Tally:
     return Tally(create, update, delete)
 
 
-class OperationCounter:
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.create = self.read = self.update = self.delete = self.commit = 0
-
-    def add_read(self) -> None:
-        with self._lock:
-            self.read += 1
-
-    def add_commit(self, tally: Tally) -> None:
-        with self._lock:
-            self.commit += 1
-            self.create += tally.create_count
-            self.update += tally.update_count
-            self.delete += tally.delete_count
+def evict_dead(transaction: Transaction, backend: Backend, witnesses: Collection[str], me: str) -> None:
+    """If one of the witnesses is dead, end all dead sessions, so that their records go to live ones."""
+    others = [session_id for session_id in witnesses if session_id != me]
+    if not others or len(backend.alive(others)) == len(set(others)):
+        return
+    known = [session_id for session_id in transaction.ledger.sessions if session_id != me]
+    alive = backend.alive(known)
+    transaction.do(Ended(tuple(session_id for session_id in known if session_id not in alive)))

@@ -1,8 +1,12 @@
-"""Ledger entries as bytes and back. Every value has its length before it; the layer around has the checksum.
+"""Ledger entries as bytes and back, as one piece or in sections with checksums. Pure.
 
-`encode` writes the entries as one piece. `encode_sections` writes a head, and a section for each change of a record and for
-each record of a snapshot. The head has everything but keys and values: it names the record of a damaged section, and it
-alone tells who holds which record at which epoch, and the outcome of each transaction.
+Every value has its length before it. `encode` writes the entries as one piece; the layer around has the checksum.
+`encode_sections` writes a head, and a section for each change of a record and for each record of a snapshot. The head has
+everything but keys and values: it names the record of a damaged section, and it alone tells who holds which record at which
+epoch, and the outcome of each transaction.
+
+Each section has a checksum of its own, so damage in one leaves the others readable. A table gives the length and checksum of
+each section. It is stored before them under a checksum of its own, because without it no section can be read.
 """
 
 from __future__ import annotations
@@ -36,6 +40,103 @@ _CONNECTED, _ENDED, _OPENED, _CLOSED, _WAITED, _CANCELLED, _WRITTEN, _RESTORED, 
     1, 12
 )
 _PUT, _DELETE = 1, 2
+
+
+_ROW = struct.Struct("<II")  # of the table: length and checksum of a section
+TABLE_ROW_BYTES = _ROW.size
+_HEAD = struct.Struct("<II")  # number of sections, checksum of the table
+
+
+class DecodeError(Exception):
+    """The bytes have the right checksum and still are no entries: the writer was faulty, or of another format."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The place of a section whose checksum does not match."""
+
+    start: int
+    end: int
+
+
+Section = bytes | Lost
+
+
+def encode(entries: Iterable[Entry]) -> bytes:
+    writer = _Writer()
+    for entry in entries:
+        _encode_entry(writer, entry)
+    return writer.joined()
+
+
+def encode_sections(entries: Iterable[Entry]) -> list[bytes]:
+    sections: list[bytes] = []
+    head = _Writer(sections)
+    for entry in entries:
+        _encode_entry(head, entry)
+    return [head.joined(), *sections]
+
+
+def decode(data: bytes) -> list[Entry]:
+    reader = _Reader(data)
+    entries: list[Entry] = []
+    try:
+        while reader.at < len(data):
+            entries.append(_decode_entry(reader))
+    except StoreError as error:  # Put and Delete check themselves
+        raise DecodeError(str(error)) from error
+    return entries
+
+
+def decode_sections(sections: Sequence[Section], file: str) -> list[Entry]:
+    """An entry whose section is lost comes without its keys and values, and a `Damaged` follows it."""
+    reader = _HeadReader(sections, file)
+    entries: list[Entry] = []
+    try:
+        while reader.at < len(reader.data):
+            entries.append(_decode_entry(reader))
+            entries += reader.damaged
+            reader.damaged = []
+    except StoreError as error:
+        raise DecodeError(str(error)) from error
+    reader.check_all()
+    return entries
+
+
+def table_of(sections: Sequence[bytes]) -> bytes:
+    return b"".join([_ROW.pack(len(section), zlib.crc32(section)) for section in sections])
+
+
+def split(data: bytes, at: int, table: bytes, base: int = 0) -> tuple[tuple[Section, ...], int] | None:
+    """The sections that the table describes, which begin at `at`, and where they end; None when they are cut off. `data`
+    begins at `base` in its file."""
+    sections: list[Section] = []
+    for length, checksum in _ROW.iter_unpack(table):
+        section = data[at : at + length]
+        if len(section) < length:
+            return None
+        sections.append(section if zlib.crc32(section) == checksum else Lost(base + at, base + at + length))
+        at += length
+    return tuple(sections), at
+
+
+def pack(sections: Sequence[bytes]) -> bytes:
+    """Table and sections in one value."""
+    table = table_of(sections)
+    return b"".join((_HEAD.pack(len(sections), zlib.crc32(table)), table, *sections))
+
+
+def unpack(data: bytes) -> tuple[Section, ...] | None:
+    """None when the table is damaged, or the value does not end where the table ends."""
+    if len(data) < _HEAD.size:
+        return None
+    count, checksum = _HEAD.unpack_from(data)
+    start = _HEAD.size + count * TABLE_ROW_BYTES
+    table = data[_HEAD.size : start]
+    if len(table) != count * TABLE_ROW_BYTES or zlib.crc32(table) != checksum:
+        return None
+    found = split(data, start, table)
+    return found[0] if found is not None and found[1] == len(data) else None
 
 
 class _Writer:
@@ -93,21 +194,6 @@ class _Writer:
             self.parts += parts
         else:
             self._sections.append(b"".join(parts))
-
-
-def encode(entries: Iterable[Entry]) -> bytes:
-    writer = _Writer()
-    for entry in entries:
-        _encode_entry(writer, entry)
-    return writer.joined()
-
-
-def encode_sections(entries: Iterable[Entry]) -> list[bytes]:
-    sections: list[bytes] = []
-    head = _Writer(sections)
-    for entry in entries:
-        _encode_entry(head, entry)
-    return [head.joined(), *sections]
 
 
 def _encode_entry(writer: _Writer, entry: Entry) -> None:
@@ -175,10 +261,6 @@ def _encode_restored(writer: _Writer, entry: Restored) -> None:
     writer.texts([] if entry.holder is None else [entry.holder])
     writer.texts(entry.waiters)
     writer.objects(entry.objects)
-
-
-class DecodeError(Exception):
-    """The bytes have the right checksum and still are no entries: the writer was faulty, or of another format."""
 
 
 class _Reader:
@@ -255,32 +337,6 @@ class _HeadReader(_Reader):
             section.check_end()
 
 
-def decode(data: bytes) -> list[Entry]:
-    reader = _Reader(data)
-    entries: list[Entry] = []
-    try:
-        while reader.at < len(data):
-            entries.append(_decode_entry(reader))
-    except StoreError as error:  # Put and Delete check themselves
-        raise DecodeError(str(error)) from error
-    return entries
-
-
-def decode_sections(sections: Sequence[Section], file: str) -> list[Entry]:
-    """An entry whose section is lost comes without its keys and values, and a `Damaged` follows it."""
-    reader = _HeadReader(sections, file)
-    entries: list[Entry] = []
-    try:
-        while reader.at < len(reader.data):
-            entries.append(_decode_entry(reader))
-            entries += reader.damaged
-            reader.damaged = []
-    except StoreError as error:
-        raise DecodeError(str(error)) from error
-    reader.check_all()
-    return entries
-
-
 def _decode_entry(reader: _Reader) -> Entry:
     kind = reader.u8()
     if kind == _CONNECTED:
@@ -327,61 +383,3 @@ def _decode_operation(reader: _Reader) -> Operation:
     if kind == _DELETE:
         return Delete(reader.text())
     raise DecodeError(f"unknown operation {kind}")
-
-
-# -- bytes in sections, each with a checksum of its own, so that damage in one leaves the others readable --------------
-# Pure.
-#
-# A table gives the length and checksum of each section. It is stored before them under a checksum of its own, because without
-# it no section can be read.
-
-_ROW = struct.Struct("<II")
-TABLE_ROW_BYTES = _ROW.size
-_HEAD = struct.Struct("<II")
-
-
-@dataclass(frozen=True)
-class Lost:
-    """The place of a section whose checksum does not match."""
-
-    start: int
-    end: int
-
-
-Section = bytes | Lost
-
-
-def table_of(sections: Sequence[bytes]) -> bytes:
-    return b"".join([_ROW.pack(len(section), zlib.crc32(section)) for section in sections])
-
-
-def split(data: bytes, at: int, table: bytes, base: int = 0) -> tuple[tuple[Section, ...], int] | None:
-    """The sections that the table describes, which begin at `at`, and where they end; None when they are cut off. `data`
-    begins at `base` in its file."""
-    sections: list[Section] = []
-    for length, checksum in _ROW.iter_unpack(table):
-        section = data[at : at + length]
-        if len(section) < length:
-            return None
-        sections.append(section if zlib.crc32(section) == checksum else Lost(base + at, base + at + length))
-        at += length
-    return tuple(sections), at
-
-
-def pack(sections: Sequence[bytes]) -> bytes:
-    """Table and sections in one value."""
-    table = table_of(sections)
-    return b"".join((_HEAD.pack(len(sections), zlib.crc32(table)), table, *sections))
-
-
-def unpack(data: bytes) -> tuple[Section, ...] | None:
-    """None when the table is damaged, or the value does not end where the table ends."""
-    if len(data) < _HEAD.size:
-        return None
-    count, checksum = _HEAD.unpack_from(data)
-    start = _HEAD.size + count * TABLE_ROW_BYTES
-    table = data[_HEAD.size : start]
-    if len(table) != count * TABLE_ROW_BYTES or zlib.crc32(table) != checksum:
-        return None
-    found = split(data, start, table)
-    return found[0] if found is not None and found[1] == len(data) else None

@@ -2,7 +2,8 @@
 
 Theory. A store is the fold of its entries, in order: every process that reads the same entries has the same ledger. So a
 backend is only a way to agree on the order of entries. What may happen to one record is decided by the table in record.py;
-the ledger finds the records that an entry concerns, checks all of them, and changes them only then.
+the ledger finds the records that an entry concerns, checks all of them, and changes them only then. A plan changes the ledger
+it runs on before its entries are durable, so it runs on a ScratchLedger, and the ledger below changes only once they are.
 
 A prepared transaction is two entries: `Prepared` promises changes that its session may make now, `Resolved` makes
 them or forgets them, whichever session owns the record by then. In between, the keys it names are locked against other
@@ -61,6 +62,21 @@ class DuplicateError(LedgerError):
 
 class KeyLockedError(LedgerError):
     """The entry changes a key that a prepared transaction has locked."""
+
+
+class PreparedTransactions(dict[str, tuple[Change, ...]]):
+    """Those of a store: transaction id -> the changes it promises. A key it names stays locked against other writes until it is
+    resolved."""
+
+    def locked_by(self, changes: Iterable[Change]) -> str | None:
+        """The transaction that has locked one of these keys, if there is one."""
+        if not self:
+            return None
+        wanted = {(change.name, operation.key) for change in changes for operation in change.operations}
+        for xid, promised in self.items():
+            if any((change.name, operation.key) in wanted for change in promised for operation in change.operations):
+                return xid
+        return None
 
 
 class Ledger:
@@ -282,11 +298,34 @@ class Ledger:
         return (record.holder, *record.waiters)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A ledger to try entries on: it reads through to the ledger below and copies a record when it is touched. Pure.
-#
-# A plan changes the ledger it runs on before its entries are durable. So it runs on a scratch, and the ledger below changes
-# only once they are.
+class ScratchLedger(Ledger):
+    """A ledger to try entries on: it reads through to the ledger below and copies a record when it is touched. Costs a copy of
+    each touched record and of the session table."""
+
+    def __init__(self, base: Ledger) -> None:
+        self._below = base
+        self._touched = _Records(base.records)
+        self.sessions = dict(base.sessions)
+        self.records = self._touched
+        self.prepared = PreparedTransactions(base.prepared)
+        self.damaged = base.damaged  # a plan never changes it
+        self.object_count = base.object_count
+        self.object_bytes = base.object_bytes
+
+    def keep(self) -> None:
+        """Make the ledger below, which has not changed since, equal to this one. The scratch ends with it."""
+        base = self._below
+        base.records.update(dict.items(self._touched))
+        base.sessions, base.prepared = self.sessions, self.prepared
+        base.object_count, base.object_bytes = self.object_count, self.object_bytes
+
+    def _involving(self, session_ids: set[str]) -> list[Record]:
+        involved = [
+            name
+            for name, record in self._touched.look()
+            if record.holder in session_ids or not session_ids.isdisjoint(record.waiters)
+        ]
+        return [self.records[name] for name in involved]
 
 
 class _Records(dict[str, Record]):
@@ -329,50 +368,3 @@ class _Records(dict[str, Record]):
         """For reading only: copies nothing."""
         for name in self:
             yield name, super().get(name) or self._base[name]
-
-
-class ScratchLedger(Ledger):
-    """Costs a copy of each touched record and of the session table."""
-
-    def __init__(self, base: Ledger) -> None:
-        self._below = base
-        self._touched = _Records(base.records)
-        self.sessions = dict(base.sessions)
-        self.records = self._touched
-        self.prepared = PreparedTransactions(base.prepared)
-        self.damaged = base.damaged  # a plan never changes it
-        self.object_count = base.object_count
-        self.object_bytes = base.object_bytes
-
-    def keep(self) -> None:
-        """Make the ledger below, which has not changed since, equal to this one. The scratch ends with it."""
-        base = self._below
-        base.records.update(dict.items(self._touched))
-        base.sessions, base.prepared = self.sessions, self.prepared
-        base.object_count, base.object_bytes = self.object_count, self.object_bytes
-
-    def _involving(self, session_ids: set[str]) -> list[Record]:
-        involved = [
-            name
-            for name, record in self._touched.look()
-            if record.holder in session_ids or not session_ids.isdisjoint(record.waiters)
-        ]
-        return [self.records[name] for name in involved]
-
-
-# -- the prepared transactions of a store: what each has promised, and so which keys it locks --------------------------
-# Pure.
-
-
-class PreparedTransactions(dict[str, tuple[Change, ...]]):
-    """Transaction id -> the changes it promises. A key it names stays locked against other writes until it is resolved."""
-
-    def locked_by(self, changes: Iterable[Change]) -> str | None:
-        """The transaction that has locked one of these keys, if there is one."""
-        if not self:
-            return None
-        wanted = {(change.name, operation.key) for change in changes for operation in change.operations}
-        for xid, promised in self.items():
-            if any((change.name, operation.key) in wanted for change in promised for operation in change.operations):
-                return xid
-        return None

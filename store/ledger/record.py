@@ -1,7 +1,10 @@
-"""One record of a store and the table that decides what may happen to it. Pure.
+"""The entries of a store's ledger, and one record with the table that decides what may happen to it. Pure.
 
-Theory. At any time one session at most holds a record, and the others wait in line. Every holder has an epoch of its own:
-1, 2, 3 ... without gaps, never used twice, so an older holder can be told from the current one and fenced.
+An entry is a value: what happened to a session, a record or a prepared transaction. It never depends on a clock or on who is
+alive: its writer has looked before and puts the result into it (`Ended`).
+
+Theory of a record. At any time one session at most holds it, and the others wait in line. Every holder has an epoch of its
+own: 1, 2, 3 ... without gaps, never used twice, so an older holder can be told from the current one and fenced.
 
     state    event        guard                               next    effect
     ABSENT   OPENED       the epoch is 1                      HELD    the session holds it
@@ -25,6 +28,125 @@ from typing import NamedTuple
 
 from spark_jms.store.contract import Operation
 from spark_jms.store.errors import RecordCorruptError
+
+CHUNK_BYTES = 8 * 1024 * 1024
+CHUNK_ENTRIES = 500
+
+
+# -- the entries -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Connected:
+    session_id: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Sessions that closed or were found dead. Several at once, so that no record is handed over to one that ends too."""
+
+    session_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Opened:
+    name: str
+    epoch: int
+    session_id: str
+
+
+@dataclass(frozen=True)
+class Closed:
+    name: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Waited:
+    name: str
+    session_id: str
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    name: str
+    session_id: str
+
+
+@dataclass(frozen=True)
+class Change:
+    name: str
+    epoch: int
+    operations: tuple[Operation, ...]
+
+
+@dataclass(frozen=True)
+class Written:
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A whole record, as a snapshot carries it. The Connected entries of its holder and waiters come before it."""
+
+    name: str
+    epoch: int
+    holder: str | None
+    waiters: tuple[str, ...]
+    objects: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Changes promised under a transaction id; they outlive the session and the process. `restored` marks one from a
+    snapshot, whose epochs may be old."""
+
+    xid: str
+    changes: tuple[Change, ...]
+    restored: bool = False
+
+
+@dataclass(frozen=True)
+class Resolved:
+    xid: str
+    commit: bool
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """The stored bytes of this record cannot be read, or not all of them. The reader of a store makes this entry; a plan
+    never does."""
+
+    name: str
+    file: str
+    offset: int
+    reason: str
+
+    def error(self) -> RecordCorruptError:
+        return RecordCorruptError(self.file, self.offset, self.reason, self.name)
+
+
+Entry = Connected | Ended | Opened | Closed | Waited | Cancelled | Written | Restored | Prepared | Resolved | Damaged
+
+
+def chunks(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Copying a whole ledger in chunks never builds one write of everything. Each chunk ends with the entry that reaches
+    CHUNK_BYTES of keys and values, or CHUNK_ENTRIES."""
+    chunk: list[Entry] = []
+    size_bytes = 0
+    for entry in entries:
+        chunk.append(entry)
+        if isinstance(entry, Restored):
+            size_bytes += sum(len(key) + len(value) for key, value in entry.objects)
+        if size_bytes >= CHUNK_BYTES or len(chunk) >= CHUNK_ENTRIES:
+            yield chunk
+            chunk, size_bytes = [], 0
+    if chunk:
+        yield chunk
+
+
+# -- one record --------------------------------------------------------------------------------------------------------
 
 
 class LedgerError(Exception):
@@ -164,125 +286,3 @@ TRANSITIONS: Mapping[tuple[RecordState, Event], Transition] = {
     (RecordState.HELD, Event.FREED): Transition(RecordState.FREE, _is_current_epoch, _free),
     (RecordState.HELD, Event.WRITTEN): Transition(RecordState.HELD, _is_current_epoch, None),
 }
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Entries in chunks of bounded size, so that copying a whole ledger never builds one write of everything. Pure.
-
-CHUNK_BYTES = 8 * 1024 * 1024
-CHUNK_ENTRIES = 500
-
-
-def chunks(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-    """Each chunk ends with the entry that reaches CHUNK_BYTES of keys and values, or CHUNK_ENTRIES."""
-    chunk: list[Entry] = []
-    size_bytes = 0
-    for entry in entries:
-        chunk.append(entry)
-        if isinstance(entry, Restored):
-            size_bytes += sum(len(key) + len(value) for key, value in entry.objects)
-        if size_bytes >= CHUNK_BYTES or len(chunk) >= CHUNK_ENTRIES:
-            yield chunk
-            chunk, size_bytes = [], 0
-    if chunk:
-        yield chunk
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The entries of a store's ledger: what happened to its sessions, records and prepared transactions, as values.
-#
-# An entry never depends on a clock or on who is alive: its writer has looked before and puts the result into it (`Ended`).
-
-
-@dataclass(frozen=True)
-class Connected:
-    session_id: str
-    label: str
-
-
-@dataclass(frozen=True)
-class Ended:
-    """Sessions that closed or were found dead. Several at once, so that no record is handed over to one that ends too."""
-
-    session_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Opened:
-    name: str
-    epoch: int
-    session_id: str
-
-
-@dataclass(frozen=True)
-class Closed:
-    name: str
-    epoch: int
-
-
-@dataclass(frozen=True)
-class Waited:
-    name: str
-    session_id: str
-
-
-@dataclass(frozen=True)
-class Cancelled:
-    name: str
-    session_id: str
-
-
-@dataclass(frozen=True)
-class Change:
-    name: str
-    epoch: int
-    operations: tuple[Operation, ...]
-
-
-@dataclass(frozen=True)
-class Written:
-    changes: tuple[Change, ...]
-
-
-@dataclass(frozen=True)
-class Restored:
-    """A whole record, as a snapshot carries it. The Connected entries of its holder and waiters come before it."""
-
-    name: str
-    epoch: int
-    holder: str | None
-    waiters: tuple[str, ...]
-    objects: tuple[tuple[str, bytes], ...]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Changes promised under a transaction id; they outlive the session and the process. `restored` marks one from a
-    snapshot, whose epochs may be old."""
-
-    xid: str
-    changes: tuple[Change, ...]
-    restored: bool = False
-
-
-@dataclass(frozen=True)
-class Resolved:
-    xid: str
-    commit: bool
-
-
-@dataclass(frozen=True)
-class Damaged:
-    """The stored bytes of this record cannot be read, or not all of them. The reader of a store makes this entry; a plan
-    never does."""
-
-    name: str
-    file: str
-    offset: int
-    reason: str
-
-    def error(self) -> RecordCorruptError:
-        return RecordCorruptError(self.file, self.offset, self.reason, self.name)
-
-
-Entry = Connected | Ended | Opened | Closed | Waited | Cancelled | Written | Restored | Prepared | Resolved | Damaged

@@ -1,4 +1,4 @@
-"""A store over any backend: connects sessions, and answers what may be asked without opening a record."""
+"""A store over any backend, and MemoryStore: the contract within one process, and the fake that tests of other packages use."""
 
 from __future__ import annotations
 
@@ -18,10 +18,21 @@ from spark_jms.store.ledger.session import LedgerSession
 from spark_jms.store.processes import this_process
 
 T = TypeVar("T")
+_named: dict[str, MemoryBackend] = {}
+_named_lock = threading.Lock()
+
+
+def _monotonic_ms() -> float:
+    return time.monotonic() * 1000.0
+
+
+def _sleep_ms(duration_ms: float) -> None:
+    time.sleep(duration_ms / 1000.0)
 
 
 class LedgerStore(Store):
-    """Closing the store ends the sessions that were connected through it."""
+    """Connects sessions, and answers what may be asked without opening a record. Closing the store ends the sessions that were
+    connected through it."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -200,30 +211,10 @@ class LedgerStore(Store):
             raise StoreClosedError("the store is closed")
 
 
-def _infos(ledger: Ledger, names: list[str]) -> dict[str, RecordInfo]:
-    found = ((name, ledger.records.get(name)) for name in names)
-    return {
-        name: RecordInfo(name, record.epoch, record.holder, tuple(record.waiters))
-        for name, record in found
-        if record is not None
-    }
-
-
-# -- the store in memory: the contract within one process, and the fake that tests of other packages use ---------------
-#
-# Time is injected: `freeze` stops a session's heartbeat, and the session counts as dead once `clock_ms` has advanced by
-# session_timeout_ms. `crash` acts like kill -9. Stores of one name share their content, like two openings of one directory.
-
-
-def _monotonic_ms() -> float:
-    return time.monotonic() * 1000.0
-
-
-def _sleep_ms(duration_ms: float) -> None:
-    time.sleep(duration_ms / 1000.0)
-
-
 class MemoryBackend(Backend):
+    """Time is injected: `freeze` stops a session's heartbeat, and the session counts as dead once `clock_ms` has advanced by
+    session_timeout_ms. `crash` acts like kill -9."""
+
     def __init__(
         self,
         session_timeout_ms: int = 10_000,
@@ -307,10 +298,6 @@ class MemoryBackend(Backend):
             raise StoreClosedError("this memory store belongs to the parent process; a forked child cannot share it")
 
 
-_named: dict[str, MemoryBackend] = {}
-_named_lock = threading.Lock()
-
-
 class MemoryStore(LedgerStore):
     """With a name, the content is shared by all stores of that name in this process; without one it is private."""
 
@@ -358,3 +345,12 @@ class MemoryStore(LedgerStore):
 def crash(session: Session, store: MemoryStore) -> None:
     """Simulate the death of the process of a session."""
     store.crash(session)
+
+
+def _infos(ledger: Ledger, names: list[str]) -> dict[str, RecordInfo]:
+    found = ((name, ledger.records.get(name)) for name in names)
+    return {
+        name: RecordInfo(name, record.epoch, record.holder, tuple(record.waiters))
+        for name, record in found
+        if record is not None
+    }

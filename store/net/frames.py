@@ -1,4 +1,4 @@
-"""Frames: how a stream of bytes is cut into messages. Pure (bytes in, messages out).
+"""The bytes of a connection: the handshake that opens it, then frames, which cut the stream into messages. Pure (no I/O).
 
     frame    length of the body (u32), number (u32), CRC-32 of these two (u32), CRC-32 of the body (u32), body
 
@@ -6,6 +6,21 @@ Integers are little endian. The number counts the frames of one direction of a c
 frame that is lost, doubled or out of order on any transport. The head has a checksum of its own: a reader never waits for
 the bytes of a length that was damaged. Anything else than the next whole frame is a ProtocolError: the connection ends,
 and nothing of that frame is used.
+
+The handshake is the mutual proof of a secret:
+
+    listener                        connector
+    magic, nonce             ->
+                             <-     magic, nonce, identity, proof
+    one byte: K, M or A      ->     K and the listener's own proof; M = another identity; A = wrong proof
+
+The magic names the service and the version of its protocol: a peer of another version is refused by name. The identity is
+what both sides must agree on: the configuration of a cluster, or which engine the connector means. A proof is
+HMAC-SHA-256, keyed with the secret, over the side that proves, the magic, the identity and both nonces. So no proof can be
+replayed, sent back to its maker, or used at another service.
+
+A handshake is a table of steps for each side. A step waits for a number of bytes, and its method decides on them; it
+queues the answer or raises the error with which the handshake ends.
 
 Features: R2, R16, R17 (docs/FEATURES.md)
 """
@@ -27,6 +42,9 @@ T = TypeVar("T")
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _HEAD = struct.Struct("<IIII")
 _FIRST = struct.Struct("<II")
+NONCE_BYTES = PROOF_BYTES = IDENTITY_BYTES = 32
+_MAGIC_BYTES = 8
+_PROVED, _MISMATCH, _REFUSED = b"K", b"M", b"A"
 
 
 def frame(number: int, body: bytes, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytes:
@@ -93,24 +111,7 @@ class FrameReader(Generic[T]):
             raise ProtocolError(f"frame {number}: {error}") from error
 
 
-# -- the handshake that opens every connection of a store: mutual proof of a secret, without I/O -----------------------
-#
-#     listener                        connector
-#     magic, nonce             ->
-#                              <-     magic, nonce, identity, proof
-#     one byte: K, M or A      ->     K and the listener's own proof; M = another identity; A = wrong proof
-#
-# The magic names the service and the version of its protocol: a peer of another version is refused by name. The identity is
-# what both sides must agree on: the configuration of a cluster, or which engine the connector means. A proof is
-# HMAC-SHA-256, keyed with the secret, over the side that proves, the magic, the identity and both nonces. So no proof can be
-# replayed, sent back to its maker, or used at another service. Frames (frames.py) follow in both directions.
-#
-# A handshake is a table of steps for each side. A step waits for a number of bytes, and its method decides on them; it
-# queues the answer or raises the error with which the handshake ends.
-
-NONCE_BYTES = PROOF_BYTES = IDENTITY_BYTES = 32
-_MAGIC_BYTES = 8
-_PROVED, _MISMATCH, _REFUSED = b"K", b"M", b"A"
+# -- the handshake -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Where an engine serves the other processes: an address, and TLS around the connections beyond this machine.
+"""Blocking connections between two processes: frames on a socket, the address at which a process serves, TLS around both.
+
+TLS protects what goes beyond this machine: the server has a certificate and its key, and the client trusts that certificate
+alone.
 
 Features: R17, S3 (docs/FEATURES.md)
 """
@@ -20,42 +23,16 @@ from typing import Generic, TypeVar
 from spark_jms.store.errors import SecurityConfigError
 from spark_jms.store.net.frames import FrameReader, Handshake, frame
 
-
-@dataclass(frozen=True)
-class ServingAddress:
-    """`certificate` is the one that clients trust, in PEM; "" without TLS."""
-
-    host: str
-    port: int
-    tls: ssl.SSLContext | None = None
-    certificate: str = ""
-
-    @classmethod
-    def of(cls, host: str, port: int, certificate: str, key: str) -> ServingAddress:
-        """SecurityConfigError for an address beyond this machine without a certificate, or for an unusable one."""
-        if certificate:
-            chain = Path(certificate)
-            return cls(host, port, server_context(chain, Path(key or certificate)), first_certificate(chain))
-        if not is_loopback(host):
-            raise SecurityConfigError(f"engine_host={host} is not loopback, and there is no engine_certificate")
-        return cls(host, port)
-
-
-# -- A blocking socket, plain or TLS, with the handshake and frames on it ----------------------------------------------
-# One thread at a time.
-
 T = TypeVar("T")
 RECEIVE_BYTES = 64 * 1024
-
-
-def hang_up(connection: socket.socket) -> None:
-    """From any thread: a thread that waits for this connection finds its end. On TLS, only the layer below is touched."""
-    with contextlib.suppress(OSError):
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 
 class Channel(Generic[T]):
-    """Every method raises OSError when the connection ends, and ProtocolError when the peer breaks the protocol."""
+    """A blocking socket, plain or TLS, with the handshake and frames on it; for one thread at a time.
+
+    Every method raises OSError when the connection ends, and ProtocolError when the peer breaks the protocol.
+    """
 
     def __init__(
         self,
@@ -96,10 +73,30 @@ class Channel(Generic[T]):
         return data
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# TLS beyond this machine: the server has a certificate and its key, and the client trusts that certificate alone.
+def hang_up(connection: socket.socket) -> None:
+    """From any thread: a thread that waits for this connection finds its end. On TLS, only the layer below is touched."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
-_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+
+@dataclass(frozen=True)
+class ServingAddress:
+    """Where an engine serves the other processes. `certificate` is the one that clients trust, in PEM; "" without TLS."""
+
+    host: str
+    port: int
+    tls: ssl.SSLContext | None = None
+    certificate: str = ""
+
+    @classmethod
+    def of(cls, host: str, port: int, certificate: str, key: str) -> ServingAddress:
+        """SecurityConfigError for an address beyond this machine without a certificate, or for an unusable one."""
+        if certificate:
+            chain = Path(certificate)
+            return cls(host, port, server_context(chain, Path(key or certificate)), first_certificate(chain))
+        if not is_loopback(host):
+            raise SecurityConfigError(f"engine_host={host} is not loopback, and there is no engine_certificate")
+        return cls(host, port)
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -131,6 +128,13 @@ def client_context(trusted: str) -> ssl.SSLContext:
     return context
 
 
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
 def check_private(path: Path) -> None:
     """A regular file of this user, mode 0600 or less."""
     try:
@@ -140,10 +144,3 @@ def check_private(path: Path) -> None:
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or mode & 0o177:
         raise SecurityConfigError(f"{path} has mode {mode:04o}; it must be a file of this user with mode 0600")
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

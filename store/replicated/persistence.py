@@ -1,5 +1,7 @@
 """What the engine of a store on regions writes to: a record log, in a store instance that this process opened.
 
+Beside it, DomainConnections counts what the engine does to objects, by the connection of the domain that it serves.
+
 Features: R13, R14 (docs/FEATURES.md)
 """
 
@@ -22,6 +24,8 @@ from spark_jms.store.regions.protocol.messages import ConnectionRow
 from spark_jms.store.replicated.log import LOST, RecordLog
 
 T = TypeVar("T")
+SERVER, SUBSCRIPTIONS = "messaging.jmsServer.", "messaging.jmsServer.durablesubs."
+QUEUE = "-"  # stands for the subscription in the name of a record set of a queue
 
 
 class ReplicatedPersistence(Persistence):
@@ -42,8 +46,8 @@ class ReplicatedPersistence(Persistence):
         return self._call(self._log.load())
 
     def append(self, batch: LedgerBatch) -> None:
-        """Above yellow too: senders are refused there (published_overload.py), and consumers claim and acknowledge what the
-        tables have. Only a full store refuses what makes it larger."""
+        """Above yellow too: senders are refused there (regions/directory/overload.py), and consumers claim and acknowledge what
+        the tables have. Only a full store refuses what makes it larger."""
         self._call(self._append(batch))
 
     async def _append(self, batch: LedgerBatch) -> None:
@@ -72,45 +76,16 @@ class ReplicatedPersistence(Persistence):
                 self._loop.call(self.instance.close())
 
 
-# -- the connections of a domain to its store, with the text's names, and their counts ---------------------------------
-# Pure.
-#
-#     messaging.jmsServer.STORE                the record sets of queues and consumers, and everything else
-#     messaging.jmsServer.durablesubs.STORE    the record sets of durable subscriptions, which only topics have
-#
-# The text begins them with its maker's name, and has more for services that a domain does not have. A record set is read
-# from the store when an engine opens it; later reads are answered from memory, and are not counted.
-
-SERVER, SUBSCRIPTIONS = "messaging.jmsServer.", "messaging.jmsServer.durablesubs."
-QUEUE = "-"  # stands for the subscription in the name of a record set of a queue
-
-
-@dataclass
-class _Counts:
-    create: int = 0
-    read: int = 0
-    update: int = 0
-    delete: int = 0
-    objects: int = 0
-
-    def loaded(self, objects: int) -> None:
-        self.read += objects
-        self.objects += objects
-
-    def did(self, operation: Operation, existed: bool) -> None:
-        if not isinstance(operation, Put):
-            self.delete += 1
-            self.objects -= existed
-        elif existed:
-            self.update += 1
-        else:
-            self.create += 1
-            self.objects += 1
-
-
 class DomainConnections:
-    """Counts what one engine does to the objects of the record sets: every batch that was kept. What is there before the
-    first one, the engine has read."""
+    """The connections of a domain to its store, with the text's names, and their counts. Pure.
+
+        messaging.jmsServer.STORE                the record sets of queues and consumers, and everything else
+        messaging.jmsServer.durablesubs.STORE    the record sets of durable subscriptions, which only topics have
+
+    The text begins them with its maker's name, and has more for services that a domain does not have. They count what one
+    engine does to the objects of the record sets: every batch that was kept. What is there before the first one, the engine has
+    read. A record set is read from the store when an engine opens it; later reads are answered from memory, and not counted.
+    """
 
     def __init__(self, store: str) -> None:
         self._server, self._subscriptions = _Counts(), _Counts()
@@ -140,6 +115,29 @@ class DomainConnections:
     def _of(self, record: str) -> _Counts:
         kind, *parts = record.split("/")
         return self._subscriptions if kind == "members" and len(parts) > 1 and parts[1] != QUEUE else self._server
+
+
+@dataclass
+class _Counts:
+    create: int = 0
+    read: int = 0
+    update: int = 0
+    delete: int = 0
+    objects: int = 0
+
+    def loaded(self, objects: int) -> None:
+        self.read += objects
+        self.objects += objects
+
+    def did(self, operation: Operation, existed: bool) -> None:
+        if not isinstance(operation, Put):
+            self.delete += 1
+            self.objects -= existed
+        elif existed:
+            self.update += 1
+        else:
+            self.create += 1
+            self.objects += 1
 
 
 def _changes(batch: LedgerBatch) -> Iterator[Change]:

@@ -1,5 +1,8 @@
 """Record sets on a replicated store: the engine is the process that opened the regions.
 
+A process that needs the engine first tries to open the regions. If it succeeds, it starts the engine and publishes its
+address in the Global Directory; otherwise it reads there how to reach the process that has them.
+
 Features: C9, R8, R15 (docs/FEATURES.md)
 """
 
@@ -44,15 +47,37 @@ from spark_jms.store.regions.directory.global_directory import CONFIG, GlobalDir
 from spark_jms.store.replicated.log import RecordLog
 from spark_jms.store.replicated.persistence import ReplicatedPersistence
 
-LIMIT_MS = 60_000.0
+log = logging.getLogger("store.replicated")
 _shared: SharedBackends[EngineBackend] = SharedBackends()
+CONNECTION = "jmsq.records"
+DAEMON = "daemon"  # as engine_host
+NOT_NOW = (DaemonUnavailableError, NoLocalDaemonError, RegionOpenError, RegionUnavailableError, FencedError)
+LIMIT_MS = 60_000.0
 
 
-def open_backend(
-    uri: str, *, session_timeout_ms: int, create: bool, opening: StoreOpening | None = None
-) -> EngineBackend:
-    finder = RegionEngineFinder(parse_replicated(uri), session_timeout_ms=session_timeout_ms, create=create)
-    return EngineBackend(finder, session_timeout_ms=session_timeout_ms, limit_ms=LIMIT_MS, opening=opening)
+@attrs.frozen
+class ReplicatedSettings(ReplicatedOptions):
+    """replicated:///global/directory?store=NAME&localindex=0&region_mb=64; `spark_jms/settings/store.py` declares the options."""
+
+    directory: str = attrs.field(kw_only=True)
+    thresholds: Thresholds = attrs.field(factory=Thresholds, kw_only=True)
+
+
+def parse_replicated(uri: str) -> ReplicatedSettings:
+    try:
+        parts = urllib.parse.urlsplit(uri)
+    except ValueError as error:
+        raise StoreUriError(f"not a replicated URI ({error}): {uri!r}") from error
+    path = urllib.parse.unquote(parts.path)
+    if parts.netloc not in ("", "localhost") or not path.startswith("/"):
+        raise StoreUriError(f"replicated:///absolute/global/directory?store=NAME: {uri!r}")
+    values, unknown = from_query(ReplicatedOptions, parts.query, f", in {uri!r}")
+    if unknown:
+        names, known = sorted(dict(unknown)), ", ".join(settings_of(ReplicatedOptions))
+        raise StoreUriError(f"unknown in {uri!r}: {', '.join(names)}; there are {known}")
+    values.setdefault("engine_key", values.get("engine_certificate", ""))
+    settings = ReplicatedSettings(directory=path, **values)
+    return attrs.evolve(settings, thresholds=parse_thresholds(dict(os.environ), settings.store))
 
 
 class ReplicatedStore(LedgerStore):
@@ -73,33 +98,15 @@ class ReplicatedStore(LedgerStore):
         return LedgerStore(_shared.take((uri, session_timeout_ms), make, wanted))
 
 
-# -- what an administrator does to a store on regions ------------------------------------------------------------------
-
-
-class ReplicatedAdministration(OpenedAdministration):
-    def __init__(self, uri: str, open_existing: Callable[[], Store]) -> None:
-        super().__init__(uri, open_existing)
-        self._settings = parse_replicated(uri)
-
-    def counts(self) -> StoreInfo | None:
-        with Admin(str(self._settings.directory), self._settings.localindex) as admin:
-            return next((store for store in admin.stores() if store.name == self._settings.store), None)
-
-
-# -- the engine of a store on regions is the process that opened the regions -------------------------------------------
-#
-# A process that needs the engine first tries to open the regions. If it succeeds, it starts the engine and publishes its
-# address in the Global Directory; otherwise it reads there how to reach the process that has them.
-
-log = logging.getLogger("store.replicated")
-
-CONNECTION = "jmsq.records"
-DAEMON = "daemon"  # as engine_host
-NOT_NOW = (DaemonUnavailableError, NoLocalDaemonError, RegionOpenError, RegionUnavailableError, FencedError)
+def open_backend(
+    uri: str, *, session_timeout_ms: int, create: bool, opening: StoreOpening | None = None
+) -> EngineBackend:
+    finder = RegionEngineFinder(parse_replicated(uri), session_timeout_ms=session_timeout_ms, create=create)
+    return EngineBackend(finder, session_timeout_ms=session_timeout_ms, limit_ms=LIMIT_MS, opening=opening)
 
 
 class RegionEngineFinder(EngineFinder):
-    """`instance` is the store instance of an engine in this process."""
+    """Finds the engine, or starts it here. `instance` is the store instance of an engine in this process."""
 
     def __init__(
         self,
@@ -250,30 +257,11 @@ class RegionEngineFinder(EngineFinder):
             self.instance.abandon()
 
 
-# -- parses a `replicated:///` URI -------------------------------------------------------------------------------------
-# `spark_jms/settings/store.py` declares its options.
+class ReplicatedAdministration(OpenedAdministration):
+    def __init__(self, uri: str, open_existing: Callable[[], Store]) -> None:
+        super().__init__(uri, open_existing)
+        self._settings = parse_replicated(uri)
 
-
-@attrs.frozen
-class ReplicatedSettings(ReplicatedOptions):
-    """replicated:///global/directory?store=NAME&localindex=0&region_mb=64"""
-
-    directory: str = attrs.field(kw_only=True)
-    thresholds: Thresholds = attrs.field(factory=Thresholds, kw_only=True)
-
-
-def parse_replicated(uri: str) -> ReplicatedSettings:
-    try:
-        parts = urllib.parse.urlsplit(uri)
-    except ValueError as error:
-        raise StoreUriError(f"not a replicated URI ({error}): {uri!r}") from error
-    path = urllib.parse.unquote(parts.path)
-    if parts.netloc not in ("", "localhost") or not path.startswith("/"):
-        raise StoreUriError(f"replicated:///absolute/global/directory?store=NAME: {uri!r}")
-    values, unknown = from_query(ReplicatedOptions, parts.query, f", in {uri!r}")
-    if unknown:
-        names, known = sorted(dict(unknown)), ", ".join(settings_of(ReplicatedOptions))
-        raise StoreUriError(f"unknown in {uri!r}: {', '.join(names)}; there are {known}")
-    values.setdefault("engine_key", values.get("engine_certificate", ""))
-    settings = ReplicatedSettings(directory=path, **values)
-    return attrs.evolve(settings, thresholds=parse_thresholds(dict(os.environ), settings.store))
+    def counts(self) -> StoreInfo | None:
+        with Admin(str(self._settings.directory), self._settings.localindex) as admin:
+            return next((store for store in admin.stores() if store.name == self._settings.store), None)

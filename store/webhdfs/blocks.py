@@ -1,4 +1,10 @@
-"""The blocks that files are made of: written, read, and deleted once no file and no reader needs them.
+"""What files are made of, and the store below it: blocks, contents on their way out, the store's refusals, proof to own it.
+
+Blocks are written, read, and deleted once no file and no reader needs them. A StoreGuard turns the store's refusals into those
+of the door, and its failure ends the namespace. A ReadProof is proof that this process still has the namespace open, for what it
+answers from memory. Its theory is that of an engine's reads (store/processes.py): the answer is made first, then a proof is
+required that is at most LEASE_MS old; and a process that has just opened the namespace keeps it closed for START_WAIT_MS. So
+when a newer write exists, each proof of a door that was stopped has expired.
 
 Features: R8, R13, R19 (docs/FEATURES.md)
 """
@@ -25,6 +31,54 @@ from spark_jms.store.regions.client.object_journal import MAGIC_BYTES, WINDOW, O
 from spark_jms.store.regions.client.objects import ConnectionStatistics
 from spark_jms.store.webhdfs.errors import NoSpaceError, RemoteIOError, RetriableError
 from spark_jms.store.webhdfs.inode import BlockExtent, Content, Extent, InlineExtent, block_handles
+
+Result = TypeVar("Result")
+
+# RegionUnavailableError when it cannot tell now; any other StoreError: not open any more.
+Prove = Callable[[], Awaitable[None]]
+
+DEFAULT_FILE_BLOCK_BYTES = 128 * 1024 * 1024  # what clients are told; the block objects of the store are smaller
+
+
+@dataclass(frozen=True)
+class FilesOptions:
+    """What a namespace is opened with. `capacity_bytes` is the capacity that GETSTATUS reports; 0 means unknown.
+
+    Contents of at most `inline_bytes` are kept in the journal while all of them together stay within
+    `inline_budget_bytes`. A snapshot is due after `snapshot_batches`, `snapshot_journal_bytes` or
+    `snapshot_block_bytes`: that is how much a recovery reads."""
+
+    owner: str = "hdfs"
+    group: str = "supergroup"
+    capacity_bytes: int = 0
+    block_bytes: int = 1024 * 1024
+    inline_bytes: int = 1024
+    inline_budget_bytes: int = 16 * 1024 * 1024
+    merge_bytes: int = 64 * 1024  # an append rewrites a last extent up to this size, so extents stay few
+    snapshot_batches: int = 1024
+    snapshot_journal_bytes: int = 8 * 1024 * 1024
+    snapshot_block_bytes: int = 256 * 1024 * 1024
+    max_writers: int = 256
+    refused_retries: int = 100  # of a journal write that the store refuses for now (one copy left, full)
+    refused_retry_ms: int = 100
+
+
+@dataclass(frozen=True)
+class FilesStatistics:
+    """Counts since the namespace was opened; `journal_batches`, `journal_bytes` and `inline_bytes` as of now."""
+
+    mutation_count: int
+    journal_write_count: int  # mutation_count / journal_write_count is how well mutations share writes
+    journal_batches: int
+    journal_bytes: int
+    snapshot_count: int
+    inline_bytes: int
+    read_bytes: int
+    written_bytes: int
+    open_writers: int
+    open_readers: int
+    garbage_swept: int
+    connection: ConnectionStatistics
 
 
 class BlockStore:
@@ -101,14 +155,49 @@ class BlockStore:
             self._deleting = None
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The store as the namespace sees it: its refusals become refusals of the door, its failure ends the namespace.
+class ContentReader:
+    """A content on its way out, an extent at a time: the bytes from `offset` to `end` of a file as it was when the reader was
+    made, even if the file is deleted meanwhile. Iterate over it, and close it."""
 
-Result = TypeVar("Result")
+    def __init__(self, blocks: BlockStore, content: Content, offset: int, end: int) -> None:
+        self.length = max(0, end - offset)
+        self._blocks = blocks
+        self._content = content
+        self._offset = offset
+        self._end = end
+        self._sent = 0
+        self._closed = False
+        blocks.pin(content)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        position = 0
+        for extent in self._content:
+            begin, position = position, position + extent.length
+            if position <= self._offset:
+                continue
+            if begin >= self._end:
+                break
+            data = await self._blocks.load(extent)
+            chunk = data[max(0, self._offset - begin) : self._end - begin]
+            self._sent += len(chunk)
+            yield chunk
+
+    async def all(self) -> bytes:
+        """Everything at once, for small files; closes the reader."""
+        try:
+            return b"".join([chunk async for chunk in self])
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._blocks.unpin(self._content, self._sent)
 
 
 class StoreGuard:
-    """`failure` is the error that ended the namespace. Once it is set, `check` refuses everything."""
+    """The store as the namespace sees it. `failure` is the error that ended the namespace. Once it is set, `check` refuses
+    everything."""
 
     def __init__(self, journal: ObjectJournal) -> None:
         self.failure: BaseException | None = None
@@ -149,68 +238,9 @@ class StoreGuard:
             raise NoSpaceError(f"{error.detail()}; files can be deleted, not made") from error
 
 
-# -- what a namespace is opened with, and its figures ------------------------------------------------------------------
-
-DEFAULT_FILE_BLOCK_BYTES = 128 * 1024 * 1024  # what clients are told; the block objects of the store are smaller
-
-
-@dataclass(frozen=True)
-class FilesOptions:
-    """`capacity_bytes` is the capacity that GETSTATUS reports; 0 means unknown.
-
-    Contents of at most `inline_bytes` are kept in the journal while all of them together stay within
-    `inline_budget_bytes`. A snapshot is due after `snapshot_batches`, `snapshot_journal_bytes` or
-    `snapshot_block_bytes`: that is how much a recovery reads."""
-
-    owner: str = "hdfs"
-    group: str = "supergroup"
-    capacity_bytes: int = 0
-    block_bytes: int = 1024 * 1024
-    inline_bytes: int = 1024
-    inline_budget_bytes: int = 16 * 1024 * 1024
-    merge_bytes: int = 64 * 1024  # an append rewrites a last extent up to this size, so extents stay few
-    snapshot_batches: int = 1024
-    snapshot_journal_bytes: int = 8 * 1024 * 1024
-    snapshot_block_bytes: int = 256 * 1024 * 1024
-    max_writers: int = 256
-    refused_retries: int = 100  # of a journal write that the store refuses for now (one copy left, full)
-    refused_retry_ms: int = 100
-
-
-@dataclass(frozen=True)
-class FilesStatistics:
-    """Counts since the namespace was opened; `journal_batches`, `journal_bytes` and `inline_bytes` as of now."""
-
-    mutation_count: int
-    journal_write_count: int  # mutation_count / journal_write_count is how well mutations share writes
-    journal_batches: int
-    journal_bytes: int
-    snapshot_count: int
-    inline_bytes: int
-    read_bytes: int
-    written_bytes: int
-    open_writers: int
-    open_readers: int
-    garbage_swept: int
-    connection: ConnectionStatistics
-
-
-# -- proof that this process still has the namespace open, for what it answers from memory -----------------------------
-#
-# The theory is that of an engine's reads, see engine/read_lease.py: the answer is made first, then a proof is required that is
-# at most LEASE_MS old; and a process that has just opened the namespace keeps it closed for START_WAIT_MS. So when a newer
-# write exists, each proof of a door that was stopped has expired.
-
-Prove = Callable[
-    [], Awaitable[None]
-]  # RegionUnavailableError when it cannot tell now; any other StoreError: not open any more
-
-
-async def nothing_to_prove() -> None:
-    """For objects that no other process can open."""
-
-
 class ReadProof:
+    """Proof that this process still has the namespace open."""
+
     def __init__(self, prove: Prove, guard: StoreGuard, lease: ReadLease | None = None) -> None:
         self._prove = prove
         self._guard = guard
@@ -236,44 +266,5 @@ class ReadProof:
             self._lease.proved(asked_ms)
 
 
-# -- A content on its way out of a file, an extent at a time -----------------------------------------------------------
-
-
-class ContentReader:
-    """The bytes from `offset` to `end` of a file as it was when the reader was made, even if the file is deleted
-    meanwhile. Iterate over it, and close it."""
-
-    def __init__(self, blocks: BlockStore, content: Content, offset: int, end: int) -> None:
-        self.length = max(0, end - offset)
-        self._blocks = blocks
-        self._content = content
-        self._offset = offset
-        self._end = end
-        self._sent = 0
-        self._closed = False
-        blocks.pin(content)
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        position = 0
-        for extent in self._content:
-            begin, position = position, position + extent.length
-            if position <= self._offset:
-                continue
-            if begin >= self._end:
-                break
-            data = await self._blocks.load(extent)
-            chunk = data[max(0, self._offset - begin) : self._end - begin]
-            self._sent += len(chunk)
-            yield chunk
-
-    async def all(self) -> bytes:
-        """Everything at once, for small files; closes the reader."""
-        try:
-            return b"".join([chunk async for chunk in self])
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._blocks.unpin(self._content, self._sent)
+async def nothing_to_prove() -> None:
+    """For objects that no other process can open."""

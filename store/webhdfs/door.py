@@ -5,7 +5,8 @@ body leave in one write, and CREATE and APPEND take two steps, the first of whic
 bytes at once, as HttpFS does, unless the client asks for the address (`noredirect`).
 
 The door serves the namespace itself, or forwards the request to the daemon that does. If neither is possible it answers
-503 with an exception on which Hadoop's clients retry or try the next address.
+503 with an exception on which Hadoop's clients retry or try the next address. A door that other machines can reach has TLS and
+bearer tokens from a file.
 """
 
 from __future__ import annotations
@@ -47,14 +48,53 @@ from spark_jms.store.webhdfs.wire import DoorRequest
 DATA_MARK = "data"  # the parameter of the second step, as HttpFS names it
 TOKEN_PATH = "/oauth2/token"
 FORWARDED = "X-Jmsq-Forwarded"
+MAX_FORM_BYTES = 16 * 1024
+TOKEN_SECONDS = 3600
+KEEPALIVE_TIMEOUT_S = 75.0
+CONNECT_TIMEOUT_S = 2.0
+IDLE_TIMEOUT_S = 60.0
+LEAST_TOKEN_CHARACTERS = 16
+MAX_TOKENS = 1000
 Result = TypeVar("Result")
 _LOG = logging.getLogger("store.replicated.webhdfs.door")
-_HTTP_LOG = _LOG.getChild(
-    "http"
-)  # aiohttp logs a stack trace for each request that is not HTTP: a client could fill the disk
+# aiohttp logs a stack trace for each request that is not HTTP: a client could fill the disk.
+_HTTP_LOG = _LOG.getChild("http")
 _HTTP_LOG.setLevel(logging.CRITICAL)
 _HOST = re.compile(r"^[A-Za-z0-9.\-_\[\]:]{1,255}$")
+_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-authorization", "expect"}
 _BODY_CHUNK_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Users and the digests of their tokens; the tokens themselves are not kept."""
+
+    digests: tuple[tuple[str, bytes], ...]
+
+    @classmethod
+    def from_file(cls, path: Path) -> Tokens:
+        """One `user token` per line; # begins a comment. SecurityConfigError names file and line."""
+        check_private(path)
+        digests: list[tuple[str, bytes]] = []
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            words = line.partition("#")[0].split()
+            if not words:
+                continue
+            if len(words) != 2 or len(words[1]) < LEAST_TOKEN_CHARACTERS:
+                reason = f"a line is `user token`, the token has at least {LEAST_TOKEN_CHARACTERS} characters"
+                raise SecurityConfigError(f"{path}:{number}: {reason}")
+            digests.append((words[0], _digest(words[1])))
+        if not 0 < len(digests) <= MAX_TOKENS:
+            raise SecurityConfigError(f"{path}: {len(digests)} tokens, allowed are 1 to {MAX_TOKENS}")
+        return cls(tuple(digests))
+
+    def user(self, token: str) -> str | None:
+        """Compares every token in constant time, so that the time tells nothing about them."""
+        digest, found = _digest(token), None
+        for user, known in self.digests:
+            if hmac.compare_digest(digest, known):
+                found = user
+        return found
 
 
 @dataclass(frozen=True)
@@ -310,31 +350,9 @@ class Door:
         return response
 
 
-MAX_FORM_BYTES = 16 * 1024
-TOKEN_SECONDS = 3600
-KEEPALIVE_TIMEOUT_S = 75.0
-
-
-def _response(answer: DoorReply) -> web.Response:
-    response = web.Response(status=answer.status, body=answer.body)
-    if answer.location:
-        response.headers["Location"] = answer.location
-    return response
-
-
-async def _no_content_type(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers.popall("Content-Type", None)
-
-
-# -- forwards a request to the daemon that serves the namespace, a chunk at a time in both directions ------------------
-
-_HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "proxy-authorization", "expect"}
-CONNECT_TIMEOUT_S = 2.0
-IDLE_TIMEOUT_S = 60.0
-
-
 class Forwarder:
-    """Forwards the caller's Host header too, so that the second step of a request comes back through this door."""
+    """Forwards a request to the daemon that serves the namespace, a chunk at a time in both directions; the caller's Host
+    header too, so that the second step of a request comes back through this door."""
 
     def __init__(self, tls: ssl.SSLContext | None, secure: bool) -> None:
         self._scheme = "https" if secure else "http"
@@ -381,44 +399,6 @@ class Forwarder:
             raise RetriableError(f"The daemon at {target} that serves the namespace did not answer: {error}") from error
 
 
-# -- authentication at the door: bearer tokens from a file, and the addresses it may bind to ---------------------------
-
-LEAST_TOKEN_CHARACTERS = 16
-MAX_TOKENS = 1000
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Users and the digests of their tokens; the tokens themselves are not kept."""
-
-    digests: tuple[tuple[str, bytes], ...]
-
-    @classmethod
-    def from_file(cls, path: Path) -> Tokens:
-        """One `user token` per line; # begins a comment. SecurityConfigError names file and line."""
-        check_private(path)
-        digests: list[tuple[str, bytes]] = []
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            words = line.partition("#")[0].split()
-            if not words:
-                continue
-            if len(words) != 2 or len(words[1]) < LEAST_TOKEN_CHARACTERS:
-                reason = f"a line is `user token`, the token has at least {LEAST_TOKEN_CHARACTERS} characters"
-                raise SecurityConfigError(f"{path}:{number}: {reason}")
-            digests.append((words[0], _digest(words[1])))
-        if not 0 < len(digests) <= MAX_TOKENS:
-            raise SecurityConfigError(f"{path}: {len(digests)} tokens, allowed are 1 to {MAX_TOKENS}")
-        return cls(tuple(digests))
-
-    def user(self, token: str) -> str | None:
-        """Compares every token in constant time, so that the time tells nothing about them."""
-        digest, found = _digest(token), None
-        for user, known in self.digests:
-            if hmac.compare_digest(digest, known):
-                found = user
-        return found
-
-
 def bearer(header: str | None) -> str | None:
     """The token of an Authorization header."""
     scheme, _, token = (header or "").strip().partition(" ")
@@ -430,6 +410,17 @@ def check_binding(host: str, tls: bool, tokens: bool) -> None:
     if not is_loopback(host) and not (tls and tokens):
         missing = " and ".join(name for name, there in (("TLS", tls), ("a token file", tokens)) if not there)
         raise SecurityConfigError(f"{host or 'every address'} is not loopback and there is no {missing}")
+
+
+def _response(answer: DoorReply) -> web.Response:
+    response = web.Response(status=answer.status, body=answer.body)
+    if answer.location:
+        response.headers["Location"] = answer.location
+    return response
+
+
+async def _no_content_type(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.popall("Content-Type", None)
 
 
 def _digest(token: str) -> bytes:

@@ -5,12 +5,16 @@ No answer and no refusal tells of something that is not durable yet, or that ano
 looks at the tree at once, and answers when every edit it may have seen is in the journal, with a proof that the namespace is
 still open here.
 
-    files  →  decisions, tree      what an operation does to the tree (pure)
-           →  edit_log             edits on their way into the journal
-           →  leases, writer       one writer a file; contents coming in
-           →  blocks, reader       what files are made of; contents going out
-           →  guard                the store's refusals and its failure
-           →  read_proof           whether the namespace is still open here
+    Files  →  decisions, tree                    what an operation does to the tree (pure)
+           →  edit_log                           edits on their way into the journal
+           →  Leases, ContentWriter              one writer a file; contents coming in
+           →  blocks: BlockStore, ContentReader  what files are made of; contents going out
+                      StoreGuard, ReadProof      the store's refusals and its failure; whether the namespace is still open here
+
+A file has one writer, with a lease. Clients see a file from the moment it is created, with length 0. Its content, new or
+appended, appears at once when the writer closes; a file that is overwritten keeps its old content until then. Creating with
+overwrite takes the file from another writer, who is refused when it closes. Appending to, truncating or joining a file that has
+a writer is refused. A writer that breaks off leaves nothing.
 
 Features: R19 (docs/FEATURES.md)
 """
@@ -62,6 +66,28 @@ from spark_jms.store.webhdfs.inode import (
 from spark_jms.store.webhdfs.tree import DirectoryTree, TreeRecovery, encode_tree
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """The attributes a file is created with."""
+
+    owner: str
+    group: str
+    permission: int = 0o644
+    replication: int = 1
+    block_bytes: int = 0
+
+
+@dataclass(eq=False)
+class Lease:
+    """`new` for a file that gets a whole new content; None for an append, which keeps the first `keep` extents.
+    `published`: the content belongs to the tree."""
+
+    inode: Inode
+    new: NewFile | None = None
+    keep: int = 0
+    published: bool = False
 
 
 class Files:
@@ -307,37 +333,9 @@ class Files:
         return decision.succeeded
 
 
-# -- leases: a file has one writer -------------------------------------------------------------------------------------
-#
-# Clients see a file from the moment it is created, with length 0. Its content, new or appended, appears at once when the
-# writer closes; a file that is overwritten keeps its old content until then. Creating with overwrite takes the file from
-# another writer, who is refused when it closes. Appending to, truncating or joining a file that has a writer is refused.
-# A writer that breaks off leaves nothing.
-
-
-@dataclass(frozen=True)
-class NewFile:
-    """The attributes a file is created with."""
-
-    owner: str
-    group: str
-    permission: int = 0o644
-    replication: int = 1
-    block_bytes: int = 0
-
-
-@dataclass(eq=False)
-class Lease:
-    """`new` for a file that gets a whole new content; None for an append, which keeps the first `keep` extents.
-    `published`: the content belongs to the tree."""
-
-    inode: Inode
-    new: NewFile | None = None
-    keep: int = 0
-    published: bool = False
-
-
 class Leases:
+    """Which files have a writer."""
+
     def __init__(self, tree: DirectoryTree, edits: EditLog, clock_us: Callable[[], int], max_writers: int) -> None:
         self._tree = tree
         self._edits = edits
@@ -396,12 +394,9 @@ class Leases:
         )
 
 
-# -- A content on its way into a file, a block at a time: never a whole file in memory ---------------------------------
-
-
 class ContentWriter:
-    """One writer of one file, from `Files.create` or `Files.append`. Clients see nothing of it before `close` returns, and
-    nothing ever after `abort` or a refused `close`."""
+    """One writer of one file, from `Files.create` or `Files.append`: a block at a time, never a whole file in memory. Clients
+    see nothing of it before `close` returns, and nothing ever after `abort` or a refused `close`."""
 
     def __init__(self, lease: Lease, leases: Leases, blocks: BlockStore, edits: EditLog) -> None:
         self._lease = lease

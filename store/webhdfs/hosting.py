@@ -138,7 +138,7 @@ class NamespaceDoor:
             if not self._instance.is_new:
                 await asyncio.sleep(
                     START_WAIT_MS / 1000.0
-                )  # for the proofs of another door to expire, see read_proof.py
+                )  # for the proofs of another door to expire, see ReadProof in blocks.py
             self._files = files = await Files.open(objects, _now_us, options, self._instance.prove)
             self._instance.reclaims(lambda: files.reclaimable_bytes)
         except BaseException:

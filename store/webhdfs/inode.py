@@ -1,4 +1,10 @@
-"""One file or directory of the tree, and what clients are told of it. Pure."""
+"""What the tree of a namespace is made of: files and directories, the edits that change them, and paths. Pure.
+
+An edit is decided and complete: it holds the time, the inode numbers and the block handles of what it makes, so that
+replay asks nothing and the same edits applied to the same tree give the same tree. Content is a tuple of extents: a
+block object (or its beginning), or a few bytes inline. A batch of the journal is a MessagePack array of edits. Paths are
+absolute, with names between single slashes.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +15,34 @@ from functools import lru_cache
 import msgspec
 
 from spark_jms.store.webhdfs.errors import IllegalArgumentError, PathComponentTooLongError, RemoteIOError
+
+FORMAT_VERSION = 3  # of edits and of snapshots of the tree
+ROW_BYTES = 128  # of a file or directory in a snapshot, beside its texts and content
+HEADER_BYTES = 16
+MAX_PATH_CHARACTERS = 8000  # HDFS's own limits
+MAX_PATH_LEVELS = 1000
+MAX_NAME_BYTES = 255
+
+
+class BlockExtent(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The first `length` bytes of a block object."""
+
+    handle: int
+    length: int
+
+
+class InlineExtent(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Bytes that the edit itself carries."""
+
+    data: bytes
+
+    @property
+    def length(self) -> int:
+        return len(self.data)
+
+
+Extent = BlockExtent | InlineExtent
+Content = tuple[Extent, ...]
 
 
 @dataclass(frozen=True)
@@ -40,7 +74,7 @@ class ContentSummary:
 
 
 class Inode:
-    """`children` is None for a file. `parent` is None for the root and once the inode was removed.
+    """One file or directory. `children` is None for a file. `parent` is None for the root and once the inode was removed.
 
     `open` marks a file whose first content is being written: clients see it, but no edit and no snapshot has it, so a
     crash removes it."""
@@ -151,35 +185,7 @@ class Inode:
         return ContentSummary(length, files, directories, space)
 
 
-# -- edits of the directory tree, as the journal keeps them ------------------------------------------------------------
-# Pure.
-#
-# An edit is decided and complete: it holds the time, the inode numbers and the block handles of what it makes, so that
-# replay asks nothing and the same edits applied to the same tree give the same tree. Content is a tuple of extents: a
-# block object (or its beginning), or a few bytes inline. A batch of the journal is a MessagePack array of edits.
-
-FORMAT_VERSION = 3  # of edits and of snapshots of the tree
-
-
-class BlockExtent(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """The first `length` bytes of a block object."""
-
-    handle: int
-    length: int
-
-
-class InlineExtent(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Bytes that the edit itself carries."""
-
-    data: bytes
-
-    @property
-    def length(self) -> int:
-        return len(self.data)
-
-
-Extent = BlockExtent | InlineExtent
-Content = tuple[Extent, ...]
+# -- edits of the tree, as the journal keeps them ----------------------------------------------------------------------
 
 
 class TreeEdit(msgspec.Struct, frozen=True, array_like=True):
@@ -251,8 +257,6 @@ class XAttrSet(TreeEdit, frozen=True, array_like=True, tag="t"):
 
 Edit = MadeDirectories | FileWritten | Spliced | Concatenated | Renamed | Deleted | AttributesSet | XAttrSet
 
-ROW_BYTES = 128  # of a file or directory in a snapshot, beside its texts and content
-HEADER_BYTES = 16
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(tuple[Edit, ...])
@@ -296,12 +300,7 @@ def inline_bytes(content: Content) -> int:
     return sum(extent.length for extent in content if isinstance(extent, InlineExtent))
 
 
-# -- paths of the namespace: absolute, with names between single slashes -----------------------------------------------
-# Pure.
-
-MAX_PATH_CHARACTERS = 8000  # HDFS's own limits
-MAX_PATH_LEVELS = 1000
-MAX_NAME_BYTES = 255
+# -- paths -------------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(256)  # an operation takes the same path apart several times

@@ -1,4 +1,19 @@
-"""Acknowledging and releasing parts of open claims, as a plain client does.
+"""Acknowledging: the batch before the next one, and parts of open claims; and whether a Spark checkpoint belongs here.
+
+Spark asks for the batch after `start` only when everything up to `start` is in its commit log, so asking acknowledges `start`:
+PreviousBatch. A plain client passes a `start` without a claim; it acknowledges through an Acknowledger.
+
+Spark may ask for a batch again that is acknowledged, because its commit log has lost the newest entry (a loss of power, a partial
+copy). The sink has the batch, or replaces it by what it gets now. So it gets the same messages again:
+
+    a message of the batch that ...                              is in the replay
+    -------------------------------                              ----------------
+    the claim holds                                              yes
+    the batch's acknowledgement has finished                     yes; StaleCheckpointError when it was purged since
+    was revoked, set aside or withheld before                    no: it came, or comes, with another batch, perhaps elsewhere
+
+An offset names its consumer and its table. The consumer's progress is in the store, under the subscription that the query has
+consumed; so a query that names another one is found out before it changes anything: `check_origin`.
 
 Features: C5, C8, C9, C10, C11, C18 (docs/FEATURES.md)
 """
@@ -36,10 +51,12 @@ from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.store import Store, StoreError
 
 Parts = dict[str, dict[int, Ranges]]  # claim -> member -> messages
+log = logging.getLogger("spark_jms")
+RESUME_TIMEOUT_S = 15.0  # how long a restarted consumer waits for the record of a claim it has to protect
 
 
 class Acknowledger:
-    """Not thread-safe: the subscriber's lock guards it."""
+    """Acknowledges and releases parts of open claims. Not thread-safe: the subscriber's lock guards it."""
 
     def __init__(self, members: Members, planner: Planner, clock_ms: Callable[[], int]) -> None:
         self._members, self._planner, self._clock_ms = members, planner, clock_ms
@@ -111,52 +128,12 @@ class Acknowledger:
         return True
 
 
-# -- the batch before the next one: acknowledged when Spark asks for more, resumed after a restart ---------------------
-#
-# Spark asks for the batch after `start` only when everything up to `start` is in its commit log, so asking acknowledges
-# `start`. A plain client passes a `start` without a claim; it acknowledges through `Acknowledger`.
-#
-# Spark may ask for a batch again that is acknowledged, because its commit log has lost the newest entry (a loss of power, a
-# partial copy). The sink has the batch, or replaces it by what it gets now. So it gets the same messages again:
-#
-#     a message of the batch that ...                              is in the replay
-#     -------------------------------                              ----------------
-#     the claim holds                                              yes
-#     the batch's acknowledgement has finished                     yes; StaleCheckpointError when it was purged since
-#     was revoked, set aside or withheld before                    no: it came, or comes, with another batch, perhaps elsewhere
-
-log = logging.getLogger("spark_jms")
-RESUME_TIMEOUT_S = 15.0  # how long a restarted consumer waits for the record of a claim it has to protect
-
-
-def check_not_stale(known: QueryProgress, start: Batch, destination: str) -> None:
-    """Raises StaleCheckpointError when the checkpoint, which ends with `start`, is older than what the query has acknowledged."""
-    if known.is_behind(start.claim):
-        raise StaleCheckpointError(
-            f"the checkpoint of consumer {start.consumer} of {destination} ends with claim {start.claim or '(none)'}, but this "
-            f"consumer has acknowledged claim {known.acknowledged}: the checkpoint is an older copy, or its progress is written "
-            "asynchronously. Its next batches would get numbers that its sink has seen, and be lost there. Start with a fresh "
-            "checkpointLocation: it gets all unfinished messages."
-        )
-
-
-def check_not_ahead(
-    known: QueryProgress, start: Batch, destination: str, check_subscription: Callable[[], None]
-) -> None:
-    """Raises StaleDomainError when the checkpoint, which ends with `start`, has a claim of this store that the store does not
-    know; or what `check_subscription` raises, since a drop deletes the progress too."""
-    if start.members and not known.knows(start.claim):
-        check_subscription()
-        raise StaleDomainError(
-            f"the checkpoint of consumer {start.consumer} of {destination} ends with claim {start.claim}, but the store knows only "
-            f"its claims up to number {known.claimed}: an older copy of the domain, or of the store, was restored, in which "
-            "messages are unfinished that the query has finished since. Start with a fresh checkpointLocation: it gets all "
-            "unfinished messages."
-        )
+# -- the batch before the next one -------------------------------------------------------------------------------------
 
 
 class PreviousBatch:
-    """Not thread-safe: the subscriber's lock guards it."""
+    """The batch before the next one: acknowledged when Spark asks for more, resumed after a restart. Not thread-safe: the
+    subscriber's lock guards it."""
 
     def __init__(
         self,
@@ -328,10 +305,33 @@ class PreviousBatch:
             )
 
 
-# -- whether a Spark checkpoint belongs to the destination and the subscription that its query names now ---------------
-#
-# An offset names its consumer and its table. The consumer's progress is in the store, under the subscription that the query has
-# consumed; so a query that names another one is found out before it changes anything.
+def check_not_stale(known: QueryProgress, start: Batch, destination: str) -> None:
+    """Raises StaleCheckpointError when the checkpoint, which ends with `start`, is older than what the query has acknowledged."""
+    if known.is_behind(start.claim):
+        raise StaleCheckpointError(
+            f"the checkpoint of consumer {start.consumer} of {destination} ends with claim {start.claim or '(none)'}, but this "
+            f"consumer has acknowledged claim {known.acknowledged}: the checkpoint is an older copy, or its progress is written "
+            "asynchronously. Its next batches would get numbers that its sink has seen, and be lost there. Start with a fresh "
+            "checkpointLocation: it gets all unfinished messages."
+        )
+
+
+def check_not_ahead(
+    known: QueryProgress, start: Batch, destination: str, check_subscription: Callable[[], None]
+) -> None:
+    """Raises StaleDomainError when the checkpoint, which ends with `start`, has a claim of this store that the store does not
+    know; or what `check_subscription` raises, since a drop deletes the progress too."""
+    if start.members and not known.knows(start.claim):
+        check_subscription()
+        raise StaleDomainError(
+            f"the checkpoint of consumer {start.consumer} of {destination} ends with claim {start.claim}, but the store knows only "
+            f"its claims up to number {known.claimed}: an older copy of the domain, or of the store, was restored, in which "
+            "messages are unfinished that the query has finished since. Start with a fresh checkpointLocation: it gets all "
+            "unfinished messages."
+        )
+
+
+# -- the origin of a checkpoint ----------------------------------------------------------------------------------------
 
 
 def check_origin(domain: Domain, store: Store, snapshot: Snapshot, subscription: str | None, batch: Batch) -> None:

@@ -132,7 +132,7 @@ def continuation(prepared: Mapping[str, PreparedBatch], claim: str) -> Continuat
 
 
 class BatchMaker:
-    """Of the members on one server. Not thread-safe: the subscriber's lock guards it."""
+    """Makes the next batch of the members on one server. Not thread-safe: the subscriber's lock guards it."""
 
     def __init__(
         self,

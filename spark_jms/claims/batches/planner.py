@@ -1,7 +1,7 @@
 """What a batch may take of the members a consumer holds: its picks, before they are claimed.
 
-Messages are looked at in the order of their sequences; `_Windows` chooses where to look next, and scan.py judges the
-messages of a window. The order of delivery of a sorted destination is offer.py's.
+Messages are looked at in the order of their sequences; `_Windows` chooses where to look next, and messages/scan.py judges
+the messages of a window. The order of delivery of a sorted destination is messages/sort_order.py's.
 
 One plan reads the headers of a bounded number of messages. When that does not reach the end of a member, the *pass*
 continues with the next plan, behind the last message it looked at:
@@ -10,8 +10,8 @@ continues with the next plan, behind the last message it looked at:
     it continues       behind the last message looked at, or at the first one that was found and not claimed
     it ends            at the last message
 
-A pass never looks back, so what was blocked at any time during the pass stays blocked until its end (core/unit_order.py).
-Else it could pick a later message of a unit of order before an earlier one that became available behind it.
+A pass never looks back, so what was blocked at any time during the pass stays blocked until its end. Else it could pick a later
+message of a unit of order before an earlier one that became available behind it (core/ordering/units_of_order.py).
 
 Features: C6, C7, C12, T10 (docs/FEATURES.md)
 """
@@ -73,8 +73,44 @@ class _Windows:
         self.next = left | self.next
 
 
+class RefusedMessages:
+    """The messages of one member of a queue that a consumer's selector refuses. They stay for other consumers. The planner
+    remembers them, so that it reads none of them again, and with those that belong to units of order it remembers which messages
+    wait behind them. Not thread-safe: the subscriber's lock guards it."""
+
+    def __init__(self) -> None:
+        self.messages = EMPTY
+        self._in_units = NO_UNITS
+        self._firsts: dict[str, int] = {}
+        self._firsts_of: Ranges | None = None  # the messages that `_firsts` was computed from
+
+    def add(self, state: RecordSet, refused: Ranges, in_units: UnitMessages) -> None:
+        """Newly refused messages. Finished ones are forgotten."""
+        self.messages = state.unfinished_of(self.messages) | refused
+        self._in_units = UnitMessages.together([self._in_units, in_units])
+        self._firsts_of = None
+
+    def forget_expired(self, now_ms: int) -> None:
+        """The next plan looks at them again, and finds them expired: they block their units no longer."""
+        if self._in_units:
+            over = self._in_units.expired(now_ms)
+            if expired := Ranges.from_numbers(self._in_units.only(over).sequences):
+                self.messages = self.messages - expired
+                self._in_units, self._firsts_of = self._in_units.only(pc.invert(over)), None
+
+    def first_of_units(self, state: RecordSet) -> dict[str, int]:
+        """unit of order -> its first unfinished refused message."""
+        if not self._in_units:
+            return {}
+        unfinished = state.unfinished_of(self.messages)
+        if unfinished != self._firsts_of:
+            self._in_units = self._in_units.only(pc.is_in(self._in_units.sequences, unfinished.numbers()))
+            self._firsts, self._firsts_of = self._in_units.first_of_units(), unfinished
+        return self._firsts
+
+
 class Planner:
-    """Not thread-safe: the subscriber's lock guards it."""
+    """Plans what a batch may take. Not thread-safe: the subscriber's lock guards it."""
 
     def __init__(
         self,
@@ -274,43 +310,3 @@ def _fitting(snapshot: Snapshot, member: int, picks: Ranges, limit_bytes: int) -
             return max(count + max(fits, 0), 1)
         used, count = used + rows * average, count + rows
     return max(count, 1)
-
-
-# -- the messages of one member of a queue that a consumer's selector refuses ------------------------------------------
-#
-# They stay for other consumers. The planner remembers them, so that it reads none of them again, and with those that belong
-# to units of order it remembers which messages wait behind them.
-
-
-class RefusedMessages:
-    """Not thread-safe: the subscriber's lock guards it."""
-
-    def __init__(self) -> None:
-        self.messages = EMPTY
-        self._in_units = NO_UNITS
-        self._firsts: dict[str, int] = {}
-        self._firsts_of: Ranges | None = None  # the messages that `_firsts` was computed from
-
-    def add(self, state: RecordSet, refused: Ranges, in_units: UnitMessages) -> None:
-        """Newly refused messages. Finished ones are forgotten."""
-        self.messages = state.unfinished_of(self.messages) | refused
-        self._in_units = UnitMessages.together([self._in_units, in_units])
-        self._firsts_of = None
-
-    def forget_expired(self, now_ms: int) -> None:
-        """The next plan looks at them again, and finds them expired: they block their units no longer."""
-        if self._in_units:
-            over = self._in_units.expired(now_ms)
-            if expired := Ranges.from_numbers(self._in_units.only(over).sequences):
-                self.messages = self.messages - expired
-                self._in_units, self._firsts_of = self._in_units.only(pc.invert(over)), None
-
-    def first_of_units(self, state: RecordSet) -> dict[str, int]:
-        """unit of order -> its first unfinished refused message."""
-        if not self._in_units:
-            return {}
-        unfinished = state.unfinished_of(self.messages)
-        if unfinished != self._firsts_of:
-            self._in_units = self._in_units.only(pc.is_in(self._in_units.sequences, unfinished.numbers()))
-            self._firsts, self._firsts_of = self._in_units.first_of_units(), unfinished
-        return self._firsts

@@ -1,7 +1,8 @@
-"""Applying the limit of a subscription to what has arrived in a member. core/subscription_limit.py has the rules.
+"""Applying the limit of a subscription to what has arrived in a member.
 
-The holder of the record set applies it: a consumer with each plan, and once a second while it does not plan; housekeeping,
-where no consumer holds the record. In between, a subscription may have more messages than its limit.
+The holder of the record set applies it: a consumer with each plan, and once a second while it does not plan; housekeeping, where
+no consumer holds the record. In between, a subscription may have more messages than its limit. core/destinations/subscriptions.py
+has the rules.
 
 Features: T4 (docs/FEATURES.md)
 """
@@ -37,7 +38,7 @@ log = logging.getLogger("spark_jms")
 
 
 class SubscriptionLimit:
-    """Of one subscription. Not thread-safe: the holder of its records calls it."""
+    """Applies the limit to a held record. Of one subscription. Not thread-safe: the holder of its records calls it."""
 
     def __init__(
         self,

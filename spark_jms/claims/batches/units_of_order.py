@@ -1,7 +1,11 @@
-"""Which barriers of units of order a subscription has passed. core/slots.py has the rules.
+"""What units of order keep from a consumer: messages behind barriers, and messages behind refused ones.
 
-The holder of a record looks after each of its writes, housekeeping looks at all records: what is done stays done, so an old
-state is good enough.
+A barrier: the holder of a record looks after each of its writes, housekeeping looks at all records: what is done stays done, so an
+old state is good enough. core/ordering/units_of_order.py has the rules.
+
+A refused message: in a queue, a message that a consumer's selector refuses holds back the later ones of its unit, for this
+consumer, until another consumer has finished it, or it expires. That keeps the unit's order, and it is easily taken for a loss:
+hence the texts here.
 
 Features: T10 (docs/FEATURES.md)
 """
@@ -27,16 +31,21 @@ from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.upkeep.health import give_way
 
+log = logging.getLogger("spark_jms")
 MAX_ROWS_READ = 200_000  # unfinished messages whose units are read at once; with more, a consumer leaves the barrier to housekeeping
 _LOOK_S = 0.5  # at least, between two looks at unfinished messages
-_NARROW_S = 5.0  # between two commits for a part of the slots, unless it is half of them
 _LOOK_SHARE = 9  # and so often the time that the look took
-log = logging.getLogger("spark_jms")
+_NARROW_S = 5.0  # between two commits for a part of the slots, unless it is half of them
+SHOWN = 3  # units that a text names
+WHAT_TO_DO = (
+    "They wait until another consumer has finished those, or they expire: receive those with another selector or without one, "
+    "`jmsq move` or purge them, or send without JMSXGroupID what need not be in order"
+)
 
 
 class BarrierWatch:
-    """Of one consumer or housekeeper; the latter looks at `all_rows`, so that no backlog is too long for a barrier to be passed. Not
-    thread-safe."""
+    """Which barriers a subscription has passed. Of one consumer or housekeeper; the latter looks at `all_rows`, so that no backlog
+    is too long for a barrier to be passed. Not thread-safe."""
 
     def __init__(self, table: DeltaLog, look_s: float = _LOOK_S, *, all_rows: bool = False) -> None:
         self._table, self._look_s, self._all_rows = table, look_s, all_rows
@@ -151,20 +160,6 @@ class _Look(NamedTuple):
     passed_s: float
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Which messages a selector takes and a consumer does not get, because an earlier message of their unit of order is
-# refused. Pure.
-#
-# In a queue, a message that a consumer's selector refuses holds back the later ones of its unit, for this consumer, until another
-# consumer has finished it, or it expires. That keeps the unit's order, and it is easily taken for a loss: hence the texts here.
-
-SHOWN = 3  # units that a text names
-WHAT_TO_DO = (
-    "They wait until another consumer has finished those, or they expire: receive those with another selector or without one, "
-    "`jmsq move` or purge them, or send without JMSXGroupID what need not be in order"
-)
-
-
 @dataclass(frozen=True)
 class HeldBack:
     """So many messages of a unit, which the selector takes, wait behind the message `refused`, which it refuses."""
@@ -176,8 +171,8 @@ class HeldBack:
 
 
 def held_back(member: int, refused: Mapping[str, int], waiting: UnitMessages) -> list[HeldBack]:
-    """`refused`: unit -> its first unfinished message that the selector refuses; `waiting`: messages that the selector takes. The
-    units with the most messages first."""
+    """Pure. `refused`: unit -> its first unfinished message that the selector refuses; `waiting`: messages that the selector takes.
+    The units with the most messages first."""
     place = pc.index_in(waiting.rows["unit"], value_set=pa.array(list(refused), pa.string()))
     firsts = pa.array(list(refused.values()), pa.int64()).take(place.combine_chunks())
     behind = waiting.only(pc.fill_null(pc.greater(waiting.rows["sequence"], firsts), False))

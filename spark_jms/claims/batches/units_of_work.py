@@ -1,4 +1,8 @@
-"""Parts of units of work as the files of a member have them.
+"""Which units of work a batch may take, beside the single messages that planner.py offers.
+
+The properties of a message tell whether it is a part of a unit. They are read once for each message: this plan remembers the parts
+that are not finished, and judges those whose verdict may have changed. A faulty part goes to the error destination, or is
+discarded where there is none; while it cannot, it is kept back. core/ordering/units_of_work.py has the rules.
 
 Features: T12 (docs/FEATURES.md)
 """
@@ -26,47 +30,11 @@ from spark_jms.log.tables.files import DataFile
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.settings.fields import DISCARD, LifeEvent
 
-
-def read_parts(table: DeltaLog, member: int, messages: Ranges, selector: Selector | None, table_id: str) -> pa.Table:
-    """Those of `messages` that are parts, as PARTS_SCHEMA, in no order. A message that is in no file is no part: the plan of
-    single messages tells that it is lost."""
-    columns = list(dict.fromkeys([*PART_COLUMNS, *(selector.columns if selector else ())]))
-
-    def read(file: DataFile, part: Ranges) -> Iterator[pa.Table]:
-        for rows, sequences in read_stored(table.storage, file.hint, part, columns):
-            taken = selector.mask(rows) if selector else pa.repeat(True, rows.num_rows)
-            yield parts(rows, sequences, taken)
-
-    found, _ = read_files(table, member, messages, read, table_id=table_id)
-    return pa.concat_tables([NO_PARTS, *found])
-
-
-def together(singles: MemberBacklog, verdict: WorkVerdict) -> MemberBacklog:
-    """Single messages and the deliverable units, in the order of delivery."""
-    found = verdict.deliverable
-    if not found.num_rows:
-        return singles
-    alone = singles.picks.numbers()
-    sequences = pa.concat_arrays([alone, found["sequence"].combine_chunks()])
-    units = pa.concat_arrays([pa.nulls(len(alone), pa.string()), found["unit"].combine_chunks()])
-    numbers = pa.concat_arrays([pa.nulls(len(alone), pa.int64()), found["number"].combine_chunks()])
-    order = work_order(sequences, units, numbers)
-    picks = singles.picks | Ranges.from_numbers(found["sequence"].combine_chunks())
-    return MemberBacklog(picks, order.sequences, order.ends)
-
-
-# -- which units of work a batch may take, beside the single messages that planner.py offers ---------------------------
-# core/unit_of_work.py has the rules.
-#
-# The properties of a message tell whether it is a part of a unit. They are read once for each message: this plan remembers
-# the parts that are not finished, and judges those whose verdict may have changed (core/known_parts.py). A faulty part goes to the
-# error destination, or is discarded where there is none; while it cannot, it is kept back.
-
 log = logging.getLogger("spark_jms")
 
 
 class WorkPlanner:
-    """Of one consumer. Not thread-safe: the subscriber's lock guards it."""
+    """Plans which units of work a batch may take. Of one consumer. Not thread-safe: the subscriber's lock guards it."""
 
     def __init__(
         self,
@@ -139,3 +107,31 @@ class WorkPlanner:
         if verdict.refused:
             self._planner.refuse(member, state, verdict.refused)
         return state
+
+
+def read_parts(table: DeltaLog, member: int, messages: Ranges, selector: Selector | None, table_id: str) -> pa.Table:
+    """Those of `messages` that are parts of units of work, as PARTS_SCHEMA, in no order. A message that is in no file is no part:
+    the plan of single messages tells that it is lost."""
+    columns = list(dict.fromkeys([*PART_COLUMNS, *(selector.columns if selector else ())]))
+
+    def read(file: DataFile, part: Ranges) -> Iterator[pa.Table]:
+        for rows, sequences in read_stored(table.storage, file.hint, part, columns):
+            taken = selector.mask(rows) if selector else pa.repeat(True, rows.num_rows)
+            yield parts(rows, sequences, taken)
+
+    found, _ = read_files(table, member, messages, read, table_id=table_id)
+    return pa.concat_tables([NO_PARTS, *found])
+
+
+def together(singles: MemberBacklog, verdict: WorkVerdict) -> MemberBacklog:
+    """Single messages and the deliverable units, in the order of delivery."""
+    found = verdict.deliverable
+    if not found.num_rows:
+        return singles
+    alone = singles.picks.numbers()
+    sequences = pa.concat_arrays([alone, found["sequence"].combine_chunks()])
+    units = pa.concat_arrays([pa.nulls(len(alone), pa.string()), found["unit"].combine_chunks()])
+    numbers = pa.concat_arrays([pa.nulls(len(alone), pa.int64()), found["number"].combine_chunks()])
+    order = work_order(sequences, units, numbers)
+    picks = singles.picks | Ranges.from_numbers(found["sequence"].combine_chunks())
+    return MemberBacklog(picks, order.sequences, order.ends)

@@ -1,23 +1,10 @@
-"""What a query leaves out of a batch that Spark has it deliver again, while a server of that batch is away.
+"""What a query notes in the root while a server is away: messages withheld from a batch, and its progress.
 
-Only the server's store knows whether the messages still belong to the query. Delivered without asking, they might come twice and
-not flagged: an instance with a copy of the checkpoint may have dropped the claim, and delivered them as new ones. So the batch is
-delivered without them, and they are released when the server answers: they come with a later batch, flagged.
+    ROOT/_jmsq/left-out/<table id>/<consumer>/<claim>/<member>                 {"v": 1}                a mark of WithheldMessages
+    ROOT/_jmsq/query-progress/<table id>/<consumer>/<number of the claim>      {"v": 1, "claim": …}    a note of ProgressNotes
 
-    the sink keeps ...                          the left-out messages
-    ------------------                          ---------------------
-    the batch as it is delivered now            come later, flagged
-    the whole batch, from before the crash      came with it, and come again, flagged; an idempotent sink drops what is
-                                                delivered now
-
-So nothing is lost, and nothing comes twice that is not flagged, provided that the messages are never acknowledged. A mark in the
-root says so, in a file for each member, made before anything is delivered. It binds every later replay, also when the server is
-back, and each instance looks for it before it acknowledges a batch: one that stood still may have delivered the whole batch to a
-sink that had kept the smaller one. The mark lies in the root, and not in a store: what a replay needs must not be away.
-
-    ROOT/_jmsq/left-out/<table id>/<consumer>/<claim>/<member>      {"v": 1}
-
-It is deleted when the messages are released, and Spark cannot ask for the batch again: a later batch is acknowledged.
+They lie in the root, and not in a store: what a replay needs must not be away. While all servers answer there is neither mark nor
+note, and a batch costs nothing more.
 
 Features: C5, C9, D4 (docs/FEATURES.md)
 """
@@ -33,12 +20,30 @@ from spark_jms.errors import FormatVersionError, OffsetError, StaleCheckpointErr
 from spark_jms.log.tables.storage import Storage
 
 LEFT_OUT = "_jmsq/left-out"
+QUERY_PROGRESS = "_jmsq/query-progress"
 FORMAT_VERSION = 1
 _MARK = json.dumps({"v": FORMAT_VERSION}).encode()
 
 
 class WithheldMessages:
-    """Of one query. Not thread-safe. Reads the marks when it is first asked."""
+    """What a query leaves out of a batch that Spark has it deliver again, while a server of that batch is away. Not thread-safe.
+    Reads the marks when it is first asked.
+
+    Only the server's store knows whether the messages still belong to the query. Delivered without asking, they might come twice
+    and not flagged: an instance with a copy of the checkpoint may have dropped the claim, and delivered them as new ones. So the
+    batch is delivered without them, and they are released when the server answers: they come with a later batch, flagged.
+
+        the sink keeps ...                          the withheld messages
+        ------------------                          ---------------------
+        the batch as it is delivered now            come later, flagged
+        the whole batch, from before the crash      came with it, and come again, flagged; an idempotent sink drops what is
+                                                    delivered now
+
+    So nothing is lost, and nothing comes twice that is not flagged, provided that the messages are never acknowledged. A mark
+    records that, in a file for each member, made before anything is delivered. It binds every later replay, also when the server is
+    back, and each instance looks for it before it acknowledges a batch: one that stood still may have delivered the whole batch to
+    a sink that had kept the smaller one. The mark is deleted when the messages are released, and Spark cannot ask for the batch
+    again: a later batch is acknowledged."""
 
     def __init__(self, storage: Storage, table_id: str, consumer: str) -> None:
         self._storage, self._folder = storage, f"{LEFT_OUT}/{table_id}/{consumer}"
@@ -68,7 +73,7 @@ class WithheldMessages:
             self._marked().setdefault(name, set()).update(members)
 
     def delivered_of(self, start: Batch) -> Batch:
-        """The batch without what was left out: only the rest is acknowledged, or carried. Looks once for marks of each claim."""
+        """The batch without what was withheld: only the rest is acknowledged, or carried. Looks once for marks of each claim."""
         claim = start.claim
         if claim and claim != self._looked_for:
             self.look(claim)
@@ -77,7 +82,7 @@ class WithheldMessages:
         return start.without(left_out) if left_out else start
 
     def forget(self, released: Set[int], *, replayable: str) -> None:
-        """`released`: members on which no left-out message is claimed any more. `replayable`: the claim whose batch Spark may
+        """`released`: members on which no withheld message is claimed any more. `replayable`: the claim whose batch Spark may
         ask for again."""
         for claim, members in list(self._marked().items()):
             if members <= released and claim != replayable:
@@ -113,24 +118,18 @@ class WithheldMessages:
             )
 
 
-# -- what a query has acknowledged while a server was away, for a restart that meets only that server ------------------
-#
-# The store of each server has the query's progress: the newest claim that the query has acknowledged there. A server that was away
-# has an older one. A restart which only such servers answer would take an old copy of the checkpoint for the newest one, and the
-# sink would drop the next batches as duplicates. So a claim whose acknowledgement some server does not write is noted in the root,
-# before the other servers write it:
-#
-#     ROOT/_jmsq/query-progress/<table id>/<consumer>/<number of the claim>      {"v": 1, "claim": …}
-#
-# A claim in a note is in Spark's commit log, so a note is true whatever happens to the batch that follows. Notes are created and never
-# changed, and the highest one counts: an instance that stood still cannot take it back. They are deleted when all servers have
-# written the progress. While all servers answer there is no note, and a batch costs nothing more.
-
-QUERY_PROGRESS = "_jmsq/query-progress"
-
-
 class ProgressNotes:
-    """Of one query. Not thread-safe. Lists its notes once."""
+    """What a query has acknowledged while a server was away, for a restart that meets only that server. Not thread-safe. Lists its
+    notes once.
+
+    The store of each server has the query's progress: the newest claim that the query has acknowledged there. A server that was
+    away has an older one. A restart which only such servers answer would take an old copy of the checkpoint for the newest one, and
+    the sink would drop the next batches as duplicates. So a claim whose acknowledgement some server does not write is noted in the
+    root, before the other servers write it.
+
+    A claim in a note is in Spark's commit log, so a note is true whatever happens to the batch that follows. Notes are created and
+    never changed, and the highest one counts: an instance that stood still cannot take it back. They are deleted when all servers
+    have written the progress."""
 
     def __init__(self, storage: Storage, table_id: str, consumer: str) -> None:
         self._storage, self._consumer = storage, consumer

@@ -1,13 +1,25 @@
-"""All branches of one consumer of a destination that is on servers: which servers it takes messages of, and how long
-it waits for each. branch.py has what becomes of one of them.
+"""The branches of one consumer of a destination on servers: a session and records on each, and how long it waits.
 
-A call reaches the servers that answer; what a server that is away means depends on the call:
+A call of Branches reaches the servers that answer; what a server that is away means depends on the call:
 
     `answers`, `each`, `any`   the server has no part in it
     `must`                     MemberUnavailableError: its messages cannot be acknowledged now
     `insist`                   asked again for RESUME_S, for a batch that is to be delivered
 
-A consumer that is pinned to a server ends with it, whichever the call.
+A consumer that is pinned to a server ends with it, whichever the call. What becomes of a Branch when its server fails:
+
+    the branch is   a call ...                                   becomes
+    -------------   ----------                                   -------
+    closed          opens the store and a session, then acts     open, or away when that fails
+    open            acts                                         open; away when the store fails or the session has ended
+                    does not return in time                      busy
+    busy            fails at once                                open when the call returns; closed if the call wrote,
+                                                                 because its outcome is unknown here
+    away            fails at once until its pause is over        closed
+    stopped         fails at once                                closed, when the table says that it is started again
+
+A closed branch that opens again is to the store what a restarted consumer is: a new session that attaches to the record sets. A
+query finds its claims there; those of a plain client ended with its session. `generation` tells sessions apart.
 
 Features: C9, D3, M10 (docs/FEATURES.md)
 """
@@ -41,44 +53,34 @@ from spark_jms.errors import (
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.store import OutcomeUnknownError, RecordCorruptError, StoreError
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A consumer's branch on one server: its session and records there, and what becomes of them when the server fails.
-#
-#     the branch is   a call ...                                   becomes
-#     -------------   ----------                                   -------
-#     closed          opens the store and a session, then acts     open, or away when that fails
-#     open            acts                                         open; away when the store fails or the session has ended
-#                     does not return in time                      busy
-#     busy            fails at once                                open when the call returns; closed if the call wrote,
-#                                                                  because its outcome is unknown here
-#     away            fails at once until its pause is over        closed
-#     stopped         fails at once                                closed, when the table says that it is started again
-#
-# A closed branch that opens again is to the store what a restarted consumer is: a new session that attaches to the record
-# sets. A query finds its claims there; those of a plain client ended with its session. `generation` tells sessions apart.
-
+T = TypeVar("T")
 log = logging.getLogger("spark_jms")
+ANSWER_S = READ_MS / 1000  # a server that does not answer for so long is left out of a batch
+WRITE_S = WRITE_MS / 1000  # the same for a write, whose outcome is unknown then
+ACKNOWLEDGE_S = 15.0
+RESUME_S = 15.0  # how long a restarted query waits for a server of the batch that it has to deliver again
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
 _CLOSE_S = 5.0
 _OLDER_SELF_S = 15.0  # how long an older session of this query may take to end
+_POLL_S = 0.05
 
 
 class Branch:
-    """Not thread-safe: the subscriber's lock guards it. `opened` makes a consumer in a new session; `note_late` is told of each call
-    that is late or fails."""
+    """A consumer's branch on one server: its session and records there. Not thread-safe: the subscriber's lock guards it. `opened`
+    makes a consumer in a new session; `note_late` is told of each call that is late or fails."""
 
     def __init__(
         self,
         server: str,
         opened: Callable[[], Subscriber],
-        lane: Runs,
+        store_thread: Runs,
         monotonic_s: Callable[[], float] = time.monotonic,
         note_late: Callable[[], object] = lambda: None,
     ) -> None:
         self.server, self.generation = server, 0
         self._note_late = note_late
         self.why_away = ""  # "" while it answers
-        self._opened, self._lane, self._monotonic_s = opened, lane, monotonic_s
+        self._opened, self._store_thread, self._monotonic_s = opened, store_thread, monotonic_s
         self._stopped = False
         self._subscriber: Subscriber | None = None
         self._unknown = False  # a call that writes did not return in time
@@ -103,13 +105,13 @@ class Branch:
         if self._stopped or self._monotonic_s() < self._retry_s:
             return refused
         try:
-            begun = self._lane.start(lambda: self._act(act))
+            begun = self._store_thread.start(lambda: self._act(act))
         except StoreThreadBusyError:
             return partial(self._answer, None, writes)
         return partial(self._answer, begun, writes)
 
     def _answer(self, begun: Awaited[T] | None, writes: bool, wait_s: float) -> T:
-        """`begun` None: other work is under way in the lane."""
+        """`begun` None: other work is under way in the thread."""
         try:
             if begun is None:
                 raise StoreThreadBusyError()
@@ -141,7 +143,10 @@ class Branch:
     def is_due(self) -> bool:
         """It was away, and may be asked again."""
         return (
-            bool(self.why_away) and not self._stopped and not self._lane.busy and self._monotonic_s() >= self._retry_s
+            bool(self.why_away)
+            and not self._stopped
+            and not self._store_thread.busy
+            and self._monotonic_s() >= self._retry_s
         )
 
     def follow(self, *, stopped: bool) -> None:
@@ -152,7 +157,7 @@ class Branch:
         self._stopped, self._retry_s = stopped, self._monotonic_s()
         if stopped:
             self._forget_older_self()
-            self._unknown = True  # also if the lane is busy now
+            self._unknown = True  # also if the thread is busy now
             self._end_session()
             self._away("an administrator has stopped it")
 
@@ -160,13 +165,13 @@ class Branch:
         """The session ends now, or when a call that hangs returns: its store would take it for a living one, which keeps its
         records."""
         self._end_session()
-        self._lane.close(self._drop)
+        self._store_thread.close(self._drop)
 
     def _end_session(self) -> None:
         with suppress(StoreThreadBusyError, JmsqError):
-            self._lane.run(self._drop, _CLOSE_S)
+            self._store_thread.run(self._drop, _CLOSE_S)
 
-    # -- in the lane ----------------------------------------------------------------------------------------------
+    # -- in the store's thread ------------------------------------------------------------------------------------
     def _act(self, act: Callable[[Subscriber], T]) -> T:
         if self._unknown:
             self._drop()
@@ -204,17 +209,9 @@ class Branch:
         return AnswerLostError(why) if lost else ServerAwayError(why)
 
 
-T = TypeVar("T")
-ANSWER_S = READ_MS / 1000  # a server that does not answer for so long is left out of a batch
-WRITE_S = WRITE_MS / 1000  # the same for a write, whose outcome is unknown then
-ACKNOWLEDGE_S = 15.0
-RESUME_S = 15.0  # how long a restarted query waits for a server of the batch that it has to deliver again
-_POLL_S = 0.05
-
-
 class Branches(Mapping[str, Branch]):
-    """By server. Not thread-safe: the consumer's lock guards it. `opened` makes a consumer on a server, in a new session; `note_late`
-    is told of the server whose answer is late or fails."""
+    """The branches of one consumer, by server. Not thread-safe: the consumer's lock guards it. `opened` makes a consumer on a
+    server, in a new session; `note_late` is told of the server whose answer is late or fails."""
 
     def __init__(
         self,
@@ -224,13 +221,18 @@ class Branches(Mapping[str, Branch]):
         consumer: str,
         settings: ConsumerSettings,
         opened: Callable[[str], Subscriber],
-        lane: Callable[[str], Runs],
+        store_thread: Callable[[str], Runs],
         monotonic_s: Callable[[], float],
         note_late: Callable[[str], object],
     ) -> None:
         self._note_late = note_late
         self._table, self._table_id, self._subscription, self._consumer = table, table_id, subscription, consumer
-        self._settings, self._opened, self._lane, self._monotonic_s = settings, opened, lane, monotonic_s
+        self._settings, self._opened, self._store_thread, self._monotonic_s = (
+            settings,
+            opened,
+            store_thread,
+            monotonic_s,
+        )
         self._branches: dict[str, Branch] = {}
 
     def __getitem__(self, server: str) -> Branch:
@@ -260,8 +262,8 @@ class Branches(Mapping[str, Branch]):
         for server in servers:
             if server not in self._branches:
                 opened, late = partial(self._opened, server), partial(self._note_late, server)
-                lane = self._lane(f"server {server}")
-                self._branches[server] = Branch(server, opened, lane, self._monotonic_s, late)
+                thread = self._store_thread(f"server {server}")
+                self._branches[server] = Branch(server, opened, thread, self._monotonic_s, late)
             self._branches[server].follow(stopped=server in snapshot.destination.stopped)
 
     def members_on(self, server: str) -> list[int]:
@@ -361,14 +363,10 @@ class Branches(Mapping[str, Branch]):
         return InvalidDestinationError(f"{where} cannot be consumed: {why}")
 
 
-# -- what a client has claimed on each server and not finished ---------------------------------------------------------
-#
-# A plain client keeps nothing across sessions: when a server loses the session in which it has delivered messages, others get
-# them, so the client's consumer must end.
-
-
 class UnfinishedMessages:
-    """Not thread-safe. `server_of` gives the server with a member's record."""
+    """What a client has claimed on each server and not finished. A plain client keeps nothing across sessions: when a server loses
+    the session in which it has delivered messages, others get them, so the client's consumer must end. Not thread-safe. `server_of`
+    gives the server with a member's record."""
 
     def __init__(self, server_of: Callable[[int], str]) -> None:
         self._server_of = server_of

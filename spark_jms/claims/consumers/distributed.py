@@ -1,6 +1,6 @@
 """One consumer of a destination that is on servers: a branch on each, put together.
 
-Each server has its own session, record sets and progress of the query (`branch.py`). A batch takes messages of all servers
+Each server has its own session, record sets and progress of the query (branches.py). A batch takes messages of all servers
 that answer, and claims them on each under one claim id, one write a server. What that leaves open is in the offset:
 
     a server ...                          in the next offset
@@ -13,8 +13,8 @@ While another instance of the same query lives on one of the servers, this one c
 different messages the same batch number, and their sink would drop one of the two batches.
 
 A claim whose server did not answer in time is in no offset: it was never delivered, so it is dropped when the server answers,
-like one that Spark has not logged. A query that is restarted while its last batch has messages of an away server goes on without
-them (left_out.py). What it acknowledges while a server is away is noted in the root (noted_progress.py).
+like one that Spark has not logged. A query that is restarted while its last batch has messages of an away server continues without
+them, and what it acknowledges while a server is away is noted in the root (absent_servers.py).
 
 A plain client keeps nothing across sessions. When a server loses the session in which it has delivered messages that are not
 acknowledged, the consumer is closed. One that is pinned to a server is closed whenever it cannot reach it.
@@ -206,7 +206,7 @@ class DistributedSubscriber:
         return batch_shares(self.table.snapshot, planned, limits)
 
     def resume(self, batch: Batch) -> dict[int, Ranges]:
-        """As `Subscriber.resume`. The messages of a server that is away are left out (left_out.py). Raises
+        """As `Subscriber.resume`. The messages of a server that is away are withheld (absent_servers.py). Raises
         MemberUnavailableError in their place when the query narrows failing batches, and QueryRunningError when another
         instance of the query runs."""
         with self._lock:

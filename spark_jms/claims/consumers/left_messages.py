@@ -47,7 +47,7 @@ class _Blocker(NamedTuple):
 
 
 class LeftReader:
-    """Not thread-safe: the subscriber's lock guards it."""
+    """Finds out what a consumer leaves, and why. Not thread-safe: the subscriber's lock guards it."""
 
     def __init__(
         self,

@@ -1,16 +1,17 @@
-"""One consumer of a destination's members on one server. The Spark source and the plain client get
-theirs from `distributed.py`, which puts several together where a destination is on servers.
+"""One consumer of a destination's members on one server.
+
+The Spark source and the plain client get theirs from `open_subscriber` (distributed.py), which puts several together where a
+destination is on servers.
 
 The subscriber guards its parts with one lock, and ends with `close`:
 
-    members.py         the records it holds: opened, changed in one write, handed over at boundaries
-    batches.py         the next batch: acknowledge the previous one, drop, sweep, plan, claim
-    isolation.py       narrows a failing batch to its poison message
-    previous_batch.py  the batch before: acknowledged when Spark asks for more, resumed after a restart
-    planner.py         which messages a batch may take
-    acknowledger.py    acknowledging and releasing, as a plain client does
-    backlog.py         how much is left
-    left_messages.py   why it is left
+    records/members.py           the records it holds: opened, changed in one write, handed over at boundaries; how much is left
+    batches/batch.py             the next batch: acknowledge the previous one, drop, sweep, plan, claim
+    batches/planner.py           which messages a batch may take
+    batches/acknowledgement.py   the batch before, acknowledged when Spark asks for more and resumed after a restart; parts of
+                                 claims, acknowledged and released as a plain client does
+    failures/poison.py           narrows a failing batch to its poison message
+    left_messages.py             why messages are left
 
 Features: C5, C6, C8, C9, C10, T4, T6, T13, T16, M4 (docs/FEATURES.md)
 """
@@ -148,7 +149,7 @@ class Subscriber:
             self._check_bound(batch)
             return self._batches.previous.resume(batch)
 
-    # -- for a batch of several servers, whose trial distributed_isolation.py advances --------------------------------
+    # -- for a batch of several servers, whose trial DistributedIsolation advances --------------------------------
     def protect(self, batch: Batch) -> ProtectedPart:
         """The part of `resume` that is this server's. Raises MemberUnavailableError while another consumer holds a record."""
         with self._lock:

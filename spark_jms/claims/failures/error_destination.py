@@ -1,6 +1,12 @@
 """Messages that failed leave their member: to the error destination by a transfer, or for good where there is none.
 
-A consumer that dies in between neither loses nor doubles any.
+    RedeliveryLimit     those that were delivered too often
+    UnclaimedMessages   any that no consumer has claimed
+    set_aside           those that cannot be decoded: to a queue of the domain, so that their neighbours are delivered
+    Reconsideration     those that were refused for good, once that may have changed
+
+A consumer that dies in between neither loses nor doubles any. What a target refuses for good waits for another declaration, and
+the others move without it: core/records/refusal.py has the rule.
 
 Features: C8, C20, M4, T12 (docs/FEATURES.md)
 """
@@ -42,8 +48,13 @@ from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.settings.destination import UNLIMITED
 
-_RETRY_MS = 5_000
 log = logging.getLogger("spark_jms")
+_RETRY_MS = 5_000
+LOOKS_EVERY_MS = 1_000  # at the targets' declarations
+_MOST = 10_000  # messages of one transfer
+SET_ASIDE = "jmsq-set-aside"
+FROM, REASON, TYPES = SET_ASIDE_FROM, SET_ASIDE_REASON, SET_ASIDE_TYPES
+_MAX_MESSAGE_BYTES = 2**30  # the largest limit a destination can have
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,8 @@ class FailedMessages:
 
 
 class ErrorDestination:
-    """Of one consumer. Not thread-safe: the subscriber's lock guards it."""
+    """Takes failed messages out of their claim, to the error destination or for good. Of one consumer. Not thread-safe: the
+    subscriber's lock guards it."""
 
     def __init__(
         self,
@@ -211,18 +223,10 @@ class UnclaimedMessages:
             return state
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The redelivery limit: messages that were delivered too often go to the error destination, or are discarded.
-#
-# A consumer that holds a member enforces the limit before it plans its next batch. While the error destination cannot take
-# the messages, they stay where they are, and no consumer gets them. What it refuses for good waits for another declaration
-# (reconsideration.py), and the others move without it.
-
-_MOST = 10_000  # messages of one transfer
-
-
 class RedeliveryLimit:
-    """Of one consumer. Not thread-safe: the subscriber's lock guards it."""
+    """Moves or discards messages that were delivered too often. A consumer that holds a member enforces the limit before it plans
+    its next batch. While the error destination cannot take the messages, they stay where they are, and no consumer gets them. Of
+    one consumer. Not thread-safe: the subscriber's lock guards it."""
 
     def __init__(
         self,
@@ -246,129 +250,10 @@ class RedeliveryLimit:
         return self._unclaimed.move(state, destination, member, picks, epoch, reason, kept_back)
 
 
-# -- A message that cannot be decoded is set aside, so that its neighbours are delivered -------------------------------
-# One in a unit of work takes the unit along, in one transfer: a part of the unit that stayed would never be complete.
-#
-# It moves by a transfer to the queue `jmsq-set-aside` of the domain, which is created when it is first needed. There its
-# properties are text, without their types; text that is not UTF-8 is readable (core/utf8.py), and as `text` it becomes the body, byte
-# by byte. Three properties say where the message came from and why:
-#
-#     JMS_JMSQ_SetAsideFrom    destination/subscription/member#sequence
-#     JMS_JMSQ_SetAsideReason  the error
-#     JMS_JMSQ_SetAsideTypes   the types that its sender had declared
-#
-# `jmsq move jmsq-set-aside orders` brings it back.
-
-SET_ASIDE = "jmsq-set-aside"
-FROM, REASON, TYPES = SET_ASIDE_FROM, SET_ASIDE_REASON, SET_ASIDE_TYPES
-_MAX_MESSAGE_BYTES = 2**30  # the largest limit a destination can have
-
-
-def set_aside(
-    domain: Domain,
-    table: DeltaLog,
-    members: Members,
-    transfers: Transfers,
-    claim: str,
-    member: int,
-    reasons: Mapping[int, str],
-) -> bool:
-    """Move claimed messages aside: one, or the parts of a unit of work, all or none. `reasons` tells by sequence why each cannot be
-    delivered. What the queue refuses for good stays, and no client gets it. False when another consumer holds the record: it has been
-    asked for it; try again. Messages that this consumer does not hold any more are left to their new holder."""
-    if not members.open(member):
-        return False
-    state = members.attached_state(member)
-    held = state.claims.get(claim)
-    picks = EMPTY if held is None else held.picks & Ranges.from_numbers(sorted(reasons))
-    if not picks:
-        return True
-    if SET_ASIDE not in domain.destinations():
-        queue = Destination(SET_ASIDE, "queue", 1, max_message_bytes=_MAX_MESSAGE_BYTES)
-        apply_destinations(domain, [queue], lambda destination, member: False)
-    epoch, label = members.held[member].handle.epoch, members.label(member)
-    while picks:
-        state = members.attached_state(member)
-        declared = transfers.declared(SET_ASIDE)
-        begun = transfers.begin_fitting(state, picks, _Aside(table, members, claim, member, reasons))
-        refusal = MessageRefusal(EMPTY, ASIDE, reasons[picks.first], SET_ASIDE, declared, NO_RULE, now_ms())
-        after = with_refusals(begun, claim, refusal, label, delivered=False)
-        members.commit({member: after})
-        members.commit({member: transfers.finish(after, epoch).state})
-        picks = picks - after.moving - after.refused
-    return True
-
-
-@dataclass(frozen=True)
-class _Aside:
-    """See `Fitting`."""
-
-    table: DeltaLog
-    members: Members
-    claim: str
-    member: int
-    reasons: Mapping[int, str]
-    target: str = SET_ASIDE
-    whole_units: bool = True
-
-    def movement(self, picks: Ranges, sieve: Sieve) -> Movement:
-        columns, members = (*ROW_COLUMNS, SEQUENCE), self.members
-        found = fetch(
-            self.table, members.destination, self.member, picks, {}, columns=columns, table_id=members.table_id
-        )
-        rows = _described(found, members.label(self.member), self.reasons)
-        why = self.reasons[min(self.reasons)]
-        return Movement(self.claim, picks, rows, SET_ASIDE, None, members.consumer, f"set aside: {why}", sieve=sieve)
-
-
-def _described(batches: Iterator[pa.RecordBatch], label: str, reasons: Mapping[int, str]) -> Iterator[pa.RecordBatch]:
-    at = ROW_COLUMNS.index("properties")
-    for batch in batches:
-        rows = readable_rows(_with_bytes(batch.select(list(ROW_COLUMNS))))
-        described = [
-            _description(row or {}, f"{label}#{sequence}", reasons[sequence])
-            for row, sequence in zip(map_rows(rows.column(at)), batch.column(SEQUENCE).to_pylist(), strict=True)
-        ]
-        yield rows.set_column(at, "properties", map_column(described)).append_column(SEQUENCE, batch.column(SEQUENCE))
-
-
-def _with_bytes(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The bytes of a text that is not UTF-8 are the body."""
-    texts = rows.column("text")
-    if is_valid(texts):
-        return rows
-    good = pa.array([is_valid(texts[row : row + 1]) for row in range(len(texts))])
-    bodies = pc.if_else(good, rows.column("body"), texts.cast(pa.binary()))
-    for name, column in (("text", pc.if_else(good, texts, pa.scalar(None, texts.type))), ("body", bodies)):
-        rows = rows.set_column(ROW_COLUMNS.index(name), name, column)
-    return rows
-
-
-def _description(properties: Mapping[str, str], origin: str, why: str) -> dict[str, str]:
-    kept = {name: text for name, text in properties.items() if name != TYPES_PROPERTY}
-    return {**kept, FROM: origin, REASON: why, TYPES: properties.get(TYPES_PROPERTY, "")}
-
-
-# -- messages that are refused for good are tried again when that may help ---------------------------------------------
-# core/refusal.py has the rule.
-#
-# The holder of a record set looks, before it plans and while it is idle, at what the targets declare; the scan for expired messages
-# does so for what has expired. A target that cannot be reached now has not changed its mind: its messages stay refused.
-
-LOOKS_EVERY_MS = 1_000  # at the targets' declarations
-
-
-@dataclass(frozen=True)
-class _Reconsidered:
-    """`ended`: the origin does not want these to move any more; `again`: their target, or what it declares, has changed."""
-
-    refusal: MessageRefusal
-    ended: Ranges
-    again: Ranges
-
-
 class Reconsideration:
-    """Of one holder. Not thread-safe: the holder's lock guards it."""
+    """Tries messages that were refused for good again, when that may help. The holder of a record set looks, before it plans and
+    while it is idle, at what the targets declare; the scan for expired messages does so for what has expired. A target that cannot
+    be reached now has not changed its mind: its messages stay refused. Of one holder. Not thread-safe: the holder's lock guards it."""
 
     def __init__(
         self,
@@ -446,3 +331,109 @@ class Reconsideration:
         kept_back = f"were {refusal.failure}; they stay refused, because they"
         moved = mover.move(again, destination, member, found.again, epoch, refusal.failure, kept_back)
         return state if moved is again else moved
+
+
+@dataclass(frozen=True)
+class _Reconsidered:
+    """`ended`: the origin does not want these to move any more; `again`: their target, or what it declares, has changed."""
+
+    refusal: MessageRefusal
+    ended: Ranges
+    again: Ranges
+
+
+# -- messages that cannot be decoded -----------------------------------------------------------------------------------
+
+
+def set_aside(
+    domain: Domain,
+    table: DeltaLog,
+    members: Members,
+    transfers: Transfers,
+    claim: str,
+    member: int,
+    reasons: Mapping[int, str],
+) -> bool:
+    """Move claimed messages to the queue `jmsq-set-aside` of the domain, by a transfer: one, or the parts of a unit of work, all or
+    none, because a part of a unit that stayed would never be complete. `reasons` tells by sequence why each cannot be delivered.
+    What the queue refuses for good stays, and no client gets it. False when another consumer holds the record: it has been asked
+    for it; try again. Messages that this consumer does not hold any more are left to their new holder.
+
+    The queue is created when it is first needed, and `jmsq move jmsq-set-aside orders` brings a message back. In the queue its
+    properties are text, without their types; text that is not UTF-8 is readable (core/messages/types.py), and as `text` it becomes
+    the body, byte by byte. Three properties say where the message came from and why:
+
+        JMS_JMSQ_SetAsideFrom    destination/subscription/member#sequence
+        JMS_JMSQ_SetAsideReason  the error
+        JMS_JMSQ_SetAsideTypes   the types that its sender had declared"""
+    if not members.open(member):
+        return False
+    state = members.attached_state(member)
+    held = state.claims.get(claim)
+    picks = EMPTY if held is None else held.picks & Ranges.from_numbers(sorted(reasons))
+    if not picks:
+        return True
+    if SET_ASIDE not in domain.destinations():
+        queue = Destination(SET_ASIDE, "queue", 1, max_message_bytes=_MAX_MESSAGE_BYTES)
+        apply_destinations(domain, [queue], lambda destination, member: False)
+    epoch, label = members.held[member].handle.epoch, members.label(member)
+    while picks:
+        state = members.attached_state(member)
+        declared = transfers.declared(SET_ASIDE)
+        begun = transfers.begin_fitting(state, picks, _Aside(table, members, claim, member, reasons))
+        refusal = MessageRefusal(EMPTY, ASIDE, reasons[picks.first], SET_ASIDE, declared, NO_RULE, now_ms())
+        after = with_refusals(begun, claim, refusal, label, delivered=False)
+        members.commit({member: after})
+        members.commit({member: transfers.finish(after, epoch).state})
+        picks = picks - after.moving - after.refused
+    return True
+
+
+@dataclass(frozen=True)
+class _Aside:
+    """See `Fitting`."""
+
+    table: DeltaLog
+    members: Members
+    claim: str
+    member: int
+    reasons: Mapping[int, str]
+    target: str = SET_ASIDE
+    whole_units: bool = True
+
+    def movement(self, picks: Ranges, sieve: Sieve) -> Movement:
+        columns, members = (*ROW_COLUMNS, SEQUENCE), self.members
+        found = fetch(
+            self.table, members.destination, self.member, picks, {}, columns=columns, table_id=members.table_id
+        )
+        rows = _described(found, members.label(self.member), self.reasons)
+        why = self.reasons[min(self.reasons)]
+        return Movement(self.claim, picks, rows, SET_ASIDE, None, members.consumer, f"set aside: {why}", sieve=sieve)
+
+
+def _described(batches: Iterator[pa.RecordBatch], label: str, reasons: Mapping[int, str]) -> Iterator[pa.RecordBatch]:
+    at = ROW_COLUMNS.index("properties")
+    for batch in batches:
+        rows = readable_rows(_with_bytes(batch.select(list(ROW_COLUMNS))))
+        described = [
+            _description(row or {}, f"{label}#{sequence}", reasons[sequence])
+            for row, sequence in zip(map_rows(rows.column(at)), batch.column(SEQUENCE).to_pylist(), strict=True)
+        ]
+        yield rows.set_column(at, "properties", map_column(described)).append_column(SEQUENCE, batch.column(SEQUENCE))
+
+
+def _with_bytes(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The bytes of a text that is not UTF-8 are the body."""
+    texts = rows.column("text")
+    if is_valid(texts):
+        return rows
+    good = pa.array([is_valid(texts[row : row + 1]) for row in range(len(texts))])
+    bodies = pc.if_else(good, rows.column("body"), texts.cast(pa.binary()))
+    for name, column in (("text", pc.if_else(good, texts, pa.scalar(None, texts.type))), ("body", bodies)):
+        rows = rows.set_column(ROW_COLUMNS.index(name), name, column)
+    return rows
+
+
+def _description(properties: Mapping[str, str], origin: str, why: str) -> dict[str, str]:
+    kept = {name: text for name, text in properties.items() if name != TYPES_PROPERTY}
+    return {**kept, FROM: origin, REASON: why, TYPES: properties.get(TYPES_PROPERTY, "")}

@@ -1,7 +1,13 @@
-"""Expired messages leave their member by the policy of the destination: core/expiration.py has the rules.
+"""Expired messages leave their member by the policy of the destination: core/records/expiration.py has the rules.
 
-The holder of a record set calls this: a consumer for what its plan has found, the scan of a process for the rest. The log
+The holder of a record set calls Expiration: a consumer for what its plan has found, the search of a process for the rest. The log
 tells of a message once its end is written, so never twice; a process that dies in between has not logged it.
+
+ExpirationScan is that search, for messages that no consumer comes to, because their consumers are busy or dead, or refuse them, or
+because there are none. The process with the housekeeping lease of a destination searches, so one at a time. It looks at the log
+and at the record sets first, and a file only when a message of it may have expired since; the statistics of a file tell that most
+have none. Then it takes a record as an administrator does: its holder hands it over at its next boundary, and claims stay in it. A
+message that a consumer has, or a dead query whose batch is in doubt, does not expire.
 
 Features: T6, T12 (docs/FEATURES.md)
 """
@@ -52,31 +58,23 @@ from spark_jms.settings.destination import UNLIMITED
 from spark_jms.settings.fields import DISCARD, LOG, REDIRECT, LoggedFields
 from spark_jms.store import Store, StoreError
 
+log = logging.getLogger("spark_jms")
+expiration_log = logging.getLogger("spark_jms.expiration")
 # Messages of one step of a search. While it lasts no consumer has the record, and logging 50,000 takes seconds: consumers that
 # gave the record away more often would deliver more than one message in a hundred late.
 LOGGED, REDIRECTED = 50_000, 2_000
 IDLE = 500  # of a plan of a consumer that delivers nothing
 DELIVERING, DELIVERING_EVERY_MS = 100, 1_000  # of one that does, and how often; the search takes the others
 _STEP_ROWS = 25  # of the log: about a millisecond of Python
-log = logging.getLogger("spark_jms")
-expiration_log = logging.getLogger("spark_jms.expiration")
+WAIT_S = 1.0  # for a record that a consumer holds; it is tried again with the next search
+_MAX_S = 5.0  # of a search, at about the end of a step: then other housekeeping gets its turn
+_SINGLES = pa.schema([("sequence", pa.int64()), ("expires_ms", pa.int64())]).empty_table()
 
-
-@dataclass(frozen=True)
-class _Unlogged:
-    """Expired messages, as they were before their end was written."""
-
-    destination: str
-    table_id: str
-    member: int
-    picks: Ranges
-    redelivered: dict[int, Ranges]
-    files: Sequence[FileHint]  # a purge may take them out of the log
-    fields: LoggedFields
+# -- by the holder of a record set -------------------------------------------------------------------------------------
 
 
 class Expiration:
-    """Of one holder. Not thread-safe: the holder's lock guards it."""
+    """Ends expired messages by the policy of their destination. Of one holder. Not thread-safe: the holder's lock guards it."""
 
     def __init__(
         self,
@@ -160,6 +158,19 @@ class Expiration:
                 )
 
 
+@dataclass(frozen=True)
+class _Unlogged:
+    """Expired messages, as they were before their end was written."""
+
+    destination: str
+    table_id: str
+    member: int
+    picks: Ranges
+    redelivered: dict[int, Ranges]
+    files: Sequence[FileHint]  # a purge may take them out of the log
+    fields: LoggedFields
+
+
 def _unlogged(state: RecordSet, snapshot: Snapshot, member: int, picks: Ranges) -> _Unlogged:
     declared = snapshot.destination
     files = snapshot.member_files(member).overlapping(picks.first, picks.last)
@@ -200,59 +211,11 @@ def _log_rows(rows: pa.RecordBatch, fields: LoggedFields) -> None:
         expiration_log.warning("%s", entry(row, dict(row.get("properties") or ()), fields))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The active search for expired messages: those that no consumer comes to, because their consumers are busy or dead, or
-# refuse them, or because there are none.
-#
-# The process with the housekeeping lease of a destination searches, so one at a time. It looks at the log and at the record
-# sets first, and a file only when a message of it may have expired since; the statistics of a file tell that most have none.
-# Then it takes a record as an administrator does: its holder hands it over at its next boundary, and claims stay in it. A
-# message that a consumer has, or a dead query whose batch is in doubt, does not expire.
-
-WAIT_S = 1.0  # for a record that a consumer holds; it is tried again with the next search
-_MAX_S = 5.0  # of a search, at about the end of a step: then other housekeeping gets its turn
-
-
-@dataclass(frozen=True, eq=False)
-class _Place:
-    """A record set: a subscription on a member."""
-
-    subscription: Subscription
-    member: int
-    record: str
-    label: str
-    server: str
-
-
-@dataclass
-class _Looked:
-    """What one look found: the messages that are over, by place, and the errors that prevented more of it."""
-
-    over: dict[_Place, Ranges] = field(default_factory=dict)
-    errors: list[Exception] = field(default_factory=list)
-
-    def add(self, place: _Place, found: Ranges) -> None:
-        if found:
-            self.over[place] = self.over.get(place, EMPTY) | found
-
-
-class _Step(NamedTuple):
-    """`left` is for the next step; so many are `refused` for good."""
-
-    expired: int = 0
-    left: Ranges = EMPTY
-    refused: int = 0
-
-
-class _Holder(NamedTuple):
-    """The parts that expire the messages of a subscription."""
-
-    expiration: Expiration
-    reconsidered: Reconsideration
+# -- the search --------------------------------------------------------------------------------------------------------
 
 
 class ExpirationScan:
-    """Of one destination. Not thread-safe. `live` gives the subscriptions that are not durable."""
+    """Searches for expired messages. Of one destination. Not thread-safe. `live` gives the subscriptions that are not durable."""
 
     def __init__(
         self,
@@ -474,6 +437,44 @@ class ExpirationScan:
         return self._holders[name]
 
 
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """A record set: a subscription on a member."""
+
+    subscription: Subscription
+    member: int
+    record: str
+    label: str
+    server: str
+
+
+@dataclass
+class _Looked:
+    """What one look found: the messages that are over, by place, and the errors that prevented more of it."""
+
+    over: dict[_Place, Ranges] = field(default_factory=dict)
+    errors: list[Exception] = field(default_factory=list)
+
+    def add(self, place: _Place, found: Ranges) -> None:
+        if found:
+            self.over[place] = self.over.get(place, EMPTY) | found
+
+
+class _Step(NamedTuple):
+    """`left` is for the next step; so many are `refused` for good."""
+
+    expired: int = 0
+    left: Ranges = EMPTY
+    refused: int = 0
+
+
+class _Holder(NamedTuple):
+    """The parts that expire the messages of a subscription."""
+
+    expiration: Expiration
+    reconsidered: Reconsideration
+
+
 def _expiring(snapshot: Snapshot) -> Iterator[DataFile]:
     """The files with messages that may expire."""
     declared = snapshot.destination
@@ -516,9 +517,7 @@ def _kept(looked: _Looked) -> Iterator[None]:
         looked.errors.append(error)
 
 
-# -- what is over of a destination that handles units of work: a unit expires as a whole -------------------------------
-
-_SINGLES = pa.schema([("sequence", pa.int64()), ("expires_ms", pa.int64())]).empty_table()
+# -- units of work -----------------------------------------------------------------------------------------------------
 
 
 class ExpiredUnits(NamedTuple):
@@ -532,7 +531,8 @@ class ExpiredUnits(NamedTuple):
 def expired_units(
     table: DeltaLog, snapshot: Snapshot, member: int, unfinished: Ranges, free: Ranges, now_ms: int
 ) -> ExpiredUnits:
-    """Of the unfinished messages of a member, of which `free` may expire: whole units, and messages of none."""
+    """What is over of a destination that handles units of work: of the unfinished messages of a member, of which `free` may expire,
+    whole units, and messages of none."""
     rest = [_SINGLES]
 
     def read(file: DataFile, part: Ranges) -> Iterator[pa.Table]:

@@ -1,7 +1,15 @@
-"""Narrowing a failing batch of several servers to its poison message. core/poison.py has the rule, isolation.py the
-part of one server.
+"""Narrowing a query's failing batch to its poison message. core/records/poison.py has the rule.
 
-Each server that has messages of the batch keeps a copy of its trial:
+The trial is stored with the query's progress before a replay delivers anything, so every later replay delivers the same part until
+that part has failed as well. Where the batch is of one server, Isolation does all:
+
+    partitions, a replay   `begin`: one more attempt; narrows the batch, or sets the poison message aside
+    stop                   `note_failure`: Spark gave the batch up
+    latestOffset           `part`: what the acknowledgement of the batch finishes; the claim keeps the rest
+                           `acknowledged`, `claim_again`: the rest is the next batch
+
+Where it is of several servers, each that has messages of it keeps a copy of its trial. Then DistributedIsolation begins and ends
+the attempts, and the Isolation of each server has its part:
 
     partitions, a replay   `attempt`: one more attempt, of the newest copy. Every copy is written before a part is delivered
     stop                   `fail`: the failure is noted in the copies that can be reached
@@ -52,90 +60,36 @@ from spark_jms.core.records.refusal import ISOLATION
 from spark_jms.errors import JmsqError, PoisonMessageError
 from spark_jms.log.tables.delta_log import DeltaLog
 
-
-class Attempt(NamedTuple):
-    """`stored`: the trial has to be written before anything is delivered. `convicted` is set aside; it had failed so often."""
-
-    trial: Trial
-    present: Messages
-    stored: bool
-    convicted: Messages
-    failures: int
+log = logging.getLogger("spark_jms")
+_REASON = "poison: a batch of {} failed {} times with this message alone"
 
 
-class DistributedIsolation:
-    """Of one query, whose subscriber writes the copies and guards this with its lock. `narrows`: see Isolation."""
+class ProtectedPart(NamedTuple):
+    """Of a batch that is to be delivered: what its claim holds on this server, and what it has lost. `own`: this instance
+    made the batch, or has delivered it before. `trial` is the stored one. `acknowledged`: this server has acknowledged the
+    batch, and `present` has what it delivered then."""
 
-    def __init__(self, name: str, *, narrows: bool) -> None:
-        self._name, self._narrows = name, narrows
-        self._begun: Trial | None = None  # the attempt that runs in this process
-        self._claimed: Trial | None = None  # the newest one whose messages this process has claimed again
-        self._own: set[str] = set()  # claims that this process has made, or has delivered
+    present: dict[int, Ranges]
+    lost: dict[int, Ranges]
+    own: bool
+    trial: Trial | None
+    acknowledged: bool
 
     @property
-    def runs(self) -> bool:
-        """An attempt has begun, and Spark has not asked for the next batch."""
-        return self._begun is not None
-
-    def claimed(self, start: str, claim: str, trial: Trial | None) -> None:
-        """A batch was made. `trial`: its messages are the rest of an earlier one."""
-        self._own, self._claimed = {start, claim}, trial
-
-    def ends(self, claim: str) -> None:
-        """Spark asks for the batch after `claim`: the attempt has succeeded."""
-        if self._begun is not None and self._begun.claim == claim:
-            self._begun = None
-
-    def attempt(self, claim: str, parts: Mapping[str, ProtectedPart], unseen: Messages) -> Attempt:
-        """The attempt of a batch that is to be delivered. `unseen`: its messages on servers that are away, which it was seen to
-        claim a moment ago."""
-        present = unseen
-        for part in parts.values():
-            present = joined(present, part.present)
-        copies = [copy for copy in (self._claimed, *(part.trial for part in parts.values())) if copy]
-        trial = newest(copy for copy in copies if copy.claim == claim) or Trial(claim, present)
-        if claim in self._own:
-            return Attempt(trial, present, False, {}, 0)
-        before = trial.within(present)
-        after, convicted = replayed(before, narrows=self._narrows)
-        if after.tried != before.tried:
-            tell(self._name, after)
-        return Attempt(after, present, True, convicted, before.failures)
-
-    def begin(self, attempt: Attempt) -> None:
-        """Its copies are written."""
-        self._begun = attempt.trial
-        self._own.add(attempt.trial.claim)
-
-    def fail(self) -> Trial | None:
-        """Spark has given up the batch whose attempt runs: the trial to write, if any."""
-        if self._begun is None or not self._narrows:
-            return None
-        trial, self._begun = failed(self._begun), None
-        tell_failure(self._name, trial)
-        return trial
+    def taken(self) -> Messages:
+        """What the sink has of the batch, when some server has acknowledged it."""
+        if self.acknowledged or self.trial is None:
+            return self.present
+        return common(self.present, self.trial.tried)
 
 
-# -- narrowing a query's failing batch to its poison message -----------------------------------------------------------
-# core/poison.py has the rule.
-#
-# The trial is stored with the query's progress before a replay delivers anything, so every later replay delivers the same
-# part until that part has failed as well.
-#
-#     partitions, a replay   `begin`: one more attempt; narrows the batch, or sets the poison message aside
-#     stop                   `note_failure`: Spark gave the batch up
-#     latestOffset           `part`: what the acknowledgement of the batch finishes; the claim keeps the rest
-#                            `acknowledged`, `claim_again`: the rest is the next batch
-#
-# Where the destination is on several servers, distributed_isolation.py begins and ends the attempts.
-
-_REASON = "poison: a batch of {} failed {} times with this message alone"
-log = logging.getLogger("spark_jms")
+# -- on one server -----------------------------------------------------------------------------------------------------
 
 
 class Isolation:
-    """Of one query. Not thread-safe: the subscriber's lock guards it. `narrows`: the query's option onPoison is isolate;
-    without it a trial that another run of the query began is kept, and goes no further."""
+    """Narrows a failing batch, or its part on one server. Of one query. Not thread-safe: the subscriber's lock guards it.
+    `narrows`: the query's option onPoison is isolate; without it a trial that another run of the query began is kept, and goes no
+    further."""
 
     def __init__(
         self,
@@ -323,20 +277,69 @@ def _is_unlogged(trial: Trial, start: Batch) -> bool:
     return claim_number(trial.claim) > claim_number(start.claim)
 
 
-class ProtectedPart(NamedTuple):
-    """Of a batch that is to be delivered: what its claim holds on this server, and what it has lost. `own`: this instance
-    made the batch, or has delivered it before. `trial` is the stored one. `acknowledged`: this server has acknowledged the
-    batch, and `present` has what it delivered then."""
+# -- on several servers ------------------------------------------------------------------------------------------------
 
-    present: dict[int, Ranges]
-    lost: dict[int, Ranges]
-    own: bool
-    trial: Trial | None
-    acknowledged: bool
+
+class Attempt(NamedTuple):
+    """One more attempt of such a batch. `stored`: the trial has to be written before anything is delivered. `convicted` is set
+    aside; it had failed so often."""
+
+    trial: Trial
+    present: Messages
+    stored: bool
+    convicted: Messages
+    failures: int
+
+
+class DistributedIsolation:
+    """Begins and ends the attempts of a batch of several servers. Of one query, whose subscriber writes the copies and guards this
+    with its lock. `narrows`: see Isolation."""
+
+    def __init__(self, name: str, *, narrows: bool) -> None:
+        self._name, self._narrows = name, narrows
+        self._begun: Trial | None = None  # the attempt that runs in this process
+        self._claimed: Trial | None = None  # the newest one whose messages this process has claimed again
+        self._own: set[str] = set()  # claims that this process has made, or has delivered
 
     @property
-    def taken(self) -> Messages:
-        """What the sink has of the batch, when some server has acknowledged it."""
-        if self.acknowledged or self.trial is None:
-            return self.present
-        return common(self.present, self.trial.tried)
+    def runs(self) -> bool:
+        """An attempt has begun, and Spark has not asked for the next batch."""
+        return self._begun is not None
+
+    def claimed(self, start: str, claim: str, trial: Trial | None) -> None:
+        """A batch was made. `trial`: its messages are the rest of an earlier one."""
+        self._own, self._claimed = {start, claim}, trial
+
+    def ends(self, claim: str) -> None:
+        """Spark asks for the batch after `claim`: the attempt has succeeded."""
+        if self._begun is not None and self._begun.claim == claim:
+            self._begun = None
+
+    def attempt(self, claim: str, parts: Mapping[str, ProtectedPart], unseen: Messages) -> Attempt:
+        """The attempt of a batch that is to be delivered. `unseen`: its messages on servers that are away, which it was seen to
+        claim a moment ago."""
+        present = unseen
+        for part in parts.values():
+            present = joined(present, part.present)
+        copies = [copy for copy in (self._claimed, *(part.trial for part in parts.values())) if copy]
+        trial = newest(copy for copy in copies if copy.claim == claim) or Trial(claim, present)
+        if claim in self._own:
+            return Attempt(trial, present, False, {}, 0)
+        before = trial.within(present)
+        after, convicted = replayed(before, narrows=self._narrows)
+        if after.tried != before.tried:
+            tell(self._name, after)
+        return Attempt(after, present, True, convicted, before.failures)
+
+    def begin(self, attempt: Attempt) -> None:
+        """Its copies are written."""
+        self._begun = attempt.trial
+        self._own.add(attempt.trial.claim)
+
+    def fail(self) -> Trial | None:
+        """Spark has given up the batch whose attempt runs: the trial to write, if any."""
+        if self._begun is None or not self._narrows:
+            return None
+        trial, self._begun = failed(self._begun), None
+        tell_failure(self._name, trial)
+        return trial

@@ -1,4 +1,12 @@
-"""Reading claimed messages, also while compaction replaces their files: for Spark's tasks and the client.
+"""Reading claimed messages in the order of delivery, also while compaction replaces their files.
+
+A destination that sorts, or that delivers units of work together, gives a claim another order than the log has. Rows that fit half
+the message buffer are sorted in memory, where the join of their batches takes the other half. More are sorted in two passes: the
+first reads what decides the order, and gives each message its rank; the second reads the rows and puts each into the bucket of its
+rank, which pages. Then the buckets are read one by one, and each is sorted in memory. So a row is read twice from the log,
+whatever the size of the claim, and is in a page once.
+
+Spark's tasks and the client read so.
 
 Features: C5, C13, T7, T8, T15 (docs/FEATURES.md)
 """
@@ -22,12 +30,16 @@ from spark_jms.log.messages.paging import MessageBuffer, PagedRows, process_buff
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.files import FileHint
 
+log = logging.getLogger("spark_jms")
 WITHOUT_LOST = (
     "Continue without them with failOnDataLoss=false (Python: fail_on_data_loss=False; `jmsq receive`: --skip-lost)."
 )
+MOST_BUCKETS = 1_024
 _ATTEMPTS = 3
 _SMALL_BATCH_BYTES = 2**20  # smaller batches are delivered together
-log = logging.getLogger("spark_jms")
+_ROWS, _BYTES = 16_384, 8 * 2**20  # of a batch of sorted rows
+_SEQUENCE = "jmsq.sequence"  # beside the columns of a paged row
+_SHARE = 8  # a bucket has such a part of the buffer
 
 
 def fetch(
@@ -169,18 +181,7 @@ def _delivery_counts(sequences: Any, redelivered: Mapping[int, Ranges]) -> Any:
     return counts
 
 
-# -- the rows of a claim in the order of delivery, in bounded memory ---------------------------------------------------
-#
-# A destination that sorts, or that delivers units of work together, gives a claim another order than the log has. Rows that fit
-# half the message buffer are sorted in memory, where the join of their batches takes the other half. More are sorted in two passes:
-# the first reads what decides the order, and gives each message its rank; the second reads the rows and puts each into the bucket
-# of its rank, which pages. Then the buckets are read one by one, and each is sorted in memory. So a row is read twice from the log,
-# whatever the size of the claim, and is in a page once.
-
-_ROWS, _BYTES = 16_384, 8 * 2**20  # of a batch of sorted rows
-_SEQUENCE = "jmsq.sequence"  # beside the columns of a paged row
-MOST_BUCKETS = 1_024
-_SHARE = 8  # a bucket has such a part of the buffer
+# -- in the order of delivery ------------------------------------------------------------------------------------------
 
 
 def in_order(

@@ -1,9 +1,10 @@
 """Which messages may be delivered now: selector, delay, expiration, units of order.
 
-Statistics decide first: a file whose messages may all be delivered is taken as a range, and one whose messages the
-selector refuses is refused, both unopened. Of any other file only the header columns are read, once: the planner
-remembers what a selector refuses. Within a unit of order, a message that is not delivered blocks those behind it
-(core/unit_order.py), so the messages of a member are looked at in order, even when a file has to be looked up again.
+Statistics decide first: a file whose messages may all be delivered is taken as a range, and one whose messages the selector
+refuses is refused, both unopened. Of any other file only the header columns are read, once: the planner remembers what a selector
+refuses. Within a unit of order, a message that is not delivered blocks those behind it (core/ordering/units_of_order.py), so the
+messages of a member are looked at in order, even when a file has to be looked up again: compaction replaces files meanwhile, and a
+file that is missing is looked up in the newest snapshot.
 
 Features: C7, C12, C13, C17, D6 (docs/FEATURES.md)
 """
@@ -27,6 +28,9 @@ from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.files import DataFile
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import Storage
+
+ATTEMPTS = 3
+T = TypeVar("T")
 
 
 class Condition(NamedTuple):
@@ -119,6 +123,8 @@ class ScanBounds:
 
 UNBOUNDED = ScanBounds()
 
+# -- a scan ------------------------------------------------------------------------------------------------------------
+
 
 def scan(
     table: DeltaLog,
@@ -200,88 +206,6 @@ def _scan_file(storage: Storage, file: DataFile, part: Ranges, question: Questio
     return Scan(part) if columns is None else _scan_rows(storage, file, part, columns, question, bounds)
 
 
-def _high(file: DataFile, name: str) -> int:
-    return int(file.statistics.get("maxValues", {}).get(name, 0) or 0)
-
-
-def may_expire(file: DataFile) -> bool:
-    """Some message of the file does at some time."""
-    return _high(file, "JMSExpiration") > 0
-
-
-def is_over(file: DataFile, now_ms: int) -> bool:
-    """Its statistics prove that all its messages have expired."""
-    first = int(file.statistics.get("minValues", {}).get("JMSExpiration", 0) or 0)
-    return first > 0 and _high(file, "JMSExpiration") <= now_ms
-
-
-def _expires(file: DataFile, question: Question) -> bool:
-    return question.now_ms is not None and may_expire(file)
-
-
-def _misses(file: DataFile, question: Question) -> bool:
-    lowest = file.statistics.get("minValues", {}).get("JMSDeliveryMode", NON_PERSISTENT)
-    return lowest == NON_PERSISTENT and bool(question.missed.between(file.first, file.last))
-
-
-def _columns(file: DataFile, question: Question) -> list[str] | None:
-    """The headers to read; None when the statistics prove that all messages of the file may be delivered."""
-    due_ms = question.delivers_up_to_ms
-    delays = due_ms is not None and _high(file, "JMSDeliveryTime") > due_ms
-    expires, misses = _expires(file, question), _misses(file, question)
-    blocks = file.has_groups and question.blocked is not None and (question.blocked or question.refused_block or delays)
-    if not (question.selector or delays or expires or misses or blocks):
-        return None
-    wanted = [*(question.selector.columns_with(file.promoted) if question.selector else ())]
-    wanted += ["JMSDeliveryTime", "JMSTimestamp"] * delays + ["JMSExpiration"] * expires
-    wanted += ["JMSDeliveryMode"] * misses + ["JMSXGroupID"] * bool(blocks)
-    return list(dict.fromkeys(wanted))
-
-
-def never_matches(file: DataFile, selector: Selector) -> bool:
-    """The file's statistics prove that the selector refuses all its messages."""
-    return refuted(file, selector) is not None
-
-
-def refuted(file: DataFile, selector: Selector) -> Condition | None:
-    """A condition of the selector that no message of the file fulfils, as its statistics prove."""
-    low, high = file.statistics.get("minValues", {}), file.statistics.get("maxValues", {})
-    nulls = file.statistics.get("nullCount", {})
-    for condition in map(Condition._make, selector.prunable()):
-        name, op, value = condition
-        if name not in STATISTICS_COLUMNS and name not in file.promoted:
-            continue  # a property may be named like another column, such as `ordinal`
-        if nulls.get(name) == file.rows:
-            return condition  # a comparison with NULL is unknown
-        if name not in low or name not in high:
-            continue
-        least, most = low[name], high[name]
-        if _kind(least) is not _kind(value):
-            continue
-        if (
-            (op == "=" and (value < least or value > most))
-            or (op == "<>" and least == most == value)
-            or (op == "<" and least >= value)
-            or (op == "<=" and least > value)
-            or (op == ">" and most <= value)
-            or (op == ">=" and most < value)
-        ):
-            return condition
-    return None
-
-
-def _kind(value: object) -> type:
-    return type(value) if isinstance(value, bool | str) else float
-
-
-def _all_refused(storage: Storage, file: DataFile, part: Ranges, question: Question) -> Scan:
-    """The statistics refuse the file; only its units of order are read."""
-    found = UnitMessages.together(_units_in(storage, file, part))
-    if question.blocked is not None and found:
-        question.blocked.block_behind(found.first_of_units())
-    return Scan(refused=part, read=part.count, refused_units=found)
-
-
 def _scan_rows(
     storage: Storage, file: DataFile, part: Ranges, columns: list[str], question: Question, bounds: ScanBounds
 ) -> Scan:
@@ -343,6 +267,14 @@ def _scan_rows(
     )
 
 
+def _all_refused(storage: Storage, file: DataFile, part: Ranges, question: Question) -> Scan:
+    """The statistics refuse the file; only its units of order are read."""
+    found = UnitMessages.together(_units_in(storage, file, part))
+    if question.blocked is not None and found:
+        question.blocked.block_behind(found.first_of_units())
+    return Scan(refused=part, read=part.count, refused_units=found)
+
+
 def _missed(batch: pa.RecordBatch, sequences: pa.Int64Array, missed: Ranges) -> pa.BooleanArray:
     """A JMS server that is down keeps no place for messages that are not persistent."""
     concerned = missed.between(sequences[0].as_py(), sequences[-1].as_py())
@@ -356,37 +288,89 @@ def _delayed(batch: pa.RecordBatch, due_ms: int) -> pa.BooleanArray:
     return pc.and_(pc.greater(delivery, due_ms), pc.greater(delivery, batch.column("JMSTimestamp")))
 
 
+def _columns(file: DataFile, question: Question) -> list[str] | None:
+    """The headers to read; None when the statistics prove that all messages of the file may be delivered."""
+    due_ms = question.delivers_up_to_ms
+    delays = due_ms is not None and _high(file, "JMSDeliveryTime") > due_ms
+    expires, misses = _expires(file, question), _misses(file, question)
+    blocks = file.has_groups and question.blocked is not None and (question.blocked or question.refused_block or delays)
+    if not (question.selector or delays or expires or misses or blocks):
+        return None
+    wanted = [*(question.selector.columns_with(file.promoted) if question.selector else ())]
+    wanted += ["JMSDeliveryTime", "JMSTimestamp"] * delays + ["JMSExpiration"] * expires
+    wanted += ["JMSDeliveryMode"] * misses + ["JMSXGroupID"] * bool(blocks)
+    return list(dict.fromkeys(wanted))
+
+
+def _expires(file: DataFile, question: Question) -> bool:
+    return question.now_ms is not None and may_expire(file)
+
+
+def _misses(file: DataFile, question: Question) -> bool:
+    lowest = file.statistics.get("minValues", {}).get("JMSDeliveryMode", NON_PERSISTENT)
+    return lowest == NON_PERSISTENT and bool(question.missed.between(file.first, file.last))
+
+
 def _units_in(storage: Storage, file: DataFile, part: Ranges) -> list[UnitMessages]:
     read = read_stored(storage, file.hint, part, ["JMSXGroupID"])
     return [UnitMessages.of(sequences, batch.column("JMSXGroupID")) for batch, sequences in read]
 
 
-def first_delivery_time(table: DeltaLog, member: int, picks: Ranges, *, table_id: str | None = None) -> int:
-    """The earliest delivery time of these messages, in ms; 0 when none is on disk."""
-
-    def read(file: DataFile, part: Ranges) -> list[int]:
-        found = read_stored(table.storage, file.hint, part, ["JMSDeliveryTime"])
-        return [pc.min(batch.column("JMSDeliveryTime")).as_py() for batch, _ in found]
-
-    return min(read_files(table, member, picks, read, table_id=table_id)[0], default=0)
+# -- what a file's statistics prove ------------------------------------------------------------------------------------
 
 
-def units_of(table: DeltaLog, member: int, picks: Ranges, *, table_id: str | None = None) -> UnitMessages:
-    """Those of `picks` that belong to a unit of order. Messages that are not on disk do not: their consumer fails anyway.
-    Raises DestinationReplacedError when the table is not `table_id` any more."""
-
-    def read(file: DataFile, part: Ranges) -> list[UnitMessages]:
-        return _units_in(table.storage, file, part) if file.has_groups else []
-
-    return UnitMessages.together(read_files(table, member, picks, read, table_id=table_id)[0])
+def may_expire(file: DataFile) -> bool:
+    """Some message of the file does at some time."""
+    return _high(file, "JMSExpiration") > 0
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Reading the files of a member while compaction replaces them: a file that is missing is looked up in the newest
-# snapshot .
+def is_over(file: DataFile, now_ms: int) -> bool:
+    """Its statistics prove that all its messages have expired."""
+    first = int(file.statistics.get("minValues", {}).get("JMSExpiration", 0) or 0)
+    return first > 0 and _high(file, "JMSExpiration") <= now_ms
 
-ATTEMPTS = 3
-T = TypeVar("T")
+
+def never_matches(file: DataFile, selector: Selector) -> bool:
+    """The file's statistics prove that the selector refuses all its messages."""
+    return refuted(file, selector) is not None
+
+
+def refuted(file: DataFile, selector: Selector) -> Condition | None:
+    """A condition of the selector that no message of the file fulfils, as its statistics prove."""
+    low, high = file.statistics.get("minValues", {}), file.statistics.get("maxValues", {})
+    nulls = file.statistics.get("nullCount", {})
+    for condition in map(Condition._make, selector.prunable()):
+        name, op, value = condition
+        if name not in STATISTICS_COLUMNS and name not in file.promoted:
+            continue  # a property may be named like another column, such as `ordinal`
+        if nulls.get(name) == file.rows:
+            return condition  # a comparison with NULL is unknown
+        if name not in low or name not in high:
+            continue
+        least, most = low[name], high[name]
+        if _kind(least) is not _kind(value):
+            continue
+        if (
+            (op == "=" and (value < least or value > most))
+            or (op == "<>" and least == most == value)
+            or (op == "<" and least >= value)
+            or (op == "<=" and least > value)
+            or (op == ">" and most <= value)
+            or (op == ">=" and most < value)
+        ):
+            return condition
+    return None
+
+
+def _high(file: DataFile, name: str) -> int:
+    return int(file.statistics.get("maxValues", {}).get(name, 0) or 0)
+
+
+def _kind(value: object) -> type:
+    return type(value) if isinstance(value, bool | str) else float
+
+
+# -- reading the files of a member -------------------------------------------------------------------------------------
 
 
 def snapshot_to_read(table: DeltaLog, attempt: int, table_id: str | None) -> Snapshot:
@@ -428,3 +412,23 @@ def read_files(
         if not missing:
             break
     return found, left
+
+
+def first_delivery_time(table: DeltaLog, member: int, picks: Ranges, *, table_id: str | None = None) -> int:
+    """The earliest delivery time of these messages, in ms; 0 when none is on disk."""
+
+    def read(file: DataFile, part: Ranges) -> list[int]:
+        found = read_stored(table.storage, file.hint, part, ["JMSDeliveryTime"])
+        return [pc.min(batch.column("JMSDeliveryTime")).as_py() for batch, _ in found]
+
+    return min(read_files(table, member, picks, read, table_id=table_id)[0], default=0)
+
+
+def units_of(table: DeltaLog, member: int, picks: Ranges, *, table_id: str | None = None) -> UnitMessages:
+    """Those of `picks` that belong to a unit of order. Messages that are not on disk do not: their consumer fails anyway.
+    Raises DestinationReplacedError when the table is not `table_id` any more."""
+
+    def read(file: DataFile, part: Ranges) -> list[UnitMessages]:
+        return _units_in(table.storage, file, part) if file.has_groups else []
+
+    return UnitMessages.together(read_files(table, member, picks, read, table_id=table_id)[0])

@@ -31,9 +31,9 @@ from spark_jms.log.tables.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class MemberBacklog:
-    """`picks` may be claimed. `order`: their sequences in the order of delivery; None: ascending. `ends`: behind how many of
-    them a batch may end; None: behind each. `expired` are over: the holder expires them. `alone` of the picks are claimed one by
-    one (core/redelivery.py)."""
+    """What one member offers to a batch. `picks` may be claimed. `order`: their sequences in the order of delivery; None:
+    ascending. `ends`: behind how many of them a batch may end; None: behind each. `expired` are over: the holder expires them.
+    `alone` of the picks are claimed one by one (core/records/redelivery.py)."""
 
     picks: Ranges = EMPTY
     order: pa.Int64Array | None = None

@@ -1,7 +1,17 @@
-"""Which sent messages a destination's life-cycle table lacks.
+"""The tables that follow the record sets of a destination: of its acknowledgements, and of its life-cycle events.
 
-No send writes to it. A message is sent when the log of the destination's own table has it, so `sent_events` reads the numbers
-of that table: whatever process writes them here, and whenever, no message is missed and none is named twice.
+The store is the truth, and the tables follow it. An acknowledgement or an event waits in its record set until it is a row of its
+table. No writer is on the way of a send or a receive:
+
+    acknowledgements, events of record sets   a consumer's background thread, about once a second
+    sent messages                             housekeeping, in each round
+
+A transaction of a table keeps the position up to which it has a record set's acknowledgements or events, or a member's sent
+messages. So a write that is repeated, by whatever process and after whatever crash, adds nothing, and each row of the life-cycle
+table has a `key` of its own.
+
+No send writes to the life-cycle table. A message is sent when the log of the destination's own table has it, so `sent_events`
+reads the numbers of that table: whatever process writes them here, and whenever, no message is missed and none is named twice.
 
 Features: C5, C14, T6 (docs/FEATURES.md)
 """
@@ -30,40 +40,11 @@ from spark_jms.log.tables.storage import Storage, now_ms
 from spark_jms.settings.fields import LifeEvent
 from spark_jms.store import StoreError
 
+log = logging.getLogger("spark_jms")
+_Events = tuple[int, Sequence[LoggedEvent]]  # member, in the order of their positions
+_Missing = Callable[[Snapshot], Mapping[str, _Events]]  # by the txn app id of their position
 
-def sent_events(messages: Snapshot, table: Snapshot) -> dict[int, list[LoggedEvent]]:
-    """Pure. member -> the sent messages that `table` lacks, one event for each file. Their position is the last sequence. The
-    time of messages whose file was purged already is not known: 0."""
-    found: dict[int, list[LoggedEvent]] = {}
-    for member in sorted(messages.numbered_members()):
-        known, last = table.transactions.get(sent_id(messages.table_id, member), 0), messages.last_sequence(member)
-        if known >= last:
-            continue
-        events = found.setdefault(member, [])
-        for file in messages.member_files(member).overlapping(known + 1, last):
-            if file.first > known + 1:
-                events.append(_purged(known + 1, file.first - 1))
-            events.append(_sent(max(file.first, known + 1), file))
-            known = file.last
-        if known < last:
-            events.append(_purged(known + 1, last))
-    return found
-
-
-def _sent(first: int, file: DataFile) -> LoggedEvent:
-    newest_ms = int(file.statistics.get("maxValues", {}).get("JMSTimestamp") or file.modified_ms)
-    return LoggedEvent(LifeEvent.SENT, Ranges.of((first, file.last)), newest_ms, position=file.last)
-
-
-def _purged(first: int, last: int) -> LoggedEvent:
-    return LoggedEvent(LifeEvent.SENT, Ranges.of((first, last)), 0, detail="purged already", position=last)
-
-
-# -- writing the outbox of record sets to the acknowledgement table ----------------------------------------------------
-#
-# The store is the truth, and the table follows it. An acknowledgement waits in its record set's outbox until it is a row of
-# the table. A transaction of the table keeps the position up to which it has a record set's rows, so that a repeated write
-# adds nothing, whichever process repeats it.
+# -- acknowledgements --------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -164,23 +145,11 @@ def decide_rows(snapshot: Snapshot, staged: StagedRows, now: int) -> Decision | 
     return Decision("WRITE", [*number(snapshot, staged.files, now).actions, *positions], {"mode": "Append"})
 
 
-# -- writing the life-cycle table of a destination ---------------------------------------------------------------------
-#
-# Two writers, and neither of them on the way of a send or a receive:
-#
-#     events of record sets   a consumer's background thread, about once a second; they wait in the record set until then
-#     sent messages           housekeeping, in each round (log/life_cycle.py)
-#
-# A transaction of the table keeps the position up to which it has a record set's events, or a member's sent messages. So a
-# write that is repeated, by whatever process and after whatever crash, adds nothing, and each row's `key` is unique.
-
-log = logging.getLogger("spark_jms")
-_Events = tuple[int, Sequence[LoggedEvent]]  # member, in the order of their positions
-_Missing = Callable[[Snapshot], Mapping[str, _Events]]  # by the txn app id of their position
+# -- life-cycle events -------------------------------------------------------------------------------------------------
 
 
 class LifeCycleTable:
-    """Of the destination whose messages are in the table `table_id`."""
+    """The life-cycle table of the destination whose messages are in the table `table_id`."""
 
     def __init__(self, table: DeltaLog, table_id: str) -> None:
         self.table, self.table_id = table, table_id
@@ -238,6 +207,34 @@ def flush_at_close(flush: Callable[[], None]) -> None:
         flush()
     except (JmsqError, StoreError, OSError) as error:
         log.warning("the last events of a life-cycle log wait in the store: %s", error)
+
+
+def sent_events(messages: Snapshot, table: Snapshot) -> dict[int, list[LoggedEvent]]:
+    """Pure. member -> the sent messages that `table` lacks, one event for each file. Their position is the last sequence. The
+    time of messages whose file was purged already is not known: 0."""
+    found: dict[int, list[LoggedEvent]] = {}
+    for member in sorted(messages.numbered_members()):
+        known, last = table.transactions.get(sent_id(messages.table_id, member), 0), messages.last_sequence(member)
+        if known >= last:
+            continue
+        events = found.setdefault(member, [])
+        for file in messages.member_files(member).overlapping(known + 1, last):
+            if file.first > known + 1:
+                events.append(_purged(known + 1, file.first - 1))
+            events.append(_sent(max(file.first, known + 1), file))
+            known = file.last
+        if known < last:
+            events.append(_purged(known + 1, last))
+    return found
+
+
+def _sent(first: int, file: DataFile) -> LoggedEvent:
+    newest_ms = int(file.statistics.get("maxValues", {}).get("JMSTimestamp") or file.modified_ms)
+    return LoggedEvent(LifeEvent.SENT, Ranges.of((first, file.last)), newest_ms, position=file.last)
+
+
+def _purged(first: int, last: int) -> LoggedEvent:
+    return LoggedEvent(LifeEvent.SENT, Ranges.of((first, last)), 0, detail="purged already", position=last)
 
 
 def _stage(storage: Storage, member: int, subscription: str, app_id: str, events: Sequence[LoggedEvent]) -> StagedFile:

@@ -1,7 +1,7 @@
 """The records that one consumer holds: opened, changed in one physical write, handed over at boundaries.
 
-A boundary is any call of `hand_over`: by the source's latestOffset, a client's receive, or their background thread.
-Claims stay in the record; the next owner skips claimed messages.
+A boundary is any call of `hand_over`: by the source's latestOffset, a client's receive, or their background thread. Claims stay in
+the record; the next owner skips claimed messages. A query also holds its ProgressRecord, for life.
 
 Features: C9, C14, C18 (docs/FEATURES.md)
 """
@@ -36,8 +36,10 @@ from spark_jms.store import (
 )
 
 MIN_HOLD_S = 0.05  # an owner keeps a record at least so long, or two idle consumers would only hand it back and forth
-_POLL_S = 0.01
 REVISIT_S = 1.0  # after so long a consumer with a selector returns to a member without new messages
+OPEN_TIMEOUT_S = 15.0  # how long a restarted query waits for its older self to end
+_POLL_S = 0.01
+_STEP_MS = 250  # between two looks for it
 
 
 def session_label(destination: str, subscription: str, consumer: str) -> str:
@@ -53,8 +55,8 @@ class Held:
 
 
 class Members:
-    """Not thread-safe: the subscriber's lock guards it. `attached` are the members where the consumer has committed in this
-    session; if one of them names another session, this session is stale."""
+    """The records that one consumer holds. Not thread-safe: the subscriber's lock guards it. `attached` are the members where the
+    consumer has committed in this session; if one of them names another session, this session is stale."""
 
     def __init__(
         self,
@@ -321,55 +323,9 @@ class Members:
         self.session.close()
 
 
-# -- reading the backlog of a consumer's subscription, also on members that other consumers hold -----------------------
-
-
-class BacklogReader:
-    """Not thread-safe: the subscriber's lock guards it."""
-
-    def __init__(self, store: Store, members: Members, live: LiveSubscription | None, server: str = HOME) -> None:
-        self._store, self._members, self._live, self._server = store, members, live, server
-
-    def backlog(self, snapshot: Snapshot) -> dict[int, int]:
-        """member -> unfinished messages."""
-        return {
-            member: self.unfinished(self.state(member), snapshot, member, snapshot.last_sequence(member)).count
-            for member in recorded_on(snapshot.destination, self._server, self._members.subscription)
-        }
-
-    def refused(self, snapshot: Snapshot, refused: Mapping[int, Ranges]) -> dict[int, int]:
-        """member -> how many of these messages, which the consumer's selector refuses, are unfinished."""
-        out = {}
-        for member, messages in refused.items():
-            unfinished = self.unfinished(self.state(member), snapshot, member, snapshot.last_sequence(member))
-            if left := messages & unfinished:
-                out[member] = left.count
-        return out
-
-    def state(self, member: int) -> RecordSet:
-        """As this consumer holds it, or as last committed."""
-        held = self._members.held.get(member)
-        return (
-            held.state if held else read_state(self._store, self._members.record(member), self._members.label(member))
-        )
-
-    def unfinished(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> Ranges:
-        """The messages up to `last` that the subscription has not finished."""
-        if self._live is not None:
-            floor = self._live.subscription.floors.get(member, 0)
-        else:
-            floor = snapshot.destination.start_floor(self._members.subscription, member)
-        return state.unfinished(floor + 1, last) - snapshot.lost_of(member)
-
-
-# -- the record that a query holds for life: only its owner commits claims and acknowledgements ------------------------
-
-OPEN_TIMEOUT_S = 15.0  # how long a restarted query waits for its older self to end
-_STEP_MS = 250
-
-
 class ProgressRecord:
-    """Not thread-safe: the subscriber's lock guards it. The record is never handed over; closing the session frees it."""
+    """The record of a query's progress: only its owner commits claims and acknowledgements. It is never handed over; closing the
+    session frees it. Not thread-safe: the subscriber's lock guards it."""
 
     def __init__(self, store: Store, session: Session, record: str, label: str) -> None:
         self._store, self._session, self._record, self._label = store, session, record, label
@@ -420,3 +376,42 @@ class ProgressRecord:
     def operations(self, after: QueryProgress) -> list[Operation]:
         """Its part of a write. There always is one, so that a fenced instance can commit nothing."""
         return [Put(PROGRESS, after.to_bytes())]
+
+
+class BacklogReader:
+    """Reads the backlog of a consumer's subscription, also on members that other consumers hold. Not thread-safe: the subscriber's
+    lock guards it."""
+
+    def __init__(self, store: Store, members: Members, live: LiveSubscription | None, server: str = HOME) -> None:
+        self._store, self._members, self._live, self._server = store, members, live, server
+
+    def backlog(self, snapshot: Snapshot) -> dict[int, int]:
+        """member -> unfinished messages."""
+        return {
+            member: self.unfinished(self.state(member), snapshot, member, snapshot.last_sequence(member)).count
+            for member in recorded_on(snapshot.destination, self._server, self._members.subscription)
+        }
+
+    def refused(self, snapshot: Snapshot, refused: Mapping[int, Ranges]) -> dict[int, int]:
+        """member -> how many of these messages, which the consumer's selector refuses, are unfinished."""
+        out = {}
+        for member, messages in refused.items():
+            unfinished = self.unfinished(self.state(member), snapshot, member, snapshot.last_sequence(member))
+            if left := messages & unfinished:
+                out[member] = left.count
+        return out
+
+    def state(self, member: int) -> RecordSet:
+        """As this consumer holds it, or as last committed."""
+        held = self._members.held.get(member)
+        return (
+            held.state if held else read_state(self._store, self._members.record(member), self._members.label(member))
+        )
+
+    def unfinished(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> Ranges:
+        """The messages up to `last` that the subscription has not finished."""
+        if self._live is not None:
+            floor = self._live.subscription.floors.get(member, 0)
+        else:
+            floor = snapshot.destination.start_floor(self._members.subscription, member)
+        return state.unfinished(floor + 1, last) - snapshot.lost_of(member)

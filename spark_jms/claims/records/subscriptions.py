@@ -1,4 +1,10 @@
-"""A connection's claim to a restricted client id, for life.
+"""A topic's subscriptions, from a consumer's request to what is left of them; and claims to restricted client ids.
+
+    request     which subscription a consumer asks for, checked; a durable one that is new is made
+    start       earliest, latest, a sequence or a time: the messages up to there do not belong to the subscription
+    use         for as long as the consumer lives. Each topic has one record with all uses; core/destinations/subscriptions.py has
+                the rules. A subscription that is not durable ends with its last use
+    leftovers   positions of subscriptions that no longer exist, which housekeeping clears
 
 Features: C6, C10, C13, D6 (docs/FEATURES.md)
 """
@@ -56,219 +62,17 @@ from spark_jms.log.tables.storage import now_ms
 from spark_jms.store import Delete, Handle, Put, RecordHeldError, Session, Store, StoreError
 
 _STEP_MS = 250
-
-
-def claim_client_id(store: Store, identity: ClientIdentity, *, wait_s: float = 0.0) -> Session | None:
-    """The session that has the client id until it is closed or dies; None where any number may have it. While another
-    connection has it, waits up to `wait_s`, then raises InvalidClientIDException."""
-    if not identity.is_restricted:
-        return None
-    assert identity.client_id is not None
-    record, deadline = client_record(identity.client_id), time.monotonic() + wait_s
-    session = store.connect(f"client {identity.client_id}")
-    try:
-        while True:
-            left_ms = max(int((deadline - time.monotonic()) * 1000), 0)
-            try:
-                session.open(record, timeout_ms=min(left_ms, _STEP_MS))
-                return session
-            except RecordHeldError as error:
-                if left_ms == 0:
-                    raise InvalidClientIDException(
-                        f"the client id {identity.client_id!r} is in use by another connection (session {error.holder}): close "
-                        "that one, take another id, or let both be unrestricted"
-                    ) from error
-    except BaseException:
-        session.close()
-        raise
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Positions of subscriptions that no longer exist, cleared by housekeeping: dropped ones, and ones that were not durable
-# and whose consumers have died.
-#
-# `jmsq subscriptions --drop` clears the positions itself. But a consumer that was stopped in the wrong moment may write them
-# once more, and a new subscription of the same name would take the messages they name for finished.
-
-
-def clear_leftovers(store: Store, session: Session, log: DeltaLog) -> list[str]:
-    """Clear the record sets of dropped subscriptions that no session holds; returns their names. A server that is away does not
-    hold up the others: its error is raised at the end.
-
-    While we hold a record no consumer can write it. So if neither the log nor a live use has the subscription then, the
-    record's content is from an earlier one, also when a new one of that name is created meanwhile.
-    """
-    if not log.refresh().destination.is_topic:
-        return []
-    forget_dead_uses(store, session, log.snapshot.table_id)
-    live = active_subscriptions(store, log.snapshot.table_id).keys()  # once: each look at it reads all uses
-    cleared, errors = [], []
-    declared = log.snapshot.destination
-    for server in (server for server in declared.servers_in_use() if server not in declared.stopped):
-        try:
-            cleared += _clear_on(server, store, session, log, live)
-        except StoreError as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
-    return cleared
-
-
-def _clear_on(server: str, store: Store, session: Session, log: DeltaLog, live: Collection[str]) -> list[str]:
-    """`live` may be old: whether a record is left over is decided while it is open."""
-    cleared = []
-    for name in store.names(addressed(server, f"members/{log.snapshot.table_id}/")):
-        if _subscription_of(name) in live or _subscription_of(name) in log.snapshot.destination.subscriptions:
-            continue
-        known = read_state(store, name)
-        if known == known.cleared():
-            continue
-        try:
-            handle = session.open(name)
-        except RecordHeldError:
-            session.cancel(name)
-            continue
-        with handle:
-            state = opened_state(handle)
-            log.refresh()
-            if _is_dropped(store, log, name) and state != state.cleared():
-                handle.commit(operations(state, state.cleared()))
-                cleared.append(name)
-    return cleared
-
-
-def _is_dropped(store: Store, log: DeltaLog, name: str) -> bool:
-    subscription = _subscription_of(name)
-    if not is_durable(subscription):
-        return subscription not in active_subscriptions(store, log.snapshot.table_id)
-    return subscription not in log.snapshot.destination.subscriptions
-
-
-def _subscription_of(record: str) -> str:
-    return record.rsplit("/", 2)[-2]
-
-
-# -- the starting position of a subscription: earliest, latest, a sequence, a time -------------------------------------
-
+_STEP_S = 0.25
+JOIN_TIMEOUT_S = 15.0
+ANSWER_S = 2.0  # a server that does not answer for so long gets no new subscription
+LEAVE_TIMEOUT_S = 1.0  # after that housekeeping does the rest
 _ACCEPTED = (
     'earliest, latest, {"sequence": 17}, {"sequence": {"0": 17, "2": 5}} by member, or {"time": "2026-01-31T08:00:00Z"}'
 )
-
-
-def ensure_subscription(
-    log: DeltaLog, subscription: str | None, starting_position: str | None, selector: Selector | None = None
-) -> str:
-    """The name under which positions are kept. Makes a topic's subscription at `starting_position` (default: latest, as
-    in JMS) if it is new; an existing one keeps its position. All consumers of a queue share one set of positions.
-
-    A subscription keeps the selector it was made with: messages that the selector refuses are finished for all its
-    consumers, so they would lose messages with another one. Raises OptionError, InvalidDestinationError.
-    """
-    destination = log.refresh().destination
-    destination.refuse_subscription(subscription)
-    if not destination.is_topic:
-        if starting_position not in (None, "earliest"):
-            raise OptionError(
-                f"the starting position is {starting_position!r}, but {destination.name} is a queue, whose consumers share "
-                "its messages from the earliest on: leave the position out, or purge old messages"
-            )
-        return QUEUE_SUBSCRIPTION
-    subscription = _named(destination, subscription)
-    text = selector.text.strip() if selector else None
-    known = destination.subscriptions.get(subscription)
-    if known is None:
-        _parse(starting_position, destination)
-        check_durable(destination, subscription)
-        known = create_subscription(log, subscription, lambda snapshot: start_floors(snapshot, starting_position), text)
-    check_selector(known, destination.name, text)
-    return subscription
-
-
-def find_subscription(log: DeltaLog, subscription: str | None, selector: Selector | None) -> str | None:
-    """The name under which positions are kept; None when the topic's subscription was dropped. Raises OptionError."""
-    destination = log.refresh().destination
-    destination.refuse_subscription(subscription)
-    if not destination.is_topic:
-        return QUEUE_SUBSCRIPTION
-    known = destination.subscriptions.get(_named(destination, subscription))
-    if known is None:
-        return None
-    check_selector(known, destination.name, selector.text.strip() if selector else None)
-    return known.name
-
-
-def _named(topic: Destination, subscription: str | None) -> str:
-    if not subscription:
-        raise OptionError(
-            f"{topic.name} is a topic: a consumer needs `subscription`, the name of a durable subscription; a new name creates one"
-        )
-    return subscription
-
-
-def check_selector(known: Subscription, topic: str, text: str | None) -> None:
-    if known.selector != text and not _same(known.selector, text):
-        raise OptionError(
-            f"subscription {known.name!r} of topic {topic} was made {_with(known.selector)}, not {_with(text)}: its consumers "
-            f"share one selector. Use that one, or another subscription; or drop it with `jmsq subscriptions --drop "
-            f"{topic}/{known.name}` and make it again"
-        )
-
-
-def _same(known: str | None, text: str | None) -> bool:
-    one, other = Selector.parse(known), Selector.parse(text)
-    return one is other if one is None or other is None else one.means(other)
-
-
-def _with(selector: str | None) -> str:
-    return f"with the selector {selector!r}" if selector else "without a selector"
-
-
-def start_floors(snapshot: Snapshot, starting_position: str | None) -> dict[int, int]:
-    """member -> the last sequence before the start. A removed member may be added again: what it has by now is over."""
-    kind, value = _parse(starting_position, snapshot.destination)
-    floors = {member: snapshot.last_sequence(member) for member in snapshot.lasting_members()}
-    for member in snapshot.destination.member_ids:
-        files = snapshot.member_files(member).files
-        before_first = files[0].first - 1 if files else snapshot.last_sequence(member)
-        last = snapshot.last_sequence(member)
-        if kind == "latest":
-            floors[member] = last
-        elif kind == "earliest":
-            floors[member] = before_first
-        elif kind == "sequence":
-            wanted = value.get(member, last + 1) if isinstance(value, dict) else value
-            floors[member] = min(max(int(wanted) - 1, before_first), last)
-        else:  # the first file with a message sent at that time or later
-            late = [f.first for f in files if int(f.statistics["maxValues"].get("JMSTimestamp", 0)) >= value]
-            floors[member] = late[0] - 1 if late else last
-    return floors
-
-
-def _parse(text: str | None, destination: Destination) -> tuple[str, Any]:
-    if text is None or text in ("latest", "earliest"):
-        return text or "latest", None
-    try:
-        value = json.loads(text)
-        kind, inner = next(iter(value.items()))
-        if len(value) == 1 and kind == "sequence":
-            if isinstance(inner, dict):
-                return kind, {int(member): int(sequence) for member, sequence in inner.items()}
-            return kind, int(inner)
-        if len(value) == 1 and kind == "time":
-            if isinstance(inner, int):
-                return kind, inner
-            moment = datetime.fromisoformat(inner.replace("Z", "+00:00"))
-            moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
-            return kind, int(moment.timestamp() * 1000)
-    except (ValueError, AttributeError, TypeError, StopIteration):
-        pass
-    raise OptionError(f"the starting position of {destination.name} is {text!r}, but must be {_ACCEPTED}")
-
-
-# -- which subscription a consumer asks for, checked -------------------------------------------------------------------
-
 Sharing = Literal["sharable", "exclusive"]
 SHARING: tuple[Sharing, ...] = get_args(Sharing)
+
+# -- request -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -336,18 +140,126 @@ def subscription_request(
     return SubscriptionRequest(name, False, sharing == "exclusive", text, where, home, members)
 
 
-# -- A consumer's use of a topic's subscription, for as long as the consumer lives -------------------------------------
-# core/active_subscription.py has the rules; each topic has one record with all uses.
+def ensure_subscription(
+    log: DeltaLog, subscription: str | None, starting_position: str | None, selector: Selector | None = None
+) -> str:
+    """The name under which positions are kept. Makes a topic's subscription at `starting_position` (default: latest, as
+    in JMS) if it is new; an existing one keeps its position. All consumers of a queue share one set of positions.
 
-JOIN_TIMEOUT_S = 15.0
-ANSWER_S = 2.0  # a server that does not answer for so long gets no new subscription
-LEAVE_TIMEOUT_S = 1.0  # after that housekeeping does the rest
-_STEP_S = 0.25
+    A subscription keeps the selector it was made with: messages that the selector refuses are finished for all its
+    consumers, so they would lose messages with another one. Raises OptionError, InvalidDestinationError.
+    """
+    destination = log.refresh().destination
+    destination.refuse_subscription(subscription)
+    if not destination.is_topic:
+        if starting_position not in (None, "earliest"):
+            raise OptionError(
+                f"the starting position is {starting_position!r}, but {destination.name} is a queue, whose consumers share "
+                "its messages from the earliest on: leave the position out, or purge old messages"
+            )
+        return QUEUE_SUBSCRIPTION
+    subscription = _named(destination, subscription)
+    text = selector.text.strip() if selector else None
+    known = destination.subscriptions.get(subscription)
+    if known is None:
+        _parse(starting_position, destination)
+        check_durable(destination, subscription)
+        known = create_subscription(log, subscription, lambda snapshot: start_floors(snapshot, starting_position), text)
+    check_selector(known, destination.name, text)
+    return subscription
+
+
+def find_subscription(log: DeltaLog, subscription: str | None, selector: Selector | None) -> str | None:
+    """The name under which positions are kept; None when the topic's subscription was dropped. Raises OptionError."""
+    destination = log.refresh().destination
+    destination.refuse_subscription(subscription)
+    if not destination.is_topic:
+        return QUEUE_SUBSCRIPTION
+    known = destination.subscriptions.get(_named(destination, subscription))
+    if known is None:
+        return None
+    check_selector(known, destination.name, selector.text.strip() if selector else None)
+    return known.name
+
+
+def check_selector(known: Subscription, topic: str, text: str | None) -> None:
+    if known.selector != text and not _same(known.selector, text):
+        raise OptionError(
+            f"subscription {known.name!r} of topic {topic} was made {_with(known.selector)}, not {_with(text)}: its consumers "
+            f"share one selector. Use that one, or another subscription; or drop it with `jmsq subscriptions --drop "
+            f"{topic}/{known.name}` and make it again"
+        )
+
+
+def _named(topic: Destination, subscription: str | None) -> str:
+    if not subscription:
+        raise OptionError(
+            f"{topic.name} is a topic: a consumer needs `subscription`, the name of a durable subscription; a new name creates one"
+        )
+    return subscription
+
+
+def _same(known: str | None, text: str | None) -> bool:
+    one, other = Selector.parse(known), Selector.parse(text)
+    return one is other if one is None or other is None else one.means(other)
+
+
+def _with(selector: str | None) -> str:
+    return f"with the selector {selector!r}" if selector else "without a selector"
+
+
+# -- start -------------------------------------------------------------------------------------------------------------
+
+
+def start_floors(snapshot: Snapshot, starting_position: str | None) -> dict[int, int]:
+    """The starting position of a subscription: member -> the last sequence before the start. A removed member may be added again:
+    what it has by now is over."""
+    kind, value = _parse(starting_position, snapshot.destination)
+    floors = {member: snapshot.last_sequence(member) for member in snapshot.lasting_members()}
+    for member in snapshot.destination.member_ids:
+        files = snapshot.member_files(member).files
+        before_first = files[0].first - 1 if files else snapshot.last_sequence(member)
+        last = snapshot.last_sequence(member)
+        if kind == "latest":
+            floors[member] = last
+        elif kind == "earliest":
+            floors[member] = before_first
+        elif kind == "sequence":
+            wanted = value.get(member, last + 1) if isinstance(value, dict) else value
+            floors[member] = min(max(int(wanted) - 1, before_first), last)
+        else:  # the first file with a message sent at that time or later
+            late = [f.first for f in files if int(f.statistics["maxValues"].get("JMSTimestamp", 0)) >= value]
+            floors[member] = late[0] - 1 if late else last
+    return floors
+
+
+def _parse(text: str | None, destination: Destination) -> tuple[str, Any]:
+    if text is None or text in ("latest", "earliest"):
+        return text or "latest", None
+    try:
+        value = json.loads(text)
+        kind, inner = next(iter(value.items()))
+        if len(value) == 1 and kind == "sequence":
+            if isinstance(inner, dict):
+                return kind, {int(member): int(sequence) for member, sequence in inner.items()}
+            return kind, int(inner)
+        if len(value) == 1 and kind == "time":
+            if isinstance(inner, int):
+                return kind, inner
+            moment = datetime.fromisoformat(inner.replace("Z", "+00:00"))
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+            return kind, int(moment.timestamp() * 1000)
+    except (ValueError, AttributeError, TypeError, StopIteration):
+        pass
+    raise OptionError(f"the starting position of {destination.name} is {text!r}, but must be {_ACCEPTED}")
+
+
+# -- use ---------------------------------------------------------------------------------------------------------------
 
 
 class SubscriptionUse:
-    """`name` is what positions are kept under; `live` is None for a durable one, which the table has. Close it after the
-    consumer."""
+    """A consumer's use of a topic's subscription. `name` is what positions are kept under; `live` is None for a durable one, which
+    the table has. Close it after the consumer."""
 
     def __init__(self, store: Store, session: Session, table_id: str, entry: ActiveSubscription) -> None:
         self._store, self.session, self._table_id = store, session, table_id
@@ -486,7 +398,7 @@ def _elsewhere(
 
 
 def forget_dead_uses(store: Store, session: Session, table_id: str) -> None:
-    """Remove entries of dead consumers. Their positions are leftovers from then on (leftovers.py)."""
+    """Remove entries of dead consumers. Their positions are leftovers from then on."""
     objects = store.peek(uses_record(table_id))
     if not objects or live_entries(objects, set(home_of(store).sessions())).keys() == objects.keys():
         return
@@ -494,6 +406,70 @@ def forget_dead_uses(store: Store, session: Session, table_id: str) -> None:
         objects = record.objects()
         dead = objects.keys() - live_entries(objects, set(home_of(store).sessions())).keys()
         record.commit([Delete(name) for name in sorted(dead)])
+
+
+# -- leftovers ---------------------------------------------------------------------------------------------------------
+
+
+def clear_leftovers(store: Store, session: Session, log: DeltaLog) -> list[str]:
+    """Clear the record sets of subscriptions that no longer exist and that no session holds; returns their names. Those were
+    dropped, or were not durable and their consumers have died. `jmsq subscriptions --drop` clears the positions itself, but a
+    consumer that was stopped in the wrong moment may write them once more, and a new subscription of the same name would take the
+    messages they name for finished. A server that is away does not hold up the others: its error is raised at the end.
+
+    While we hold a record no consumer can write it. So if neither the log nor a live use has the subscription then, the record's
+    content is from an earlier one, also when a new one of that name is created meanwhile."""
+    if not log.refresh().destination.is_topic:
+        return []
+    forget_dead_uses(store, session, log.snapshot.table_id)
+    live = active_subscriptions(store, log.snapshot.table_id).keys()  # once: each look at it reads all uses
+    cleared, errors = [], []
+    declared = log.snapshot.destination
+    for server in (server for server in declared.servers_in_use() if server not in declared.stopped):
+        try:
+            cleared += _clear_on(server, store, session, log, live)
+        except StoreError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return cleared
+
+
+def _clear_on(server: str, store: Store, session: Session, log: DeltaLog, live: Collection[str]) -> list[str]:
+    """`live` may be old: whether a record is left over is decided while it is open."""
+    cleared = []
+    for name in store.names(addressed(server, f"members/{log.snapshot.table_id}/")):
+        if _subscription_of(name) in live or _subscription_of(name) in log.snapshot.destination.subscriptions:
+            continue
+        known = read_state(store, name)
+        if known == known.cleared():
+            continue
+        try:
+            handle = session.open(name)
+        except RecordHeldError:
+            session.cancel(name)
+            continue
+        with handle:
+            state = opened_state(handle)
+            log.refresh()
+            if _is_dropped(store, log, name) and state != state.cleared():
+                handle.commit(operations(state, state.cleared()))
+                cleared.append(name)
+    return cleared
+
+
+def _is_dropped(store: Store, log: DeltaLog, name: str) -> bool:
+    subscription = _subscription_of(name)
+    if not is_durable(subscription):
+        return subscription not in active_subscriptions(store, log.snapshot.table_id)
+    return subscription not in log.snapshot.destination.subscriptions
+
+
+def _subscription_of(record: str) -> str:
+    return record.rsplit("/", 2)[-2]
+
+
+# -- record sets without a consumer ------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -528,3 +504,31 @@ def _clear_one(store: Store, session: Session, name: str, wait_s: float) -> None
         state = opened_state(handle)
         if state != state.cleared():
             handle.commit(operations(state, state.cleared()))
+
+
+# -- client ids --------------------------------------------------------------------------------------------------------
+
+
+def claim_client_id(store: Store, identity: ClientIdentity, *, wait_s: float = 0.0) -> Session | None:
+    """The session that has the client id until it is closed or dies; None where any number may have it. While another
+    connection has it, waits up to `wait_s`, then raises InvalidClientIDException."""
+    if not identity.is_restricted:
+        return None
+    assert identity.client_id is not None
+    record, deadline = client_record(identity.client_id), time.monotonic() + wait_s
+    session = store.connect(f"client {identity.client_id}")
+    try:
+        while True:
+            left_ms = max(int((deadline - time.monotonic()) * 1000), 0)
+            try:
+                session.open(record, timeout_ms=min(left_ms, _STEP_MS))
+                return session
+            except RecordHeldError as error:
+                if left_ms == 0:
+                    raise InvalidClientIDException(
+                        f"the client id {identity.client_id!r} is in use by another connection (session {error.holder}): close "
+                        "that one, take another id, or let both be unrestricted"
+                    ) from error
+    except BaseException:
+        session.close()
+        raise

@@ -1,4 +1,13 @@
-"""One server's lease, kept by this process: what core/server_lease.py decides, done.
+"""The leases of the servers whose stores this process uses: what core/destinations/servers.py decides, done.
+
+One thread of the ServerKeeper looks at the leases, a LeasedServer each. A StoreProbe asks each server's store in threads of its
+own, so that a store that hangs holds up no caller. A new term goes to the tables of the destinations in yet other threads:
+
+    a process ...                       commits a new term to ...
+    -------------                       -------------------------
+    with any destination in use         those that it uses, at once
+    that has begun the term             all destinations of the domain, and notes that
+    other                               all, when that is not noted within a while: the process that began it has died
 
 Features: D4, M10 (docs/FEATURES.md)
 """
@@ -42,144 +51,9 @@ from spark_jms.log.tables.storage import now_ms
 from spark_jms.log.upkeep.health import BackgroundFailure, Monitor
 
 log = logging.getLogger("spark_jms")
+_TICK_S = 0.05
 _LOOK_SOON_MS = 100.0  # while the lease is due or challenged, or the store does not answer
 _TERMS_EVERY_MS = 5_000.0
-
-
-class Questions(Protocol):
-    """Asks one server's store, looks at its address and takes samples, without waiting."""
-
-    @property
-    def contact(self) -> Contact: ...
-
-    @property
-    def samples(self) -> Samples: ...
-
-    def ask(self, now_ms: float) -> None: ...
-
-    def look(self, now_ms: float) -> None: ...
-
-    def sample(self, now_ms: float) -> None: ...
-
-
-class LeasedServer:
-    """Not thread-safe. `known` is the newest term that this process has seen; `has_begun`: it is this process's."""
-
-    def __init__(
-        self,
-        server: str,
-        questions: Questions,
-        leases: ServerLeases,
-        terms: ServerTerms,
-        length_ms: int,
-        due_share: float,
-        wall_ms: Callable[[], int],
-    ) -> None:
-        self.server, self.known, self.has_begun = server, KnownTerm(), False
-        self._questions, self._leases, self._terms, self._wall_ms = questions, leases, terms, wall_ms
-        self._view = LeaseView(length_ms, due_share)
-        self._looked_ms = self._asked_ms = self._terms_ms = float("-inf")
-        self._late_ms: float | None = None
-
-    def changed_to(self, length_ms: float) -> None:
-        self._view = LeaseView(length_ms, self._view.due_share) if length_ms != self._view.length_ms else self._view
-
-    def note_late(self, now_ms: float) -> None:
-        """From any thread: a delivery from the store was late, or has failed."""
-        self._late_ms = self._late_ms or now_ms
-
-    @property
-    def _evidence(self) -> Evidence:
-        return Evidence(self._questions.contact, self._questions.samples, self._late_ms)
-
-    @property
-    def _lapsed(self) -> bool:
-        return self.known.term.lapsed_ms is not None
-
-    def tick(self, now_ms: float, in_tables: LeaseTerm) -> None:
-        """Called often. `in_tables` is the newest term that a destination's table has. Raises OSError and JmsqError of the
-        storage."""
-        view, contact = self._view, self._questions.contact
-        urgent = view.phase(now_ms) is not Phase.FRESH or contact.is_suspicious(now_ms)
-        every_ms = _LOOK_SOON_MS if urgent and not self._lapsed else LOOK_MS
-        if contact.asked_ms is None and now_ms - self._asked_ms >= every_ms:
-            self._asked_ms = now_ms
-            self._questions.ask(now_ms)
-        if self._questions.contact.is_suspicious(now_ms):
-            self._questions.look(now_ms)
-        if self._evidence.wants_sample(view, now_ms, lapsed=self._lapsed):
-            self._questions.sample(now_ms)
-        if now_ms - self._looked_ms >= every_ms:
-            self._looked_ms = now_ms
-            self._look(now_ms, in_tables)
-
-    def _look(self, now_ms: float, in_tables: LeaseTerm) -> None:
-        self._view = self._view.seen(self._leases.read(self.server), now_ms)
-        if now_ms - self._terms_ms >= _TERMS_EVERY_MS or in_tables.number > self.known.term.number:
-            self._read_terms(now_ms, in_tables)
-        act = self._decide(now_ms)
-        if act in (Act.TAKE_DOWN, Act.TAKE_UP):
-            self._read_terms(now_ms, in_tables)  # another process may have done it
-            act = self._decide(now_ms)
-        if act in (Act.CHALLENGE, Act.DOUBT):
-            self._view = self._view.marked(act, now_ms)
-        if act is Act.CHALLENGE:
-            log.info("server %s: no store at its address; the other processes are asked", self.server)
-            self._leases.challenge(self.server)
-        elif act is Act.DOUBT:
-            log.info(
-                "server %s: its store delivers too late, or not at all; the other processes are asked", self.server
-            )
-            self._leases.doubt(self.server)
-        elif act is Act.TAKE_DOWN:
-            slow = self._evidence.reach(self._view, now_ms, lapsed=False) is Reach.SLOW
-            self._begin(self._wall_ms(), "delivers too late, or not at all" if slow else "is away")
-        elif act in (Act.RENEW, Act.TAKE_UP):
-            self._leases.renew(self.server, int(self._view.length_ms), self._wall_ms())
-            if act is Act.TAKE_UP:
-                self._begin(None)
-
-    def _decide(self, now_ms: float) -> Act:
-        evidence = self._evidence
-        if (
-            evidence.late_ms is not None
-            and evidence.promptness(self._view, now_ms, lapsed=self._lapsed) is Promptness.GOOD
-        ):
-            self._late_ms = None
-        return decide(self._view, evidence, now_ms, lapsed=self._lapsed)
-
-    def _read_terms(self, now_ms: float, in_tables: LeaseTerm) -> None:
-        """A later term in a table is one that the domain has lost."""
-        self._terms_ms = now_ms
-        found = self._terms.newest().get(self.server, KnownTerm())
-        if in_tables.number > found.term.number:
-            found = KnownTerm(in_tables)
-        self.has_begun = self.has_begun and found.term == self.known.term
-        self.known = found
-
-    def _begin(self, lapsed_ms: int | None, why: str = "") -> None:
-        term = self.known.term.next(lapsed_ms)
-        if self._terms.begin(self.server, term):
-            self.known, self.has_begun = KnownTerm(term, done=False), True
-            state = "answers again" if lapsed_ms is None else f"{why}, and its lease has lapsed: senders avoid it"
-            log.warning("server %s %s", self.server, state)
-        else:
-            self._terms_ms = float("-inf")
-
-
-# -- keeps the leases of the servers whose stores this process uses ----------------------------------------------------
-# core/server_lease.py has the theory.
-#
-# One thread looks at the leases; each store is asked in a thread of its own. A new term goes to the tables of the destinations in
-# another thread:
-#
-#     a process ...                       commits a new term to ...
-#     -------------                       -------------------------
-#     with any destination in use         those that it uses, at once
-#     that has begun the term             all destinations of the domain, and notes that
-#     other                               all, when that is not noted within a while: the process that began it has died
-
-_TICK_S = 0.05
 _SETTINGS_EVERY_MS = 5_000.0
 _ADOPT_AFTER_MS = 5_000.0  # so long the process that has begun a term may take to commit it everywhere
 _ADDRESS_S = 1.0
@@ -189,7 +63,8 @@ _chance = random.Random()  # our own, so that a program's seeded sequence does n
 
 @dataclass
 class _UsedServer:
-    """`settings_ms`: when the length of its lease was read last. `term`: the newest that we know, since `term_ms`."""
+    """A server whose lease is kept. `settings_ms`: when the length of its lease was read last. `term`: the newest that we know,
+    since `term_ms`."""
 
     lease: LeasedServer
     questions: StoreProbe
@@ -199,9 +74,9 @@ class _UsedServer:
 
 
 class ServerKeeper:
-    """Thread-safe. `ask(server)` reads something small from the server's store; `find_absence(server)` tells what is missing at its
-    address; `take_sample(server)` asks as much as a delivery does, and tells the effort. The keeper starts with the first
-    destination on servers, and ends with `close`."""
+    """Keeps the leases of the servers whose stores this process uses. Thread-safe. `ask(server)` reads something small from the
+    server's store; `find_absence(server)` tells what is missing at its address; `take_sample(server)` asks as much as a delivery
+    does, and tells the effort. The keeper starts with the first destination on servers, and ends with `close`."""
 
     def __init__(
         self,
@@ -318,10 +193,10 @@ class ServerKeeper:
             work = partial(self.commit_everywhere, server, term)
             self._run(self._everywhere, f"terms of server {server} in all destinations", work)
 
-    def _run(self, lane: StoreThread, what: str, work: Callable[[], object]) -> None:
+    def _run(self, thread: StoreThread, what: str, work: Callable[[], object]) -> None:
         """Nothing while its last work is under way."""
         with suppress(StoreThreadBusyError):
-            lane.run(partial(self._watched, what, work), 0.0)
+            thread.run(partial(self._watched, what, work), 0.0)
 
     def commit_everywhere(self, server: str, term: LeaseTerm) -> None:
         failed: list[Exception] = []
@@ -351,7 +226,129 @@ def _follow(tables: list[DeltaLog], server: str, term: LeaseTerm) -> None:
         raise failed[0]
 
 
-# -- asks one server's store in threads of its own, so that a store that hangs holds up no caller ----------------------
+# -- one server --------------------------------------------------------------------------------------------------------
+
+
+class Questions(Protocol):
+    """Asks one server's store, looks at its address and takes samples, without waiting: a StoreProbe."""
+
+    @property
+    def contact(self) -> Contact: ...
+
+    @property
+    def samples(self) -> Samples: ...
+
+    def ask(self, now_ms: float) -> None: ...
+
+    def look(self, now_ms: float) -> None: ...
+
+    def sample(self, now_ms: float) -> None: ...
+
+
+class LeasedServer:
+    """One server's lease. Not thread-safe. `known` is the newest term that this process has seen; `has_begun`: it is this
+    process's."""
+
+    def __init__(
+        self,
+        server: str,
+        questions: Questions,
+        leases: ServerLeases,
+        terms: ServerTerms,
+        length_ms: int,
+        due_share: float,
+        wall_ms: Callable[[], int],
+    ) -> None:
+        self.server, self.known, self.has_begun = server, KnownTerm(), False
+        self._questions, self._leases, self._terms, self._wall_ms = questions, leases, terms, wall_ms
+        self._view = LeaseView(length_ms, due_share)
+        self._looked_ms = self._asked_ms = self._terms_ms = float("-inf")
+        self._late_ms: float | None = None
+
+    def changed_to(self, length_ms: float) -> None:
+        self._view = LeaseView(length_ms, self._view.due_share) if length_ms != self._view.length_ms else self._view
+
+    def note_late(self, now_ms: float) -> None:
+        """From any thread: a delivery from the store was late, or has failed."""
+        self._late_ms = self._late_ms or now_ms
+
+    @property
+    def _evidence(self) -> Evidence:
+        return Evidence(self._questions.contact, self._questions.samples, self._late_ms)
+
+    @property
+    def _lapsed(self) -> bool:
+        return self.known.term.lapsed_ms is not None
+
+    def tick(self, now_ms: float, in_tables: LeaseTerm) -> None:
+        """Called often. `in_tables` is the newest term that a destination's table has. Raises OSError and JmsqError of the
+        storage."""
+        view, contact = self._view, self._questions.contact
+        urgent = view.phase(now_ms) is not Phase.FRESH or contact.is_suspicious(now_ms)
+        every_ms = _LOOK_SOON_MS if urgent and not self._lapsed else LOOK_MS
+        if contact.asked_ms is None and now_ms - self._asked_ms >= every_ms:
+            self._asked_ms = now_ms
+            self._questions.ask(now_ms)
+        if self._questions.contact.is_suspicious(now_ms):
+            self._questions.look(now_ms)
+        if self._evidence.wants_sample(view, now_ms, lapsed=self._lapsed):
+            self._questions.sample(now_ms)
+        if now_ms - self._looked_ms >= every_ms:
+            self._looked_ms = now_ms
+            self._look(now_ms, in_tables)
+
+    def _look(self, now_ms: float, in_tables: LeaseTerm) -> None:
+        self._view = self._view.seen(self._leases.read(self.server), now_ms)
+        if now_ms - self._terms_ms >= _TERMS_EVERY_MS or in_tables.number > self.known.term.number:
+            self._read_terms(now_ms, in_tables)
+        act = self._decide(now_ms)
+        if act in (Act.TAKE_DOWN, Act.TAKE_UP):
+            self._read_terms(now_ms, in_tables)  # another process may have done it
+            act = self._decide(now_ms)
+        if act in (Act.CHALLENGE, Act.DOUBT):
+            self._view = self._view.marked(act, now_ms)
+        if act is Act.CHALLENGE:
+            log.info("server %s: no store at its address; the other processes are asked", self.server)
+            self._leases.challenge(self.server)
+        elif act is Act.DOUBT:
+            log.info(
+                "server %s: its store delivers too late, or not at all; the other processes are asked", self.server
+            )
+            self._leases.doubt(self.server)
+        elif act is Act.TAKE_DOWN:
+            slow = self._evidence.reach(self._view, now_ms, lapsed=False) is Reach.SLOW
+            self._begin(self._wall_ms(), "delivers too late, or not at all" if slow else "is away")
+        elif act in (Act.RENEW, Act.TAKE_UP):
+            self._leases.renew(self.server, int(self._view.length_ms), self._wall_ms())
+            if act is Act.TAKE_UP:
+                self._begin(None)
+
+    def _decide(self, now_ms: float) -> Act:
+        evidence = self._evidence
+        if (
+            evidence.late_ms is not None
+            and evidence.promptness(self._view, now_ms, lapsed=self._lapsed) is Promptness.GOOD
+        ):
+            self._late_ms = None
+        return decide(self._view, evidence, now_ms, lapsed=self._lapsed)
+
+    def _read_terms(self, now_ms: float, in_tables: LeaseTerm) -> None:
+        """A later term in a table is one that the domain has lost."""
+        self._terms_ms = now_ms
+        found = self._terms.newest().get(self.server, KnownTerm())
+        if in_tables.number > found.term.number:
+            found = KnownTerm(in_tables)
+        self.has_begun = self.has_begun and found.term == self.known.term
+        self.known = found
+
+    def _begin(self, lapsed_ms: int | None, why: str = "") -> None:
+        term = self.known.term.next(lapsed_ms)
+        if self._terms.begin(self.server, term):
+            self.known, self.has_begun = KnownTerm(term, done=False), True
+            state = "answers again" if lapsed_ms is None else f"{why}, and its lease has lapsed: senders avoid it"
+            log.warning("server %s %s", self.server, state)
+        else:
+            self._terms_ms = float("-inf")
 
 
 def monotonic_ms() -> float:
@@ -359,8 +356,8 @@ def monotonic_ms() -> float:
 
 
 class StoreProbe:
-    """Thread-safe. `read` asks the store, `find_absence` looks at its address and tells what is missing there, `take_sample` asks as
-    much as a delivery does and tells the effort."""
+    """Asks one server's store. Thread-safe. `read` asks the store, `find_absence` looks at its address and tells what is missing
+    there, `take_sample` asks as much as a delivery does and tells the effort."""
 
     def __init__(
         self,
@@ -368,13 +365,13 @@ class StoreProbe:
         read: Callable[[], object],
         find_absence: Callable[[], str],
         take_sample: Callable[[], float],
-        lane: Callable[[str], Runs] = StoreThread,
+        store_thread: Callable[[str], Runs] = StoreThread,
         clock_ms: Callable[[], float] = monotonic_ms,
     ) -> None:
         self._server, self._read, self._find_absence, self._clock_ms = server, read, find_absence, clock_ms
         self._take_sample = take_sample
-        self._asking, self._looking = lane(f"lease of {server}"), lane(f"address of {server}")
-        self._sampling = lane(f"sample of {server}")
+        self._asking, self._looking = store_thread(f"lease of {server}"), store_thread(f"address of {server}")
+        self._sampling = store_thread(f"sample of {server}")
         self._lock = threading.Lock()
         self._contact, self._samples = Contact(), Samples()
 
@@ -387,7 +384,7 @@ class StoreProbe:
         return self._samples
 
     def ask(self, now_ms: float) -> None:
-        """Nothing while another question is under way. The lane is busy for a moment longer than that: a question that it
+        """Nothing while another question is under way. The thread is busy for a moment longer than that: a question that it
         refused would count as one without an answer, for ever."""
         if self._asking.busy:
             return
@@ -415,7 +412,7 @@ class StoreProbe:
         self._looking.close()
         self._sampling.close()
 
-    # -- in the lanes ---------------------------------------------------------------------------------------------
+    # -- in the threads -------------------------------------------------------------------------------------------
     def _ask(self) -> None:
         try:
             self._read()

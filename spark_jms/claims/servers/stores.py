@@ -1,4 +1,9 @@
-"""The stores of a domain, its own and those of its servers, as one.
+"""The stores of a domain, its own and those of its servers, as one; the record sets in them, and who uses them now.
+
+DomainStores routes each address to the store of its server. A record set is one record with several objects in it. A session's
+label tells other processes which consumer and which process it is of; so the live sessions tell who uses a member or a
+subscription. The rules for what is found here are core's: subscriptions and their uses in core/destinations/subscriptions.py,
+pinning in routing.py.
 
 Features: C9, C10, C14, C16, C18, D3, D5, M10 (docs/FEATURES.md)
 """
@@ -36,9 +41,15 @@ from spark_jms.store.contract import StoreOpening
 from spark_jms.store.kinds.opening import absence, lasts, places_of
 from spark_jms.store.kinds.routed import DEFAULT, RoutedStore, address, split_address
 
+log = logging.getLogger("spark_jms")
 HOUSEKEEPING_S = 2.0
 OPENING_S = 10.0  # of a server's store: whoever needs it asks again
+ANSWER_S = 2.0  # of a server that is asked for its members
+_STEP_MS = 250  # between two looks for a record that is held
 _ANY_RECORD = "jmsq"  # asking for it makes the store prove that it can be read
+# In the label of a consumer's session, not in that of a command or of housekeeping.
+_OF_A_QUEUE = f"/{QUEUE_SUBSCRIPTION} "
+_EMPTY = RecordSet()
 
 
 class DomainStores(RoutedStore):
@@ -129,7 +140,7 @@ def note_late(store: Store, server: str) -> None:
 
 
 def sampled_effort(store: Store) -> float:
-    """Asks as much as a delivery does: the questions of a batch, and the writes of a claim (core/delivery_sample.py)."""
+    """Asks as much as a delivery does: the questions of a batch, and the writes of a claim (core/destinations/servers.py)."""
     begun_ms = monotonic_ms()
     store.infos(_ANY_RECORD)
     store.sessions()
@@ -137,6 +148,9 @@ def sampled_effort(store: Store) -> float:
     read_ms = monotonic_ms()
     store.connect("sample of a delivery").close()
     return effort(read_ms - begun_ms, monotonic_ms() - read_ms)
+
+
+# -- one server's store, and addresses ---------------------------------------------------------------------------------
 
 
 def store_of(store: Store, server: str) -> Store:
@@ -199,176 +213,7 @@ def _key(server: str) -> str:
     return DEFAULT if server == HOME else server
 
 
-# -- which subscriptions of a topic consumers use now, read from the store ---------------------------------------------
-
-
-def active_subscriptions(store: Store, table_id: str) -> dict[str, ActiveSubscription]:
-    """Those with a live consumer. The sessions are read after the entries: one that entered lives, or has died since."""
-    objects = store.peek(uses_record(table_id))
-    return live_entries(objects, set(home_of(store).sessions())) if objects else {}
-
-
-def not_durable(store: Store, table_id: str) -> dict[str, Subscription]:
-    """The live subscriptions that no table has."""
-    found = active_subscriptions(store, table_id)
-    return {name: one.as_subscription() for name, one in found.items() if not is_durable(name)}
-
-
-def live_entries(objects: Mapping[str, bytes], live: Set[str]) -> dict[str, ActiveSubscription]:
-    found = {name: ActiveSubscription.from_bytes(name, data).among(live) for name, data in objects.items()}
-    return {name: one for name, one in found.items() if one.users}
-
-
-# -- how many consumers the members of a queue have now, server by server ----------------------------------------------
-# Only reads.
-
-ANSWER_S = 2.0
-# In the label of a consumer's session, not in that of a command or of housekeeping.
-_OF_A_QUEUE = f"/{QUEUE_SUBSCRIPTION} "
-
-
-@dataclass(frozen=True)
-class AskedMember:
-    """`consumers`: live sessions that hold the member's record, wait for it or have taken messages from it. `left_behind`: what
-    dead sessions have claimed there."""
-
-    member: int
-    server: str
-    consumers: int
-    state: RecordSet
-    left_behind: Ranges = EMPTY
-
-
-@dataclass(frozen=True)
-class AskedMembers:
-    """`unreachable`: server -> why its members were not asked."""
-
-    members: tuple[AskedMember, ...] = ()
-    unreachable: dict[str, str] = field(default_factory=dict)
-
-
-def ask_members(store: Store, snapshot: Snapshot) -> AskedMembers:
-    """Those of servers that are up and answer within ANSWER_S."""
-    found: list[AskedMember] = []
-    unreachable: dict[str, str] = {}
-    for server in snapshot.destination.servers_in_use():
-        if server in snapshot.destination.down:
-            unreachable[server] = "it is down"
-            continue
-        try:
-            found += ask_once(server, partial(_asked, store, snapshot, server), ANSWER_S)
-        except ServerAwayError as error:
-            unreachable[server] = str(error)
-    return AskedMembers(tuple(found), unreachable)
-
-
-def _asked(store: Store, snapshot: Snapshot, server: str) -> list[AskedMember]:
-    infos = store.infos(prefix_of(snapshot, QUEUE_SUBSCRIPTION, server))
-    sessions = store_of(store, server).sessions()
-    live = {id for id, session in sessions.items() if _OF_A_QUEUE in session.label}
-    found = []
-    for member in snapshot.destination.members_on(server):
-        state = state_of(store, snapshot, QUEUE_SUBSCRIPTION, member)
-        info = infos.get(record_of(snapshot, QUEUE_SUBSCRIPTION, member))
-        near = {info.holder, *info.waiters} if info is not None else set()
-        consumers = len(live & {*near, *state.consumers.values()})
-        dead = union(claim.picks for claim in state.claims.values() if claim.session not in sessions)
-        found.append(AskedMember(member, server, consumers, state, dead))
-    return found
-
-
-# -- record sets that an administrator opens, changes and releases -----------------------------------------------------
-#
-# For hand-over, an administrator is another consumer: it waits for the record, the holder hands it over at its next
-# boundary, and the holder's claims stay in it.
-
-_STEP_MS = 250
-
-
-class OpenRecords:
-    """Open records. `change` and `clear` are one atomic write."""
-
-    def __init__(
-        self,
-        handles: Mapping[str, Handle],
-        labels: Mapping[str, str],
-        commit: Callable[[Mapping[Handle, Sequence[Operation]]], None],
-        *,
-        logged: bool,
-    ) -> None:
-        self.handles = handles
-        now = now_ms()
-        self.states = {n: opened_state(h, labels[n]).logging(is_on=logged, now_ms=now) for n, h in handles.items()}
-        self._commit = commit
-
-    def change(self, states: Mapping[str, RecordSet]) -> None:
-        real = {name: state for name, state in states.items() if state is not self.states[name]}
-        if real:
-            self._commit({self.handles[name]: operations(self.states[name], state) for name, state in real.items()})
-            self.states.update(real)
-
-    def clear(self) -> None:
-        """See `RecordSet.cleared`."""
-        self.change({name: state.cleared() for name, state in self.states.items()})
-
-
-@contextmanager
-def opened_records(
-    store: Store, labels: Mapping[str, str], wait_s: float, purpose: str, *, logged: bool = False
-) -> Iterator[OpenRecords]:
-    """Open all records of `labels`, which maps each to what people call it. `logged`: the destination has its life-cycle log
-    switched on. After `wait_s`, MemberUnavailableError, and none is open."""
-    deadline = time.monotonic() + wait_s
-    session = store.connect(f"jmsq {purpose}")
-    try:
-        handles: dict[str, Handle] = {}
-        for name in sorted(labels):  # sorted, so that two administrators do not wait for each other
-            while True:
-                left_ms = max(int((deadline - time.monotonic()) * 1000), 0)
-                try:
-                    handles[name] = session.open(name, timeout_ms=min(left_ms, _STEP_MS))
-                    break
-                except RecordHeldError as error:
-                    if left_ms == 0:
-                        holder = sessions_beside(store, name).get(error.holder or "")
-                        raise MemberUnavailableError(
-                            f"{labels[name]} is held by {holder.label if holder else 'another session'} and was not "
-                            f"handed over within {wait_s:g} s: nothing was changed; try again with a longer "
-                            f"--wait, or stop that consumer"
-                        ) from error
-        yield OpenRecords(handles, labels, session.commit, logged=logged)
-    finally:
-        session.close()
-
-
-# -- pins a new receiver or browser of a distributed queue to one of its members ---------------------------------------
-# core/pinning.py has the rules.
-
-
-def check_pinning(declared: Destination) -> None:
-    """Raises OptionError for a topic: its subscriptions are not in one member."""
-    if declared.is_topic:
-        raise OptionError(f"{declared.name} is a {declared.kind}: pin is for queues; leave it out")
-
-
-def pinned_member(store: Store, snapshot: Snapshot, home: str | None = None, *, receives: bool = True) -> Reachable:
-    """The member for a new receiver, or for a browser. Raises MemberUnavailableError, which names the servers, when none can
-    be reached."""
-    check_pinning(snapshot.destination)
-    asked = ask_members(store, snapshot)
-    reachable = [Reachable(one.member, one.server, one.consumers if receives else 0) for one in asked.members]
-    if not reachable:
-        reasons = "; ".join(f"server {server}: {why}" for server, why in asked.unreachable.items())
-        raise MemberUnavailableError(
-            f"no member of {snapshot.destination.name} can be reached, so there is none to pin to: {reasons}. Try again later"
-        )
-    return chosen(reachable, home, random.randrange(2**31))
-
-
-# -- where record sets lie in the store: one record each, several objects in it ----------------------------------------
-
-log = logging.getLogger("spark_jms")
-_EMPTY = RecordSet()
+# -- record sets -------------------------------------------------------------------------------------------------------
 
 
 def read_state(store: Store, record: str, label: str = "") -> RecordSet:
@@ -416,10 +261,164 @@ def without_lost(state: RecordSet, snapshot: Snapshot, member: int, label: str) 
     return state.skip(lost, LifeEvent.SKIPPED, "lost with the power")
 
 
-# -- how the label of a session names its process, for the error that meets another process there ----------------------
+# -- who uses them now -------------------------------------------------------------------------------------------------
+
+
+def active_subscriptions(store: Store, table_id: str) -> dict[str, ActiveSubscription]:
+    """The subscriptions of a topic that have a live consumer. The sessions are read after the entries: one that entered lives, or
+    has died since."""
+    objects = store.peek(uses_record(table_id))
+    return live_entries(objects, set(home_of(store).sessions())) if objects else {}
+
+
+def not_durable(store: Store, table_id: str) -> dict[str, Subscription]:
+    """The live subscriptions that no table has."""
+    found = active_subscriptions(store, table_id)
+    return {name: one.as_subscription() for name, one in found.items() if not is_durable(name)}
+
+
+def live_entries(objects: Mapping[str, bytes], live: Set[str]) -> dict[str, ActiveSubscription]:
+    """Those of these entries that have a live user."""
+    found = {name: ActiveSubscription.from_bytes(name, data).among(live) for name, data in objects.items()}
+    return {name: one for name, one in found.items() if one.users}
+
+
+@dataclass(frozen=True)
+class AskedMember:
+    """A member of a queue, as it is now. `consumers`: live sessions that hold the member's record, wait for it or have taken
+    messages from it. `left_behind`: what dead sessions have claimed there."""
+
+    member: int
+    server: str
+    consumers: int
+    state: RecordSet
+    left_behind: Ranges = EMPTY
+
+
+@dataclass(frozen=True)
+class AskedMembers:
+    """What was found of the members of a queue. `unreachable`: server -> why its members were not asked."""
+
+    members: tuple[AskedMember, ...] = ()
+    unreachable: dict[str, str] = field(default_factory=dict)
+
+
+def ask_members(store: Store, snapshot: Snapshot) -> AskedMembers:
+    """How many consumers the members of a queue have now, without those of servers that are down or do not answer within ANSWER_S.
+    Only reads."""
+    found: list[AskedMember] = []
+    unreachable: dict[str, str] = {}
+    for server in snapshot.destination.servers_in_use():
+        if server in snapshot.destination.down:
+            unreachable[server] = "it is down"
+            continue
+        try:
+            found += ask_once(server, partial(_asked, store, snapshot, server), ANSWER_S)
+        except ServerAwayError as error:
+            unreachable[server] = str(error)
+    return AskedMembers(tuple(found), unreachable)
+
+
+def _asked(store: Store, snapshot: Snapshot, server: str) -> list[AskedMember]:
+    infos = store.infos(prefix_of(snapshot, QUEUE_SUBSCRIPTION, server))
+    sessions = store_of(store, server).sessions()
+    live = {id for id, session in sessions.items() if _OF_A_QUEUE in session.label}
+    found = []
+    for member in snapshot.destination.members_on(server):
+        state = state_of(store, snapshot, QUEUE_SUBSCRIPTION, member)
+        info = infos.get(record_of(snapshot, QUEUE_SUBSCRIPTION, member))
+        near = {info.holder, *info.waiters} if info is not None else set()
+        consumers = len(live & {*near, *state.consumers.values()})
+        dead = union(claim.picks for claim in state.claims.values() if claim.session not in sessions)
+        found.append(AskedMember(member, server, consumers, state, dead))
+    return found
+
+
+def check_pinning(declared: Destination) -> None:
+    """Raises OptionError for a topic: its subscriptions are not in one member."""
+    if declared.is_topic:
+        raise OptionError(f"{declared.name} is a {declared.kind}: pin is for queues; leave it out")
+
+
+def pinned_member(store: Store, snapshot: Snapshot, home: str | None = None, *, receives: bool = True) -> Reachable:
+    """The member of a distributed queue that a new receiver, or a browser, is pinned to. Raises MemberUnavailableError, which names
+    the servers, when none can be reached."""
+    check_pinning(snapshot.destination)
+    asked = ask_members(store, snapshot)
+    reachable = [Reachable(one.member, one.server, one.consumers if receives else 0) for one in asked.members]
+    if not reachable:
+        reasons = "; ".join(f"server {server}: {why}" for server, why in asked.unreachable.items())
+        raise MemberUnavailableError(
+            f"no member of {snapshot.destination.name} can be reached, so there is none to pin to: {reasons}. Try again later"
+        )
+    return chosen(reachable, home, random.randrange(2**31))
+
+
+# -- record sets that an administrator opens, changes and releases -----------------------------------------------------
+
+
+class OpenRecords:
+    """Open records. `change` and `clear` are one atomic write."""
+
+    def __init__(
+        self,
+        handles: Mapping[str, Handle],
+        labels: Mapping[str, str],
+        commit: Callable[[Mapping[Handle, Sequence[Operation]]], None],
+        *,
+        logged: bool,
+    ) -> None:
+        self.handles = handles
+        now = now_ms()
+        self.states = {n: opened_state(h, labels[n]).logging(is_on=logged, now_ms=now) for n, h in handles.items()}
+        self._commit = commit
+
+    def change(self, states: Mapping[str, RecordSet]) -> None:
+        real = {name: state for name, state in states.items() if state is not self.states[name]}
+        if real:
+            self._commit({self.handles[name]: operations(self.states[name], state) for name, state in real.items()})
+            self.states.update(real)
+
+    def clear(self) -> None:
+        """See `RecordSet.cleared`."""
+        self.change({name: state.cleared() for name, state in self.states.items()})
+
+
+@contextmanager
+def opened_records(
+    store: Store, labels: Mapping[str, str], wait_s: float, purpose: str, *, logged: bool = False
+) -> Iterator[OpenRecords]:
+    """Open all records of `labels`, which maps each to what people call it. For hand-over, an administrator is another consumer: it
+    waits for the record, the holder hands it over at its next boundary, and the holder's claims stay in it. `logged`: the
+    destination has its life-cycle log switched on. After `wait_s`, MemberUnavailableError, and none is open."""
+    deadline = time.monotonic() + wait_s
+    session = store.connect(f"jmsq {purpose}")
+    try:
+        handles: dict[str, Handle] = {}
+        for name in sorted(labels):  # sorted, so that two administrators do not wait for each other
+            while True:
+                left_ms = max(int((deadline - time.monotonic()) * 1000), 0)
+                try:
+                    handles[name] = session.open(name, timeout_ms=min(left_ms, _STEP_MS))
+                    break
+                except RecordHeldError as error:
+                    if left_ms == 0:
+                        holder = sessions_beside(store, name).get(error.holder or "")
+                        raise MemberUnavailableError(
+                            f"{labels[name]} is held by {holder.label if holder else 'another session'} and was not "
+                            f"handed over within {wait_s:g} s: nothing was changed; try again with a longer "
+                            f"--wait, or stop that consumer"
+                        ) from error
+        yield OpenRecords(handles, labels, session.commit, logged=logged)
+    finally:
+        session.close()
+
+
+# -- the process in a session's label ----------------------------------------------------------------------------------
 
 
 def this_process(now_ms: int) -> str:
+    """As the label of a session names it, for the error that meets another process there."""
     since = datetime.fromtimestamp(now_ms / 1000, tz=timezone.utc)
     return f"process {os.getpid()} of {_started_here()}, since {since:%Y-%m-%d %H:%M:%S} UTC"
 

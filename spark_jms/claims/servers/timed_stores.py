@@ -1,4 +1,12 @@
-"""A thread that asks one server's store, so that a store that hangs holds up no other. `ask_once` needs one for a moment.
+"""One server's store, asked in a thread of its own and for a limited time, so that a store that hangs delays no other.
+
+    StoreThread   does one piece of work at a time; its caller waits for the end as long as it likes
+    ask_once      asks a store one question, in a StoreThread of its own
+    TimedStore    a store whose calls, and those of its sessions and handles, share a StoreThread and have a limit of time
+
+After a call of a TimedStore that does not return in time, all others fail at once until it has returned. A write that does not
+return in time raises OutcomeUnknownError: it may still be kept. What is opened too late, or closed meanwhile, is closed when the
+call has returned: the session lives, so no consumer could take its record.
 
 Features: C14, M10 (docs/FEATURES.md)
 """
@@ -32,6 +40,8 @@ from spark_jms.store.contract import check_changes, check_duration
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+C = TypeVar("C", Session, Handle)
+_POLL_S = 0.01
 
 
 class StoreThreadBusyError(Exception):
@@ -44,6 +54,9 @@ class ServerAwayError(Exception):
 
 class AnswerLostError(ServerAwayError):
     """The same, of a write that the server was asked for: it may have been kept."""
+
+
+# -- work in a thread --------------------------------------------------------------------------------------------------
 
 
 class Awaited(Protocol[T_co]):
@@ -65,6 +78,69 @@ class Runs(Protocol):
     def run(self, work: Callable[[], T], timeout_s: float) -> T: ...
 
     def close(self, last: Callable[[], object] | None = None) -> None: ...
+
+
+class StoreThread:
+    """Does one piece of work at a time, in a daemon thread that the first one starts."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._works: queue.SimpleQueue[_Work[Any] | None] = queue.SimpleQueue()
+        self._current: _Work[Any] | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._current is not None and not self._current.is_done
+
+    def run(self, work: Callable[[], T], timeout_s: float) -> T:
+        """Returns or raises what the work does; for one calling thread. Raises StoreThreadBusyError."""
+        return self.start(work).wait(timeout_s)
+
+    def start(self, work: Callable[[], T]) -> Awaited[T]:
+        """For one calling thread. Raises StoreThreadBusyError while other work is under way."""
+        if self.busy:
+            raise StoreThreadBusyError()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name=f"jmsq {self._name}", daemon=True)
+            self._thread.start()
+        own = _Work(work)
+        self._current = own
+        self._works.put(own)
+        return own
+
+    def follow(self, last: Callable[[], object]) -> None:
+        """Does `last` after the current work, without waiting; the thread is busy until then."""
+        self._current = _Work(last)
+        self._works.put(self._current)
+
+    def close(self, last: Callable[[], object] | None = None) -> None:
+        """Ends the thread after the current work, however long that takes, and after `last`. Does not wait."""
+        if last is not None:
+            self._works.put(_Work(last))
+        self._works.put(None)
+
+    def _loop(self) -> None:
+        while (work := self._works.get()) is not None:
+            work.work()
+
+
+class Inline:
+    """For tests with a clock of their own: the work runs in the calling thread, however long it takes."""
+
+    busy = False
+
+    def run(self, work: Callable[[], T], timeout_s: float) -> T:
+        return work()
+
+    def start(self, work: Callable[[], T]) -> Awaited[T]:
+        done = _Work(work)
+        done.work()
+        return done
+
+    def close(self, last: Callable[[], object] | None = None) -> None:
+        if last is not None:
+            last()
 
 
 class _Work(Generic[T]):
@@ -94,169 +170,25 @@ class _Work(Generic[T]):
         return self._done.is_set()
 
 
-class StoreThread:
-    """One piece of work at a time, in a daemon thread that the first one starts."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._works: queue.SimpleQueue[_Work[Any] | None] = queue.SimpleQueue()
-        self._current: _Work[Any] | None = None
-        self._thread: threading.Thread | None = None
-
-    @property
-    def busy(self) -> bool:
-        return self._current is not None and not self._current.is_done
-
-    def run(self, work: Callable[[], T], timeout_s: float) -> T:
-        """Returns or raises what the work does; for one calling thread. Raises StoreThreadBusyError."""
-        return self.start(work).wait(timeout_s)
-
-    def start(self, work: Callable[[], T]) -> Awaited[T]:
-        """For one calling thread. Raises StoreThreadBusyError while other work is under way."""
-        if self.busy:
-            raise StoreThreadBusyError()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name=f"jmsq {self._name}", daemon=True)
-            self._thread.start()
-        own = _Work(work)
-        self._current = own
-        self._works.put(own)
-        return own
-
-    def follow(self, last: Callable[[], object]) -> None:
-        """Does `last` after the current work, without waiting; the lane is busy until then."""
-        self._current = _Work(last)
-        self._works.put(self._current)
-
-    def close(self, last: Callable[[], object] | None = None) -> None:
-        """Ends the thread after the current work, however long that takes, and after `last`. Does not wait."""
-        if last is not None:
-            self._works.put(_Work(last))
-        self._works.put(None)
-
-    def _loop(self) -> None:
-        while (work := self._works.get()) is not None:
-            work.work()
-
-
 def ask_once(server: str, work: Callable[[], T], wait_s: float) -> T:
     """What the work returns. Raises ServerAwayError when the server's store fails, or has not answered within `wait_s`."""
-    lane = StoreThread(f"server {server}")
+    thread = StoreThread(f"server {server}")
     try:
-        return lane.run(work, wait_s)
+        return thread.run(work, wait_s)
     except StoreThreadBusyError:
         raise ServerAwayError(f"its store does not answer within {wait_s:g} s") from None
     except StoreError as error:
         raise ServerAwayError(f"{type(error).__name__}: {error}") from error
     finally:
-        lane.close()
+        thread.close()
 
 
-class Inline:
-    """For tests with a clock of their own: the work runs in the calling thread, however long it takes."""
-
-    busy = False
-
-    def run(self, work: Callable[[], T], timeout_s: float) -> T:
-        return work()
-
-    def start(self, work: Callable[[], T]) -> Awaited[T]:
-        done = _Work(work)
-        done.work()
-        return done
-
-    def close(self, last: Callable[[], object] | None = None) -> None:
-        if last is not None:
-            last()
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# One server's store, asked in a thread of its own and for a limited time, so that one that hangs delays no other.
-#
-# After a call that does not return in time, all others fail at once until it has returned. A write that does not return in time
-# raises OutcomeUnknownError: it may still be kept. What is opened too late, or closed meanwhile, is closed when the call has returned:
-# the session lives, so no consumer could take its record.
-
-C = TypeVar("C", Session, Handle)
-_POLL_S = 0.01
-
-
-class _Asked:
-    """Thread-safe."""
-
-    def __init__(self, server: str, limit_s: float) -> None:
-        self._server, self._limit_s = server, limit_s
-        self._lane, self._lock = StoreThread(f"timed {server}"), threading.Lock()
-        self._closed = False
-
-    def run(self, work: Callable[[], T]) -> T:
-        return self._run(work, StoreBusyError)
-
-    def write(self, work: Callable[[], T]) -> T:
-        return self._run(work, OutcomeUnknownError)
-
-    def open(self, work: Callable[[], C], cancel: Callable[[], object] = lambda: None) -> C:
-        """What is opened too late is closed; what still waits is cancelled."""
-        with self._lock:
-            self._check_free()
-            opened: list[C] = []
-
-            def open_one() -> C:
-                opened.append(work())
-                return opened[0]
-
-            def close() -> None:
-                for one in opened:
-                    one.close()
-                if not opened:
-                    cancel()
-
-            try:
-                return self._lane.run(open_one, self._limit_s)
-            except StoreThreadBusyError:
-                self._lane.follow(close)
-                raise StoreBusyError(self._silent) from None
-
-    def end(self, work: Callable[[], object]) -> None:
-        """At once, or behind the call that hangs."""
-        with self._lock:
-            self._check()
-            if self._lane.busy:
-                self._lane.follow(work)
-                return
-            with suppress(StoreThreadBusyError):  # it continues
-                self._lane.run(work, self._limit_s)
-
-    def close(self, last: Callable[[], object] | None = None) -> None:
-        """`last` follows the call that is under way."""
-        with self._lock:
-            self._closed = True
-            self._lane.close(last)
-
-    def _run(self, work: Callable[[], T], late: type[StoreError]) -> T:
-        with self._lock:
-            self._check_free()
-            try:
-                return self._lane.run(work, self._limit_s)
-            except StoreThreadBusyError:
-                raise late(self._silent) from None
-
-    def _check_free(self) -> None:
-        self._check()
-        if self._lane.busy:
-            raise StoreBusyError(self._silent)
-
-    def _check(self) -> None:
-        if self._closed:
-            raise StoreClosedError("the store is closed")
-
-    @property
-    def _silent(self) -> str:
-        return f"the store of server {self._server} does not answer within {self._limit_s:g} s"
+# -- a store with a limit of time --------------------------------------------------------------------------------------
 
 
 class TimedStore(Store):
-    """`opened` opens the store when it is first asked. Closing this leaves it open, unless `owns`."""
+    """A store whose calls have a limit of time. `opened` opens the store when it is first asked. Closing this leaves it open,
+    unless `owns`."""
 
     def __init__(self, server: str, opened: Callable[[], Store], limit_s: float, *, owns: bool = False) -> None:
         self._asked, self._opened, self._owns = _Asked(server, limit_s), opened, owns
@@ -300,7 +232,7 @@ class TimedStore(Store):
                 self._asked.run(last)
         self._asked.close(last)
 
-    # -- in the lane ----------------------------------------------------------------------------------------------
+    # -- in the store's thread ------------------------------------------------------------------------------------
     def _inner(self) -> Store:
         if self._store is None:
             self._store = self._opened()
@@ -320,7 +252,7 @@ class _TimedSession(Session):
         self._cancelled: set[str] = set()
 
     def open(self, name: str, timeout_ms: int = 0) -> Handle:
-        """Waits for the record outside the lane: others ask the store meanwhile."""
+        """Waits for the record outside the thread: others ask the store meanwhile."""
         check_duration(timeout_ms, "timeout_ms")
         deadline_s = time.monotonic() + timeout_ms / 1000
         self._cancelled.discard(name)
@@ -382,3 +314,77 @@ class _TimedHandle(Handle):
 def _plain(changes: Mapping[Handle, Sequence[Operation]]) -> dict[Handle, Sequence[Operation]]:
     check_changes(changes)
     return {handle.handle if isinstance(handle, _TimedHandle) else handle: own for handle, own in changes.items()}
+
+
+class _Asked:
+    """The thread of one TimedStore. Thread-safe."""
+
+    def __init__(self, server: str, limit_s: float) -> None:
+        self._server, self._limit_s = server, limit_s
+        self._thread, self._lock = StoreThread(f"timed {server}"), threading.Lock()
+        self._closed = False
+
+    def run(self, work: Callable[[], T]) -> T:
+        return self._run(work, StoreBusyError)
+
+    def write(self, work: Callable[[], T]) -> T:
+        return self._run(work, OutcomeUnknownError)
+
+    def open(self, work: Callable[[], C], cancel: Callable[[], object] = lambda: None) -> C:
+        """What is opened too late is closed; what still waits is cancelled."""
+        with self._lock:
+            self._check_free()
+            opened: list[C] = []
+
+            def open_one() -> C:
+                opened.append(work())
+                return opened[0]
+
+            def close() -> None:
+                for one in opened:
+                    one.close()
+                if not opened:
+                    cancel()
+
+            try:
+                return self._thread.run(open_one, self._limit_s)
+            except StoreThreadBusyError:
+                self._thread.follow(close)
+                raise StoreBusyError(self._silent) from None
+
+    def end(self, work: Callable[[], object]) -> None:
+        """At once, or behind the call that hangs."""
+        with self._lock:
+            self._check()
+            if self._thread.busy:
+                self._thread.follow(work)
+                return
+            with suppress(StoreThreadBusyError):  # it continues
+                self._thread.run(work, self._limit_s)
+
+    def close(self, last: Callable[[], object] | None = None) -> None:
+        """`last` follows the call that is under way."""
+        with self._lock:
+            self._closed = True
+            self._thread.close(last)
+
+    def _run(self, work: Callable[[], T], late: type[StoreError]) -> T:
+        with self._lock:
+            self._check_free()
+            try:
+                return self._thread.run(work, self._limit_s)
+            except StoreThreadBusyError:
+                raise late(self._silent) from None
+
+    def _check_free(self) -> None:
+        self._check()
+        if self._thread.busy:
+            raise StoreBusyError(self._silent)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StoreClosedError("the store is closed")
+
+    @property
+    def _silent(self) -> str:
+        return f"the store of server {self._server} does not answer within {self._limit_s:g} s"

@@ -1,5 +1,6 @@
-"""A database as last resource of transactions: their decisions are rows of a table in the application's own database, which it
-commits with its other changes. core/transaction.py has the rules.
+"""A database as last resource of transactions: their decisions are rows of a table in the application's own database.
+
+The application commits a row with its other changes. core/transactions/transaction.py has the rules.
 
     row of the coordinator       transaction n
     ----------------------       -------------
@@ -31,7 +32,6 @@ DDL = (
 )
 _COMMITTED, _ROLLED_BACK = "C", "R"
 _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '2s'"  # PostgreSQL; SQLite has a time-out of its own
-
 Connect = Callable[[], Any]
 
 

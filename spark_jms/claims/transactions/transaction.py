@@ -1,4 +1,6 @@
-"""The coordinators of a domain's transactions: taken by commits, completed after a crash. core/transaction.py has the rules.
+"""The coordinators of a domain's transactions: taken by commits, completed after a crash.
+
+core/transactions/transaction.py has the rules.
 
 Features: T16 (docs/FEATURES.md)
 """
@@ -118,8 +120,8 @@ class Coordinator:
 
 
 class Coordinators:
-    """Thread-safe. Opens its session when the first coordinator is taken. The lock is not held while a transaction is completed: a
-    server that hangs keeps no other transaction from its coordinator."""
+    """The coordinators that this process takes and completes. Thread-safe. Opens its session when the first coordinator is taken.
+    The lock is not held while a transaction is completed: a server that hangs keeps no other transaction from its coordinator."""
 
     def __init__(self, domain: Domain, store: Store) -> None:
         """`store`: the stores of all servers, each of which is asked for a limited time."""

@@ -1,12 +1,14 @@
-"""Making, finishing and recovering the transfers of record sets. core/transfer.py has the rules.
+"""Making, finishing and recovering the transfers of record sets, and ending their pledges.
+
+core/transactions/ has the rules: transfer.py of transfers, transaction.py of pledges.
 
     claimed          the origin's holder claims the messages and stages them at the target
     -> moving        it writes the intent, in one write of the store
     -> done          the target's log has them, and the origin acknowledges them
     -> available     no target has them and none will: flagged as redelivered
 
-Whichever process holds the record next finishes its open transfers: a consumer before it plans, `jmsq move`, and
-housekeeping for records that no process holds.
+Whichever process holds the record next finishes its open transfers, and the pledges whose transactions are decided: a consumer
+before it plans, `jmsq move`, and housekeeping for records that no process holds.
 
 Features: C18, T16 (docs/FEATURES.md)
 """
@@ -68,6 +70,7 @@ from spark_jms.store import FencedError, Put, RecordHeldError, Session, Store, S
 
 log = logging.getLogger("spark_jms")
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 1_000, 60_000
+_PAUSE_MS = 200  # between two looks at a coordinator that has not decided
 _MOST_ATTEMPTS = 100  # to find messages that fit: the others are tried with the next transfer
 
 
@@ -90,8 +93,8 @@ class TransfersEnded:
 
 @dataclass(frozen=True)
 class Movement:
-    """What a new transfer moves: `picks` of a claim, as `rows` of log/transfer.ROW_COLUMNS, to a destination or one of its
-    members. `table_id`: of that destination, when the caller has looked at it. With a `sieve`, for which the rows have their
+    """What a new transfer moves: `picks` of a claim, as `rows` of ROW_COLUMNS (log/sending/transfer.py), to a destination or one of
+    its members. `table_id`: of that destination, when the caller has looked at it. With a `sieve`, for which the rows have their
     `sequence` too, what the target refuses for good is left out."""
 
     claim: str
@@ -131,7 +134,8 @@ class Begun(NamedTuple):
 
 
 class Transfers:
-    """Not thread-safe: the holder of the record calls it. It remembers only when to try a target again."""
+    """Makes, finishes and recovers the transfers of record sets. Not thread-safe: the holder of the record calls it. It remembers
+    only when to try a target again."""
 
     def __init__(self, domain: Domain, origin: DeltaLog, clock_ms: Callable[[], int] = now_ms) -> None:
         """`origin`: of the destination with the record sets."""
@@ -297,63 +301,9 @@ class Transfers:
         return TransferProblem(intent.ticket, text)
 
 
-def recover_transfers(
-    transfers: Transfers,
-    session: Session,
-    snapshot: Snapshot,
-    state_of: Callable[[str, int], RecordSet],
-    subscriptions: Iterable[str] | None = None,
-    *,
-    pledges: Pledges,
-) -> None:
-    """Finish the open transfers of records that no session holds, and end the pledges of decided transactions there. A record's
-    holder does so itself. `state_of` reads the record set of a subscription and member; an old state will do. `subscriptions`
-    None: those of the table. Raises
-    TransferError when a transfer does not end, unless it waits for its target."""
-    problems: list[str] = []
-    away: set[str] = set()
-    for subscription in snapshot.destination.subscription_names() if subscriptions is None else subscriptions:
-        for member in sorted(snapshot.lasting_members()):
-            server = record_server(snapshot.destination, subscription, member)
-            if server in snapshot.destination.stopped:
-                continue  # nothing asks its store
-            record = record_of(snapshot, subscription, member)
-            try:
-                known = state_of(subscription, member)
-                if not (known.intents or known.pledges):
-                    continue
-                handle = session.open(record)
-            except RecordHeldError:
-                session.cancel(record)
-                continue
-            except StoreError as error:
-                if server == HOME:
-                    raise
-                away.add(f"server {server}: {error}")
-                continue
-            with handle:
-                label = label_of(snapshot.destination.name, subscription, member)
-                is_on = snapshot.destination.message_logging_enabled
-                before = opened_state(handle, label).logging(is_on=is_on, now_ms=now_ms())
-                ended = transfers.finish(before, handle.epoch, patient=True)
-                after = pledges.ended(ended.state, handle.epoch)
-                if after is not before:
-                    handle.commit(operations(before, after))
-                problems += [f"{label}: {problem.text}" for problem in ended.problems if not problem.waits]
-    if problems:
-        raise TransferError(f"{len(problems)} transfer(s) do not end: {problems[0]}")
-    if away:
-        raise TransferError(f"the transfers of {len(away)} server(s) cannot be looked at: {min(away)}")
-
-
-# -- pledges of a record set, ended by its holder when their transactions are decided ----------------------------------
-# core/transaction.py has the rules.
-
-_PAUSE_MS = 200  # between two looks at a coordinator that has not decided
-
-
 class Pledges:
-    """Not thread-safe: the holder of the record calls it. It remembers only when to look again."""
+    """The pledges of a record set, ended by its holder when their transactions are decided. Not thread-safe: the holder of the
+    record calls it. It remembers only when to look again."""
 
     def __init__(self, domain: Domain, home: Store, origin: DeltaLog, clock_ms: Callable[[], int] = now_ms) -> None:
         """`home`: the domain's own store, with the coordinators. `origin`: of the destination with the record sets."""
@@ -407,6 +357,57 @@ class Pledges:
         found = open_of(ticket, coordinator)
         targets = found.targets if found is not None else ()
         return outcome_of_pledge(found, (outcome_at(self._domain, target, ticket) for target in targets))
+
+
+def recover_transfers(
+    transfers: Transfers,
+    session: Session,
+    snapshot: Snapshot,
+    state_of: Callable[[str, int], RecordSet],
+    subscriptions: Iterable[str] | None = None,
+    *,
+    pledges: Pledges,
+) -> None:
+    """Finish the open transfers of records that no session holds, and end the pledges of decided transactions there. A record's
+    holder does so itself. `state_of` reads the record set of a subscription and member; an old state will do. `subscriptions` None:
+    those of the table. Raises TransferError when a transfer does not end, unless it waits for its target."""
+    problems: list[str] = []
+    away: set[str] = set()
+    for subscription in snapshot.destination.subscription_names() if subscriptions is None else subscriptions:
+        for member in sorted(snapshot.lasting_members()):
+            server = record_server(snapshot.destination, subscription, member)
+            if server in snapshot.destination.stopped:
+                continue  # nothing asks its store
+            record = record_of(snapshot, subscription, member)
+            try:
+                known = state_of(subscription, member)
+                if not (known.intents or known.pledges):
+                    continue
+                handle = session.open(record)
+            except RecordHeldError:
+                session.cancel(record)
+                continue
+            except StoreError as error:
+                if server == HOME:
+                    raise
+                away.add(f"server {server}: {error}")
+                continue
+            with handle:
+                label = label_of(snapshot.destination.name, subscription, member)
+                is_on = snapshot.destination.message_logging_enabled
+                before = opened_state(handle, label).logging(is_on=is_on, now_ms=now_ms())
+                ended = transfers.finish(before, handle.epoch, patient=True)
+                after = pledges.ended(ended.state, handle.epoch)
+                if after is not before:
+                    handle.commit(operations(before, after))
+                problems += [f"{label}: {problem.text}" for problem in ended.problems if not problem.waits]
+    if problems:
+        raise TransferError(f"{len(problems)} transfer(s) do not end: {problems[0]}")
+    if away:
+        raise TransferError(f"the transfers of {len(away)} server(s) cannot be looked at: {min(away)}")
+
+
+# -- targets -----------------------------------------------------------------------------------------------------------
 
 
 def log_of_target(domain: Domain, target: TransferTarget) -> DeltaLog | None:

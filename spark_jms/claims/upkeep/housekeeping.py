@@ -1,7 +1,7 @@
-"""The background thread of a source or a client: hand-over, outbox, housekeeping.
+"""The background thread of a source or a client, and the housekeeping of a destination that it does.
 
-A failed task is a statistic, a log line and a growing pause (`core/health.py`). Two tasks endanger a promise when they
-fail, so their errors also reach the application, once for each series of failures:
+A failed task of a BackgroundThread is a statistic, a log line and a growing pause (log/upkeep/health.py). Two tasks endanger a
+promise when they fail, so their errors also reach the application, once for each series of failures:
 
     task                                       its error reaches
     ----                                       -----------------
@@ -9,6 +9,8 @@ fail, so their errors also reach the application, once for each series of failur
     writing the acknowledgement table          the same, once the table could not be written for a minute
     the limit of a subscription                the log and the statistics; each plan applies the limit too
     housekeeping, the life-cycle log           the log, the statistics and `jmsq stat` alone
+
+A Housekeeper keeps house for a destination while it holds the destination's lease in the store, so one process at a time does.
 
 Features: C9, C13, C15, T1, T4, T6, T16 (docs/FEATURES.md)
 """
@@ -74,6 +76,10 @@ ROOM_EVERY_S = 1.0
 HAND_OVER_LONGEST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 TABLE_RAISES_AFTER_S = 60.0
+HEALTH_KEY = "health"
+_LABEL = "housekeeping of "
+
+# -- the thread --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -218,11 +224,7 @@ class BackgroundThread:
             self.tick()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Housekeeping of a destination by one process at a time: the one that holds the destination's lease in the store.
-
-HEALTH_KEY = "health"
-_LABEL = "housekeeping of "
+# -- housekeeping ------------------------------------------------------------------------------------------------------
 
 
 def published_failures(domain: Domain, store: Store, destination: str) -> tuple[BackgroundFailure, ...]:

@@ -1,9 +1,11 @@
 """After a loss of power the first process on a host repairs the domain, before anything is sent or received.
 
-The host was booted again since it wrote last (log/boots.py), so what it had not forced to the disk may be lost. The process takes
-each table back to what is left of it (log/power_loss.py), and asks the stores, which force what they acknowledge, for the numbers
+The host was booted again since it wrote last, so what it had not forced to the disk may be lost. The process takes each table back
+to what is left of it (both in log/upkeep/power_loss.py), and asks the stores, which force what they acknowledge, for the numbers
 of messages that they know: no message gets one of these again. Of a destination on a server whose store does not answer, and that
 therefore cannot be asked, the next messages get numbers `UNKNOWN` higher. Consumers pass lost messages with a warning.
+
+Every program that sends, receives or changes something opens its domain here, so that the repair comes first.
 
 Features: C5 (docs/FEATURES.md)
 """
@@ -36,6 +38,34 @@ UNKNOWN = 10**9  # messages of one member that are sent before an operating syst
 _STORE_LIMIT_S = 5.0
 
 
+def open_given_domain(root: str | os.PathLike[str] | None) -> Domain:
+    """What a program connects to: the domain at `root`, or at the environment variable JMSQ_ROOT. Raises as `open_domain`."""
+    where = os.fspath(root) if root is not None else os.environ.get(ROOT_VARIABLE, "")
+    if not where:
+        raise DomainError(f"no root: give connect(root) the domain's directory or URL, or set {ROOT_VARIABLE}")
+    return open_domain(where)
+
+
+def open_domain(root: str) -> Domain:
+    """Raises what `Domain` raises, DomainError when a repair by another process does not end in 30 s, and OSError."""
+    return ready(Domain(root))
+
+
+def ready(domain: Domain) -> Domain:
+    """After a loss of power it is repaired. A process that may only read leaves that to others."""
+    if isinstance(domain.storage, LocalStorage):
+        boots = Boots(domain.storage)
+        try:
+            if boots.earlier() is None:
+                boots.note()
+            else:
+                recover(domain, domain.storage, boots)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+    return domain
+
+
 def recover(domain: Domain, storage: LocalStorage, boots: Boots) -> None:
     """This host was booted again since it wrote to the domain: one process repairs it, and the others wait. Raises DomainError when
     that does not end in 30 s, and OSError."""
@@ -57,7 +87,7 @@ def recover_now(domain: Domain) -> bool:
 
 
 class Recovery:
-    """`aside`: the folder for what cannot be read."""
+    """The repair of a domain. `aside`: the folder for what cannot be read."""
 
     def __init__(self, domain: Domain, storage: LocalStorage, aside: str) -> None:
         self._domain, self._storage, self._aside = domain, storage, aside
@@ -156,34 +186,3 @@ def _ask(store: Store, server: str, snapshot: Snapshot, known: dict[int, int]) -
         log.warning("%s: %s", server, error)
         return False
     return True
-
-
-# -- opening a domain on this host: every program that sends, receives or changes something does it so -----------------
-
-
-def open_given_domain(root: str | os.PathLike[str] | None) -> Domain:
-    """What a program connects to: the domain at `root`, or at the environment variable JMSQ_ROOT. Raises as `open_domain`."""
-    where = os.fspath(root) if root is not None else os.environ.get(ROOT_VARIABLE, "")
-    if not where:
-        raise DomainError(f"no root: give connect(root) the domain's directory or URL, or set {ROOT_VARIABLE}")
-    return open_domain(where)
-
-
-def open_domain(root: str) -> Domain:
-    """Raises what `Domain` raises, DomainError when a repair by another process does not end in 30 s, and OSError."""
-    return ready(Domain(root))
-
-
-def ready(domain: Domain) -> Domain:
-    """After a loss of power it is repaired. A process that may only read leaves that to others."""
-    if isinstance(domain.storage, LocalStorage):
-        boots = Boots(domain.storage)
-        try:
-            if boots.earlier() is None:
-                boots.note()
-            else:
-                recover(domain, domain.storage, boots)
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise
-    return domain

@@ -1,7 +1,12 @@
-"""Publishes what is unfinished of a destination, for senders, which have no store. core/usage.py has the rule.
+"""Publishes what is unfinished of a destination, and records its minutes in the usage history.
 
-Housekeeping publishes every 2 seconds, and every process with consumers of the destination several times a second, because
-senders may wait for room. Only destinations that `publishes_usage` names publish; for all others nothing is read or written.
+Senders have no store, so they read what is published: core/limits/quota.py has the rule. Housekeeping publishes every 2 seconds,
+and every process with consumers of the destination several times a second, because senders may wait for room. Only destinations
+that `publishes_usage` names publish; for all others nothing is read or written.
+
+The history has sends, acknowledgements, expirations, and what is used: core/limits/usage_history.py has the rule,
+log/upkeep/usage_history.py the table, and UsageHistory adds what the table lacks. That is not on the way of a send or a receive,
+and a destination of which no message has moved costs a look at its logs and record sets.
 
 Features: T1, T3, T5 (docs/FEATURES.md)
 """
@@ -36,12 +41,13 @@ log = logging.getLogger("spark_jms")
 PUBLISH_EVERY_S = 0.05
 _SHARE_OF_TIME = 0.05  # that a publisher may use
 ATTEMPTS = 5  # of a publication that no other one follows soon
-
 StateOf = Callable[[Snapshot, str, int], RecordSet]
+
+# -- published ---------------------------------------------------------------------------------------------------------
 
 
 class UsagePublisher:
-    """Of one destination, in a process with consumers. Call `publish` often: it paces itself."""
+    """Publishes the usage of one destination, in a process with consumers. Call `publish` often: it paces itself."""
 
     def __init__(self, domain: Domain, store: Store, destination: str) -> None:
         self._domain, self._store, self._log = domain, timed_stores(store), domain.log(destination)
@@ -76,8 +82,8 @@ class UsagePublisher:
 
 
 def publish_usage(domain: Domain, log: DeltaLog, state: StateOf, live: Callable[[Snapshot], list[str]]) -> bool:
-    """`live` names the subscriptions that are not in the table; it is asked after the snapshot is fixed. False: another process has
-    published meanwhile."""
+    """Publish what is unfinished of a destination. `live` names the subscriptions that are not in the table; it is asked after the
+    snapshot is fixed. False: another process has published meanwhile."""
     table_id = log.snapshot.table_id
 
     def look() -> PublishedUsage | None:
@@ -116,11 +122,7 @@ def _unfinished(snapshot: Snapshot, member: int, name: str, everything: Ranges, 
         return everything
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What the usage history lacks of each destination: sends, acknowledgements, expirations, and what is used now.
-#
-# core/usage_history.py has the rule, log/usage_history.py the table. Nothing here is on the way of a send or a receive, and a
-# destination of which no message has moved costs a look at its logs and record sets.
+# -- by minute ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ def usage_history(domain: Domain, destinations: Collection[str], since_ms: int =
 
 
 class UsageHistory:
-    """Of the destinations of a domain. Not thread-safe; several processes may run one."""
+    """Adds to the usage history what it lacks of the destinations of a domain. Not thread-safe; several processes may run one."""
 
     def __init__(self, domain: Domain, store: Store, clock_ms: Callable[[], int] = now_ms) -> None:
         self._domain, self._store, self._clock_ms = domain, timed_stores(store), clock_ms
@@ -191,7 +193,8 @@ class UsageHistory:
 
 
 class _Missing:
-    """Of one destination, behind the positions of a version of the table. What was found before an error is whole in itself."""
+    """What the history lacks of one destination, behind the positions of a version of the table. What was found before an error is
+    whole in itself."""
 
     def __init__(self, domain: Domain, store: Store, known: Snapshot, destination: str, now: int) -> None:
         self._domain, self._store, self._known, self._name = domain, store, known.transactions, destination

@@ -1,4 +1,6 @@
-"""Rows about a destination for people: claims, subscriptions, acknowledgements. Only reads.
+"""Rows about a destination for people: claims, subscriptions, acknowledgements, transfers, refusals.
+
+Only reads, but for `drop_subscription`, which drops what a row has shown.
 
 Features: C10, C13, C14, C16, T4 (docs/FEATURES.md)
 """
@@ -113,55 +115,39 @@ class AcknowledgementRow:
     ranges: str  # "1-3, 7": all of them
 
 
-def as_row(row: Any) -> tuple[Any, ...]:
-    return tuple(getattr(row, field.name) for field in fields(row))
+@dataclass(frozen=True)
+class TransferRow:
+    """An open transfer. `next` is its next step as the targets' logs stand, or why that cannot be told."""
+
+    destination: str
+    subscription: str
+    member: int
+    transfer: str
+    targets: tuple[str, ...]
+    messages: int
+    reason: str
+    made: datetime
+    next: str
 
 
-def moment(ms: int) -> datetime:
-    return datetime.fromtimestamp(ms / 1000, tz=timezone.utc)
+@dataclass(frozen=True)
+class RefusalRow:
+    """Messages that `target` refuses for good: `reason` says why, and `rule` which rule of it that is. `failure`: why they shall
+    move there."""
+
+    destination: str
+    subscription: str
+    member: int
+    messages: int
+    ranges: str  # "1-3, 7": all of them
+    target: str
+    failure: str
+    rule: str
+    reason: str
+    since: datetime
 
 
-@contextmanager
-def opened_store(domain: Domain, limit_s: float | None = None) -> Iterator[Store]:
-    store = open_stores(domain, limit_s)
-    try:
-        yield store
-    finally:
-        store.close()
-
-
-def subscriptions_of(domain: Domain, destination: str, only: str | None, store: Store | None = None) -> list[str]:
-    """All of them, or `only` that one; with a store also those that are not durable, while they live. Raises
-    InvalidDestinationError when the destination does not have it."""
-    declared = domain.log(destination).refresh().destination
-    declared.refuse_subscription(only)
-    names = declared.subscription_names()
-    if store is not None:
-        names += _not_durable(store, domain.log(destination).snapshot)
-    if only is None:
-        return names
-    if only not in names:
-        raise InvalidDestinationError(
-            f"topic {destination} has no subscription {only!r} (it has: {', '.join(names) or 'none'})"
-        )
-    return [only]
-
-
-def _not_durable(store: Store, snapshot: Snapshot) -> list[str]:
-    return sorted(not_durable(store, snapshot.table_id)) if snapshot.destination.is_topic else []
-
-
-def states(
-    domain: Domain, store: Store, destination: str, subscription: str | None, members: Collection[int] | None = None
-) -> dict[int, RecordSet]:
-    """member -> state of the queue, or of the topic's subscription; {} for a topic without a named subscription. `members`
-    None: all."""
-    names = subscriptions_of(domain, destination, subscription, store)
-    snapshot = domain.log(destination).snapshot
-    if snapshot.destination.is_topic and subscription is None:
-        return {}
-    wanted = snapshot.destination.member_ids if members is None else members
-    return {m: state_of(store, snapshot, names[0], m) for m in wanted}
+# -- claims and subscriptions ------------------------------------------------------------------------------------------
 
 
 def claims(domain: Domain, store: Store, destination: str, subscription: str | None = None) -> list[ClaimRow]:
@@ -207,36 +193,6 @@ def _trial(store: Store, snapshot: Snapshot, subscription: str, member: int, cla
     return trial if trial and trial.claim == claim.id else None
 
 
-def _state_or_none(store: Store, snapshot: Snapshot, subscription: str, member: int) -> RecordSet | None:
-    """None when the server of the record set is away: the rows of other servers are still of use."""
-    try:
-        return state_of(store, snapshot, subscription, member)
-    except RecordCorruptError:
-        raise
-    except StoreError:
-        if record_server(snapshot.destination, subscription, member) == HOME:
-            raise
-        return None
-
-
-def _unknown(snapshot: Snapshot, subscription: str, member: int) -> RecordSet:
-    """While the server is away, everything in the table counts as unfinished."""
-    files = snapshot.member_files(member).files
-    before = files[0].first - 1 if files else snapshot.last_sequence(member)
-    return RecordSet(max(before, snapshot.destination.start_floor(subscription, member)))
-
-
-def _infos(store: Store, snapshot: Snapshot, subscription: str) -> dict[str, RecordInfo]:
-    found: dict[str, RecordInfo] = {}
-    for server in record_servers(snapshot.destination, subscription):
-        try:
-            found |= store.infos(prefix_of(snapshot, subscription, server))
-        except StoreError:
-            if server == HOME:
-                raise
-    return found
-
-
 def subscriptions(
     domain: Domain, store: Store, destination: str, subscription: str | None = None, *, server: str | None = None
 ) -> list[SubscriptionRow]:
@@ -276,6 +232,54 @@ def subscriptions(
                 )
             )
     return out
+
+
+def subscriptions_of(domain: Domain, destination: str, only: str | None, store: Store | None = None) -> list[str]:
+    """All of them, or `only` that one; with a store also those that are not durable, while they live. Raises
+    InvalidDestinationError when the destination does not have it."""
+    declared = domain.log(destination).refresh().destination
+    declared.refuse_subscription(only)
+    names = declared.subscription_names()
+    if store is not None:
+        names += _not_durable(store, domain.log(destination).snapshot)
+    if only is None:
+        return names
+    if only not in names:
+        raise InvalidDestinationError(
+            f"topic {destination} has no subscription {only!r} (it has: {', '.join(names) or 'none'})"
+        )
+    return [only]
+
+
+def _not_durable(store: Store, snapshot: Snapshot) -> list[str]:
+    return sorted(not_durable(store, snapshot.table_id)) if snapshot.destination.is_topic else []
+
+
+def states(
+    domain: Domain, store: Store, destination: str, subscription: str | None, members: Collection[int] | None = None
+) -> dict[int, RecordSet]:
+    """member -> state of the queue, or of the topic's subscription; {} for a topic without a named subscription. `members`
+    None: all."""
+    names = subscriptions_of(domain, destination, subscription, store)
+    snapshot = domain.log(destination).snapshot
+    if snapshot.destination.is_topic and subscription is None:
+        return {}
+    wanted = snapshot.destination.member_ids if members is None else members
+    return {m: state_of(store, snapshot, names[0], m) for m in wanted}
+
+
+def is_empty(domain: Domain, store: Store, destination: str, member: int) -> bool:
+    """Every subscription has finished all messages of this member."""
+    snapshot = domain.log(destination).refresh()
+    last = snapshot.last_sequence(member)
+    everything = Ranges.of((1, last))
+    return all(
+        state_of(store, snapshot, name, member).is_done(everything)
+        for name in [*snapshot.destination.subscription_names(), *_not_durable(store, snapshot)]
+    )
+
+
+# -- acknowledgements, transfers, refusals -----------------------------------------------------------------------------
 
 
 def acknowledgements(
@@ -331,21 +335,6 @@ def _waiting(domain: Domain, store: Store, destination: str, subscription: str |
     return rows
 
 
-@dataclass(frozen=True)
-class TransferRow:
-    """An open transfer. `next` is its next step as the targets' logs stand, or why that cannot be told."""
-
-    destination: str
-    subscription: str
-    member: int
-    transfer: str
-    targets: tuple[str, ...]
-    messages: int
-    reason: str
-    made: datetime
-    next: str
-
-
 def transfers(domain: Domain, store: Store, destination: str) -> list[TransferRow]:
     """The open transfers of a destination, oldest first."""
     looker, rows = Transfers(domain, domain.log(destination)), []
@@ -375,23 +364,6 @@ def transfers(domain: Domain, store: Store, destination: str) -> list[TransferRo
     return sorted(rows, key=lambda row: row.made)
 
 
-@dataclass(frozen=True)
-class RefusalRow:
-    """Messages that `target` refuses for good: `reason` says why, and `rule` which rule of it that is. `failure`: why they shall
-    move there."""
-
-    destination: str
-    subscription: str
-    member: int
-    messages: int
-    ranges: str  # "1-3, 7": all of them
-    target: str
-    failure: str
-    rule: str
-    reason: str
-    since: datetime
-
-
 def refusals(domain: Domain, store: Store, destination: str) -> list[RefusalRow]:
     """Of a destination, oldest first."""
     rows = []
@@ -418,23 +390,11 @@ def refusals(domain: Domain, store: Store, destination: str) -> list[RefusalRow]
     return sorted(rows, key=lambda row: row.since)
 
 
-def is_empty(domain: Domain, store: Store, destination: str, member: int) -> bool:
-    """Every subscription has finished all messages of this member."""
-    snapshot = domain.log(destination).refresh()
-    last = snapshot.last_sequence(member)
-    everything = Ranges.of((1, last))
-    return all(
-        state_of(store, snapshot, name, member).is_done(everything)
-        for name in [*snapshot.destination.subscription_names(), *_not_durable(store, snapshot)]
-    )
-
-
-# -- drop a durable subscription ---------------------------------------------------------------------------------------
+# -- dropping a durable subscription -----------------------------------------------------------------------------------
 
 
 def droppable_subscription(domain: Domain, store: Store, topic: str, name: str) -> list[SubscriptionRow]:
-    """The members of a durable subscription. Raises InvalidDestinationError when there is none, and
-    IllegalStateException while a
+    """The members of a durable subscription. Raises InvalidDestinationError when there is none, and IllegalStateException while a
     consumer uses it."""
     declared = domain.log(topic).refresh().destination
     if not declared.is_topic:
@@ -470,3 +430,53 @@ def drop_subscription(domain: Domain, store: Store, rows: Sequence[SubscriptionR
     ) as records:
         records.clear()
         declarations.drop_subscription(domain.log(topic), name)
+
+
+# -- helpers -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened_store(domain: Domain, limit_s: float | None = None) -> Iterator[Store]:
+    store = open_stores(domain, limit_s)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def as_row(row: Any) -> tuple[Any, ...]:
+    return tuple(getattr(row, field.name) for field in fields(row))
+
+
+def moment(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, tz=timezone.utc)
+
+
+def _state_or_none(store: Store, snapshot: Snapshot, subscription: str, member: int) -> RecordSet | None:
+    """None when the server of the record set is away: the rows of other servers are still of use."""
+    try:
+        return state_of(store, snapshot, subscription, member)
+    except RecordCorruptError:
+        raise
+    except StoreError:
+        if record_server(snapshot.destination, subscription, member) == HOME:
+            raise
+        return None
+
+
+def _unknown(snapshot: Snapshot, subscription: str, member: int) -> RecordSet:
+    """While the server is away, everything in the table counts as unfinished."""
+    files = snapshot.member_files(member).files
+    before = files[0].first - 1 if files else snapshot.last_sequence(member)
+    return RecordSet(max(before, snapshot.destination.start_floor(subscription, member)))
+
+
+def _infos(store: Store, snapshot: Snapshot, subscription: str) -> dict[str, RecordInfo]:
+    found: dict[str, RecordInfo] = {}
+    for server in record_servers(snapshot.destination, subscription):
+        try:
+            found |= store.infos(prefix_of(snapshot, subscription, server))
+        except StoreError:
+            if server == HOME:
+                raise
+    return found

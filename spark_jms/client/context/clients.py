@@ -1,5 +1,8 @@
-"""What a connection's factory and home server decide: the members of its senders and receivers, the pipeline of its
-consumers, and whether its senders wait.
+"""The producers and consumers of a context: opened, run by its background thread, and closed.
+
+The producers are those of applications, of transacted sessions, of requests and of replies. What a connection's factory and home
+server decide, `ConnectionDefaults` says: the members of its senders and receivers, the pipeline of its consumers, and whether its
+senders wait.
 
 Features: C11, D2, D3, T9, T11, T16 (docs/FEATURES.md)
 """
@@ -50,10 +53,12 @@ from spark_jms.log.tables.delta_log import DeltaLog, LogWatch
 from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.types import DurationLike
 
+HAND_OVER_EVERY_S = 0.1
+
 
 @dataclass(frozen=True)
 class ConnectionDefaults:
-    """`home` None: the connection prefers no server."""
+    """What the connection's factory and home server decide. `home` None: the connection prefers no server."""
 
     factory: ConnectionFactory
     home: str | None
@@ -101,13 +106,115 @@ def choices_of(domain: Domain, factory: str | ConnectionFactory | None, server: 
     return ConnectionDefaults(made, home)
 
 
-# -- the consumers of a context: opened, run by its background thread, and closed --------------------------------------
+class ContextProducers:
+    """Opens producers. Thread-safe. Those of one destination share their sender. `check` raises ClosedError when the context is
+    closed."""
 
-HAND_OVER_EVERY_S = 0.1
+    def __init__(
+        self,
+        domain: Domain,
+        destinations: ContextDestinations,
+        choices: ConnectionDefaults,
+        asynchronous: AsynchronousSender,
+        buffer: MessageBuffer,
+        check: Callable[[], None],
+    ) -> None:
+        self._domain, self._destinations, self._choices = domain, destinations, choices
+        self._asynchronous, self._buffer, self._check = asynchronous, buffer, check
+        self._flows = Flows(domain, choices.factory)
+        self._lock = threading.RLock()
+        self._shared: dict[str, SharedSender] = {}
+        self.open: OpenClients[Producer] = OpenClients(PRODUCER_COUNTS)
+
+    def create(
+        self,
+        address: DestinationAddress,
+        send_timeout_s: float,
+        one_way: OneWaySends | None = None,
+        threshold: int | None = None,
+        producer_id: str | None = None,
+        kind: Callable[..., Producer] = Producer,
+    ) -> Producer:
+        name = address.destination
+        if is_temporary(name) and producer_id is not None:
+            raise OptionError(f"{name} ends with its context, so producer_id has no purpose there: leave it out")
+        if is_temporary(name) and name not in self._domain.temporary.own:
+            return self.open.add(self._of_temporary(name, send_timeout_s, threshold, kind))
+        log = self._destinations.use(name)
+        address.members(log.snapshot.destination)
+        with self._lock:
+            shared = self._shared.setdefault(name, SharedSender(log))
+        producer = kind(
+            log,
+            shared,
+            self._asynchronous,
+            self._check,
+            self._destinations.sent,
+            self.open.remove,
+            send_timeout_s,
+            self._choices.balancing(address.server),
+            one_way,
+            self._flows.of(log),
+            threshold,
+            None if producer_id is None else ProducerNumbers(log, producer_id),
+        )
+        return self.open.add(producer)
+
+    def create_transacted(
+        self, destination: str, send_timeout: DurationLike | None, threshold: int | None, collect: Collect
+    ) -> TransactedProducer:
+        """Of a transacted session, which collects its messages."""
+        self._check()
+        timeout_s = DEFAULT_SEND_TIMEOUT_S if send_timeout is None else seconds_of("send_timeout", send_timeout)
+        made = self.create(
+            DestinationAddress.parse(destination),
+            timeout_s,
+            threshold=self._choices.threshold(threshold),
+            kind=partial(TransactedProducer, collect, self._buffer),
+        )
+        assert isinstance(made, TransactedProducer)
+        return made
+
+    def create_for_requests(self, destination: str) -> Producer:
+        """Each of its sends waits: a request needs its message's id, and its errors."""
+        address, threshold = DestinationAddress.parse(destination), self._choices.threshold(None)
+        return self.create(address, DEFAULT_SEND_TIMEOUT_S, threshold=threshold)
+
+    def create_for_replies(self, destination: str) -> Producer:
+        """Of a destination to which this context perhaps sends once: nothing of it is kept here."""
+        if not is_temporary(destination):
+            return self.create_for_requests(destination)
+        return self._of_temporary(destination, DEFAULT_SEND_TIMEOUT_S, self._choices.threshold(None))
+
+    def forget(self, destination: str) -> None:
+        """Before a temporary destination is deleted."""
+        with self._lock:
+            self._shared.pop(destination, None)
+
+    def _of_temporary(
+        self,
+        destination: str,
+        send_timeout_s: float,
+        threshold: int | None,
+        kind: Callable[..., Producer] = Producer,
+    ) -> Producer:
+        self._check()
+        log = self._domain.temporary.log(destination)
+        log.verify()
+        return kind(
+            log,
+            SharedSender(log),
+            self._asynchronous,
+            self._check,
+            lambda *_: None,
+            self.open.remove,
+            send_timeout_s,
+            threshold=threshold,
+        )
 
 
 class ContextConsumers:
-    """Thread-safe. `reply` replies to a message; `check` raises ClosedError when the context is closed."""
+    """Opens consumers. Thread-safe. `reply` replies to a message; `check` raises ClosedError when the context is closed."""
 
     def __init__(
         self,
@@ -220,114 +327,3 @@ def _take_up(subscriber: AnySubscriber) -> None:
     except BaseException:
         subscriber.close()
         raise
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The producers of a context: those of applications, of transacted sessions, of requests and of replies.
-
-
-class ContextProducers:
-    """Thread-safe. The producers of one destination share their sender. `check` raises ClosedError when the context is
-    closed."""
-
-    def __init__(
-        self,
-        domain: Domain,
-        destinations: ContextDestinations,
-        choices: ConnectionDefaults,
-        asynchronous: AsynchronousSender,
-        buffer: MessageBuffer,
-        check: Callable[[], None],
-    ) -> None:
-        self._domain, self._destinations, self._choices = domain, destinations, choices
-        self._asynchronous, self._buffer, self._check = asynchronous, buffer, check
-        self._flows = Flows(domain, choices.factory)
-        self._lock = threading.RLock()
-        self._shared: dict[str, SharedSender] = {}
-        self.open: OpenClients[Producer] = OpenClients(PRODUCER_COUNTS)
-
-    def create(
-        self,
-        address: DestinationAddress,
-        send_timeout_s: float,
-        one_way: OneWaySends | None = None,
-        threshold: int | None = None,
-        producer_id: str | None = None,
-        kind: Callable[..., Producer] = Producer,
-    ) -> Producer:
-        name = address.destination
-        if is_temporary(name) and producer_id is not None:
-            raise OptionError(f"{name} ends with its context, so producer_id has no purpose there: leave it out")
-        if is_temporary(name) and name not in self._domain.temporary.own:
-            return self.open.add(self._of_temporary(name, send_timeout_s, threshold, kind))
-        log = self._destinations.use(name)
-        address.members(log.snapshot.destination)
-        with self._lock:
-            shared = self._shared.setdefault(name, SharedSender(log))
-        producer = kind(
-            log,
-            shared,
-            self._asynchronous,
-            self._check,
-            self._destinations.sent,
-            self.open.remove,
-            send_timeout_s,
-            self._choices.balancing(address.server),
-            one_way,
-            self._flows.of(log),
-            threshold,
-            None if producer_id is None else ProducerNumbers(log, producer_id),
-        )
-        return self.open.add(producer)
-
-    def create_transacted(
-        self, destination: str, send_timeout: DurationLike | None, threshold: int | None, collect: Collect
-    ) -> TransactedProducer:
-        """Of a transacted session, which collects its messages."""
-        self._check()
-        timeout_s = DEFAULT_SEND_TIMEOUT_S if send_timeout is None else seconds_of("send_timeout", send_timeout)
-        made = self.create(
-            DestinationAddress.parse(destination),
-            timeout_s,
-            threshold=self._choices.threshold(threshold),
-            kind=partial(TransactedProducer, collect, self._buffer),
-        )
-        assert isinstance(made, TransactedProducer)
-        return made
-
-    def create_for_requests(self, destination: str) -> Producer:
-        """Each of its sends waits: a request needs its message's id, and its errors."""
-        address, threshold = DestinationAddress.parse(destination), self._choices.threshold(None)
-        return self.create(address, DEFAULT_SEND_TIMEOUT_S, threshold=threshold)
-
-    def create_for_replies(self, destination: str) -> Producer:
-        """Of a destination to which this context perhaps sends once: nothing of it is kept here."""
-        if not is_temporary(destination):
-            return self.create_for_requests(destination)
-        return self._of_temporary(destination, DEFAULT_SEND_TIMEOUT_S, self._choices.threshold(None))
-
-    def forget(self, destination: str) -> None:
-        """Before a temporary destination is deleted."""
-        with self._lock:
-            self._shared.pop(destination, None)
-
-    def _of_temporary(
-        self,
-        destination: str,
-        send_timeout_s: float,
-        threshold: int | None,
-        kind: Callable[..., Producer] = Producer,
-    ) -> Producer:
-        self._check()
-        log = self._domain.temporary.log(destination)
-        log.verify()
-        return kind(
-            log,
-            SharedSender(log),
-            self._asynchronous,
-            self._check,
-            lambda *_: None,
-            self.open.remove,
-            send_timeout_s,
-            threshold=threshold,
-        )

@@ -196,7 +196,7 @@ class Context(Closable):
         it to the member on that server, and `pin=True` to a member of a queue that is chosen now (None: as the connection
         factory says). Such a consumer ends with a MemberLostException when it cannot reach that member any more.
 
-        `acknowledge` is "client", "individual", "auto" or "dups-ok": see spark_jms/client/consumer.py. The consumer
+        `acknowledge` is "client", "individual", "auto" or "dups-ok": see client/receiving/consumer.py. The consumer
         claims `prefetch` messages at a time (None: the value of the connection factory, 10; -1: any number), at most
         `maxMessageSize` of the connection factory together, and no other consumer gets them: keep it small if
         processing a message takes long. With `fail_on_data_loss=False` the consumer skips messages deleted from the

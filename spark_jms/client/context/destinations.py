@@ -1,5 +1,6 @@
-"""The destinations that a context uses: their logs and stores, their housekeeping, and the usage that the context publishes
-.
+"""The destinations that a context uses, and the temporary ones that it owns.
+
+Of each it has the log and the store, runs the housekeeping, and publishes the usage.
 
 Features: C11, C13, C15, T1 (docs/FEATURES.md)
 """
@@ -30,12 +31,15 @@ from spark_jms.log.upkeep.health import BackgroundFailure, Health
 from spark_jms.log.upkeep.housekeeping import SenderHousekeeping
 from spark_jms.store import MemoryStore, Session, Store
 
+log = logging.getLogger("spark_jms")
 HOUSEKEEPING_EVERY_S = 2.0
+_GRACE_MS = 60_000  # of its files: no other process reads them
 
 
 class ContextDestinations:
-    """Thread-safe. `temporary_store` has the record sets of the context's temporary destinations. Without `housekeeping` only
-    the senders compact. `background` publishes the usage. `check` raises ClosedError when the context is closed."""
+    """The destinations that a context uses. Thread-safe. `temporary_store` has the record sets of the context's temporary
+    destinations. Without `housekeeping` only the senders compact. `background` publishes the usage. `check` raises ClosedError when
+    the context is closed."""
 
     def __init__(
         self,
@@ -145,12 +149,6 @@ class ContextDestinations:
             housekeeper.close()
 
 
-# -- the temporary destinations that a context owns --------------------------------------------------------------------
-
-log = logging.getLogger("spark_jms")
-_GRACE_MS = 60_000  # of its files: no other process reads them
-
-
 class TemporaryDestination:
     """A queue or topic that goes with its context. `name` is what `reply_to`, `Context.producer` and `Context.consumer` take;
     every context may send to it, only its own may consume from it."""
@@ -179,8 +177,8 @@ class TemporaryDestination:
 
 
 class OwnedDestinations:
-    """Creates and deletes them. Thread-safe. `store` keeps their record sets in the memory of this process: no other process
-    consumes from them, and they end with it."""
+    """Creates and deletes a context's temporary destinations. Thread-safe. `store` keeps their record sets in the memory of this
+    process: no other process consumes from them, and they end with it."""
 
     def __init__(self, domain: Domain, domain_store: Store, max_message_bytes: int) -> None:
         """`max_message_bytes`: of the connection; a temporary destination takes messages of this size, if it is more than the

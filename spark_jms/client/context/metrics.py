@@ -1,7 +1,8 @@
-"""What a client program's producers and consumers have done, as a collector of prometheus_client.
+"""What a client program's producers and consumers have done, and what a context tells of itself.
 
-One series for each destination, not for each producer or consumer: they come and go, and are too many. What closed ones have
-counted stays. `reset_statistics()` of a producer or consumer takes its part away, as a restart of the program would.
+`OpenClients` counts, `CLIENT_METRICS` says which figure of the statistics each metric is, and `ContextCollector` gives them to
+Prometheus: one series for each destination, not for each producer or consumer: they come and go, and are too many. What closed ones
+have counted stays. `reset_statistics()` of a producer or consumer takes its part away, as a restart of the program would.
 
 Features: M5, T7, T17 (docs/FEATURES.md)
 """
@@ -25,74 +26,13 @@ from spark_jms.core.messages.paging import NOTHING_BUFFERED, BufferStatistics
 from spark_jms.log.upkeep.health import BackgroundFailure
 
 _LABELS = ("destination",)
-
-
-class ContextCollector(Collector):
-    """Made by `Context.metrics`. Two contexts of one process need a registry each: their series have the same names."""
-
-    def __init__(
-        self,
-        statistics: Callable[[], ContextStatistics],
-        producers: OpenClients[Producer],
-        consumers: OpenClients[Consumer],
-        process: OwningProcess,
-    ) -> None:
-        self._process, self._statistics, self._producers, self._consumers = process, statistics, producers, consumers
-
-    def collect(self) -> Iterable[Metric]:
-        """Reads memory alone: no store, no file. Nothing in a forked child: the context is its parent's, which shows it."""
-        if self._process.is_parent:
-            return
-        yield from _counters(PRODUCER_COUNTERS, self._producers)
-        yield from _counters(CONSUMER_COUNTERS, self._consumers)
-        sending = [(counted_as(one.destination), one.statistics()) for one in self._producers.all()]
-        yield _gauge(PRODUCERS, ((destination, 1) for destination, _ in sending))
-        yield _gauge(SLOWED, ((destination, one.flow.limit is not None) for destination, one in sending))
-        for metric in PRODUCER_GAUGES:
-            yield _gauge(metric, ((destination, getattr(one, metric.field)) for destination, one in sending))
-        receiving = [(counted_as(one.destination), one.statistics()) for one in self._consumers.all()]
-        yield _gauge(CONSUMERS, ((destination, 1) for destination, _ in receiving))
-        for metric in CONSUMER_GAUGES:
-            yield _gauge(metric, ((destination, getattr(one, metric.field)) for destination, one in receiving))
-        now = self._statistics()
-        yield GaugeMetricFamily(FAILURES.name, FAILURES.help, value=len(now.failures))
-        for metric in CONTEXT_COUNTERS:
-            yield CounterMetricFamily(metric.name, metric.help, value=getattr(now, metric.field))
-        for metric in BUFFER_GAUGES:
-            yield GaugeMetricFamily(metric.name, metric.help, value=getattr(now.buffer, metric.field))
-        for metric in BUFFER_COUNTERS:
-            yield CounterMetricFamily(metric.name, metric.help, value=getattr(now.buffer, metric.field))
-
-
-def _counters(
-    metrics: Iterable[ClientMetric], clients: OpenClients[Producer] | OpenClients[Consumer]
-) -> Iterator[Metric]:
-    counted = clients.counted()
-    destinations = sorted({key.destination for key in counted})
-    for metric in metrics:
-        family = CounterMetricFamily(metric.name, metric.help, labels=_LABELS)
-        for destination in destinations:
-            family.add_metric([destination], counted[CountedField(destination, metric.field)])
-        yield family
-
-
-def _gauge(metric: ClientMetric, values: Iterable[tuple[str, float]]) -> Metric:
-    sums: dict[str, float] = {}
-    for destination, value in values:
-        sums[destination] = sums.get(destination, 0) + value
-    family = GaugeMetricFamily(metric.name, metric.help, labels=_LABELS)
-    for destination, value in sorted(sums.items()):
-        family.add_metric([destination], value)
-    return family
-
-
-# -- what a context tells of itself ------------------------------------------------------------------------------------
+_TEMPORARY = "(temporary)"
 
 
 @dataclass(frozen=True)
 class ContextStatistics:
-    """`…_high` and `…_total`: the most that were open at once, and how many were opened, since the context was opened or its
-    statistics were reset."""
+    """What a context tells of itself. `…_high` and `…_total`: the most that were open at once, and how many were opened, since the
+    context was opened or its statistics were reset."""
 
     producers: int
     consumers: int
@@ -111,10 +51,79 @@ class ContextStatistics:
         return not self.failures
 
 
-# -- the metrics of a client program: which figure of its statistics each is -------------------------------------------
-# client/metrics.py gives them to Prometheus.
+class Counting(Protocol):
+    """A producer or a consumer."""
+
+    @property
+    def destination(self) -> str: ...
+
+    def statistics(self) -> Any: ...
 
 
+C = TypeVar("C", bound=Counting)
+
+
+class CountedField(NamedTuple):
+    """A count in the statistics of the producers, or consumers, of one destination, as `counted_as` names it."""
+
+    destination: str
+    field: str
+
+
+class OpenClients(Generic[C]):
+    """The producers, or the consumers, of one context: those that are open, and what the closed ones have counted. Thread-safe.
+    `counts` names the fields of their statistics that only grow; these are kept when one closes."""
+
+    def __init__(self, counts: Sequence[str]) -> None:
+        self._lock, self._counts = threading.Lock(), tuple(counts)
+        self._open: list[C] = []
+        self._closed: Counter[CountedField] = Counter()
+        self.high = self.total = 0
+
+    def add(self, one: C) -> C:
+        with self._lock:
+            self._open.append(one)
+            self.high, self.total = max(self.high, len(self._open)), self.total + 1
+        return one
+
+    def remove(self, one: C) -> None:
+        """It is closed, and counts no more."""
+        with self._lock:
+            if one in self._open:
+                self._open.remove(one)
+                self._closed.update(self._of(one))
+
+    def all(self) -> list[C]:
+        with self._lock:
+            return list(self._open)
+
+    def counted(self) -> Counter[CountedField]:
+        """Of the open ones and of those that were closed."""
+        with self._lock:
+            found = Counter(self._closed)
+            for one in self._open:
+                found.update(self._of(one))
+        return found
+
+    def reset(self) -> None:
+        """The high mark begins with what is open now, and the total at 0."""
+        with self._lock:
+            self.high, self.total = len(self._open), 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def _of(self, one: C) -> dict[CountedField, int]:
+        now = one.statistics()
+        return {CountedField(counted_as(one.destination), name): getattr(now, name) for name in self._counts}
+
+
+def counted_as(destination: str) -> str:
+    """All temporary destinations are counted together: they come and go, and their names are never used again."""
+    return _TEMPORARY if is_temporary(destination) else destination
+
+
+# -- which figure of the statistics each metric is ---------------------------------------------------------------------
 class ClientMetric(NamedTuple):
     """`field` is that of ProducerStatistics, ConsumerStatistics, ContextStatistics or its BufferStatistics."""
 
@@ -219,78 +228,61 @@ PRODUCER_COUNTS = tuple(metric.field for metric in PRODUCER_COUNTERS)
 CONSUMER_COUNTS = tuple(metric.field for metric in CONSUMER_COUNTERS)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The producers, or the consumers, of one context: those that are open, and what the closed ones have counted.
+# -- for Prometheus ----------------------------------------------------------------------------------------------------
+class ContextCollector(Collector):
+    """Made by `Context.metrics`. Two contexts of one process need a registry each: their series have the same names."""
 
-_TEMPORARY = "(temporary)"
+    def __init__(
+        self,
+        statistics: Callable[[], ContextStatistics],
+        producers: OpenClients[Producer],
+        consumers: OpenClients[Consumer],
+        process: OwningProcess,
+    ) -> None:
+        self._process, self._statistics, self._producers, self._consumers = process, statistics, producers, consumers
 
-
-class Counting(Protocol):
-    """A producer or a consumer."""
-
-    @property
-    def destination(self) -> str: ...
-
-    def statistics(self) -> Any: ...
-
-
-C = TypeVar("C", bound=Counting)
-
-
-class CountedField(NamedTuple):
-    """A count in the statistics of the producers, or consumers, of one destination, as `counted_as` names it."""
-
-    destination: str
-    field: str
-
-
-class OpenClients(Generic[C]):
-    """Thread-safe. `counts` names the fields of their statistics that only grow; these are kept when one closes."""
-
-    def __init__(self, counts: Sequence[str]) -> None:
-        self._lock, self._counts = threading.Lock(), tuple(counts)
-        self._open: list[C] = []
-        self._closed: Counter[CountedField] = Counter()
-        self.high = self.total = 0
-
-    def add(self, one: C) -> C:
-        with self._lock:
-            self._open.append(one)
-            self.high, self.total = max(self.high, len(self._open)), self.total + 1
-        return one
-
-    def remove(self, one: C) -> None:
-        """It is closed, and counts no more."""
-        with self._lock:
-            if one in self._open:
-                self._open.remove(one)
-                self._closed.update(self._of(one))
-
-    def all(self) -> list[C]:
-        with self._lock:
-            return list(self._open)
-
-    def counted(self) -> Counter[CountedField]:
-        """Of the open ones and of those that were closed."""
-        with self._lock:
-            found = Counter(self._closed)
-            for one in self._open:
-                found.update(self._of(one))
-        return found
-
-    def reset(self) -> None:
-        """The high mark begins with what is open now, and the total at 0."""
-        with self._lock:
-            self.high, self.total = len(self._open), 0
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def _of(self, one: C) -> dict[CountedField, int]:
-        now = one.statistics()
-        return {CountedField(counted_as(one.destination), name): getattr(now, name) for name in self._counts}
+    def collect(self) -> Iterable[Metric]:
+        """Reads memory alone: no store, no file. Nothing in a forked child: the context is its parent's, which shows it."""
+        if self._process.is_parent:
+            return
+        yield from _counters(PRODUCER_COUNTERS, self._producers)
+        yield from _counters(CONSUMER_COUNTERS, self._consumers)
+        sending = [(counted_as(one.destination), one.statistics()) for one in self._producers.all()]
+        yield _gauge(PRODUCERS, ((destination, 1) for destination, _ in sending))
+        yield _gauge(SLOWED, ((destination, one.flow.limit is not None) for destination, one in sending))
+        for metric in PRODUCER_GAUGES:
+            yield _gauge(metric, ((destination, getattr(one, metric.field)) for destination, one in sending))
+        receiving = [(counted_as(one.destination), one.statistics()) for one in self._consumers.all()]
+        yield _gauge(CONSUMERS, ((destination, 1) for destination, _ in receiving))
+        for metric in CONSUMER_GAUGES:
+            yield _gauge(metric, ((destination, getattr(one, metric.field)) for destination, one in receiving))
+        now = self._statistics()
+        yield GaugeMetricFamily(FAILURES.name, FAILURES.help, value=len(now.failures))
+        for metric in CONTEXT_COUNTERS:
+            yield CounterMetricFamily(metric.name, metric.help, value=getattr(now, metric.field))
+        for metric in BUFFER_GAUGES:
+            yield GaugeMetricFamily(metric.name, metric.help, value=getattr(now.buffer, metric.field))
+        for metric in BUFFER_COUNTERS:
+            yield CounterMetricFamily(metric.name, metric.help, value=getattr(now.buffer, metric.field))
 
 
-def counted_as(destination: str) -> str:
-    """All temporary destinations are counted together: they come and go, and their names are never used again."""
-    return _TEMPORARY if is_temporary(destination) else destination
+def _counters(
+    metrics: Iterable[ClientMetric], clients: OpenClients[Producer] | OpenClients[Consumer]
+) -> Iterator[Metric]:
+    counted = clients.counted()
+    destinations = sorted({key.destination for key in counted})
+    for metric in metrics:
+        family = CounterMetricFamily(metric.name, metric.help, labels=_LABELS)
+        for destination in destinations:
+            family.add_metric([destination], counted[CountedField(destination, metric.field)])
+        yield family
+
+
+def _gauge(metric: ClientMetric, values: Iterable[tuple[str, float]]) -> Metric:
+    sums: dict[str, float] = {}
+    for destination, value in values:
+        sums[destination] = sums.get(destination, 0) + value
+    family = GaugeMetricFamily(metric.name, metric.help, labels=_LABELS)
+    for destination, value in sorted(sums.items()):
+        family.add_metric([destination], value)
+    return family

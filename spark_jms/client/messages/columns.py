@@ -1,4 +1,4 @@
-"""Many messages as columns at once.
+"""Many messages as columns at once, and what a client sends and receives as one.
 
 `to_columns` gives the same columns, and the same errors, for a list of messages as `compose` and `to_batch` do one by one.
 Most lists are plain dicts of plain values with few different sets of properties: their columns are built by name, without
@@ -35,6 +35,8 @@ from spark_jms.log.sending.send import TransactionId
 from spark_jms.log.tables.storage import now_ms
 
 Item = Message | MessageArguments
+CHUNK_MESSAGES = 1000
+CHUNK_BYTES = 32 * 2**20
 _NAMES = frozenset(name for name in ARGUMENTS if name in FIELDS or name == "properties")
 _LONG = 2**63
 _MAX_BATCH_BYTES = 8 * 2**20
@@ -109,7 +111,95 @@ def carried_bytes(batch: pa.RecordBatch) -> int:
     return total
 
 
-# -- plain dicts -------------------------------------------------------------------------------------------------------
+def checked_template(message: object) -> Message:
+    if isinstance(message, Message):
+        return message
+    if isinstance(message, str):
+        raise MessageFormatError("send takes the text of a message by name: send(text=…)")
+    if isinstance(message, Mapping):
+        raise MessageFormatError("send takes the arguments of a dict by name: send(**…); send_many takes dicts")
+    raise MessageFormatError(
+        f"send was given an object of type {type(message).__name__}: give a Message, or arguments by name"
+    )
+
+
+def chunks_of(messages: Iterable[Item], limit: int, first: int = 0) -> Iterator[list[Item]]:
+    chunk: list[Item] = []
+    size = 0
+    for number, item in enumerate(messages, first):
+        if not isinstance(item, Message | Mapping):
+            raise MessageFormatError(
+                f"item {number} of send_many is a {type(item).__name__}, but must be a Message or a dict of send's "
+                "arguments, such as {'text': …}"
+            )
+        chunk.append(item)
+        size += item_bytes(item)
+        if len(chunk) >= limit or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def chunk_columns(chunk: Sequence[Item]) -> pa.RecordBatch:
+    return to_columns(chunk, [now_ms()] * len(chunk))
+
+
+def transaction_id(transaction: tuple[str, int]) -> TransactionId:
+    match transaction:
+        case (str(app_id), int(version)) if not isinstance(version, bool) and 0 <= version < 2**63 and _is_id(app_id):
+            return TransactionId(f"app/{app_id}", version)
+    raise DuplicateTransactionError(
+        f"transaction is {transaction!r}, but must be (application id, version): text and a whole number from 0 on"
+    )
+
+
+# -- units of work -----------------------------------------------------------------------------------------------------
+
+
+def as_unit(items: Iterable[Message | MessageArguments], name: str | None, now_ms: int) -> list[Message]:
+    """Messages, or arguments of `send`, with the properties of one unit of work; `name` None: a name used nowhere else. Raises
+    MessageFormatError."""
+    if name == "":
+        raise MessageFormatError("the name of a unit of work is empty")
+    made = [item if isinstance(item, Message) else compose(now_ms, item) for item in items]
+    if not made:
+        raise MessageFormatError("a unit of work has at least one message")
+    unit = name or str(uuid.uuid4())
+    return [_part(message, unit, number, len(made)) for number, message in enumerate(made, 1)]
+
+
+def in_units(
+    messages: Sequence[Message], undecodable: Sequence[Undecodable], receipt: Receipt
+) -> tuple[list[Message], list[Undecodable]]:
+    """Claimed messages in the order of delivery, each unit of work as one message. A unit with an undecodable message is
+    undecodable."""
+    bad = {(b.member, b.unit_of_work): b for b in undecodable if b.unit_of_work is not None}
+    whole: list[Message] = []
+    aside = list(undecodable)
+    for (member, unit), parts in itertools.groupby(messages, lambda m: (m.member, m.properties.get(UNIT))):
+        if unit is None:
+            whole += parts
+        elif (found := bad.get((member, unit))) is not None:
+            reason = f"message {found.sequence} of its unit of work {unit!r} cannot be decoded"
+            aside += [Undecodable(member, part.sequence, reason, unit) for part in parts]
+        else:
+            whole.append(_one(list(parts), receipt))
+    return whole, aside
+
+
+def together(undecodable: Iterable[Undecodable]) -> list[tuple[int, dict[int, str]]]:
+    """(member, sequence -> reason) of what is set aside as one: a message, or a unit of work."""
+    found: dict[tuple[int, str | int], dict[int, str]] = {}
+    for bad in undecodable:
+        own = bad.sequence if bad.unit_of_work is None else bad.unit_of_work
+        found.setdefault((bad.member, own), {})[bad.sequence] = bad.reason
+    return [(member, reasons) for (member, _), reasons in found.items()]
+
+
+# -- inside ------------------------------------------------------------------------------------------------------------
+
+
 def _plain_columns(items: Sequence[Any]) -> pa.RecordBatch | None:
     """None when the items are not plain dicts of plain values, and perhaps a MessageFormatError."""
     if set(map(type, items)) != {dict}:
@@ -201,73 +291,9 @@ _ENCODERS: dict[type, tuple[str, Callable[[Any], str]]] = {
 }
 
 
-# -- what an application gives a producer, checked: a template, chunks of messages, a transaction ----------------------
-
-CHUNK_MESSAGES = 1000
-CHUNK_BYTES = 32 * 2**20
-
-
-def checked_template(message: object) -> Message:
-    if isinstance(message, Message):
-        return message
-    if isinstance(message, str):
-        raise MessageFormatError("send takes the text of a message by name: send(text=…)")
-    if isinstance(message, Mapping):
-        raise MessageFormatError("send takes the arguments of a dict by name: send(**…); send_many takes dicts")
-    raise MessageFormatError(
-        f"send was given an object of type {type(message).__name__}: give a Message, or arguments by name"
-    )
-
-
-def chunks_of(messages: Iterable[Item], limit: int, first: int = 0) -> Iterator[list[Item]]:
-    chunk: list[Item] = []
-    size = 0
-    for number, item in enumerate(messages, first):
-        if not isinstance(item, Message | Mapping):
-            raise MessageFormatError(
-                f"item {number} of send_many is a {type(item).__name__}, but must be a Message or a dict of send's "
-                "arguments, such as {'text': …}"
-            )
-        chunk.append(item)
-        size += item_bytes(item)
-        if len(chunk) >= limit or size >= CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-def chunk_columns(chunk: Sequence[Item]) -> pa.RecordBatch:
-    return to_columns(chunk, [now_ms()] * len(chunk))
-
-
-def transaction_id(transaction: tuple[str, int]) -> TransactionId:
-    match transaction:
-        case (str(app_id), int(version)) if not isinstance(version, bool) and 0 <= version < 2**63 and _is_id(app_id):
-            return TransactionId(f"app/{app_id}", version)
-    raise DuplicateTransactionError(
-        f"transaction is {transaction!r}, but must be (application id, version): text and a whole number from 0 on"
-    )
-
-
 def _is_id(text: str) -> bool:
     """Half a surrogate pair is not: with one in its log no Delta reader opens the table, and Parquet takes no checkpoint of it."""
     return bool(text) and not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
-# -- units of work as a client sends and receives them -----------------------------------------------------------------
-
-
-def as_unit(items: Iterable[Message | MessageArguments], name: str | None, now_ms: int) -> list[Message]:
-    """Messages, or arguments of `send`, with the properties of one unit of work; `name` None: a name used nowhere else. Raises
-    MessageFormatError."""
-    if name == "":
-        raise MessageFormatError("the name of a unit of work is empty")
-    made = [item if isinstance(item, Message) else compose(now_ms, item) for item in items]
-    if not made:
-        raise MessageFormatError("a unit of work has at least one message")
-    unit = name or str(uuid.uuid4())
-    return [_part(message, unit, number, len(made)) for number, message in enumerate(made, 1)]
 
 
 def _part(message: Message, unit: str, number: int, count: int) -> Message:
@@ -296,34 +322,6 @@ class _PartOfUnit:
             f"this message is part of the unit of work {self.unit!r}, which is acknowledged, rejected and replied to as one: "
             f"{purpose} the message that was received"
         )
-
-
-def in_units(
-    messages: Sequence[Message], undecodable: Sequence[Undecodable], receipt: Receipt
-) -> tuple[list[Message], list[Undecodable]]:
-    """Claimed messages in the order of delivery, each unit of work as one message. A unit with an undecodable message is
-    undecodable."""
-    bad = {(b.member, b.unit_of_work): b for b in undecodable if b.unit_of_work is not None}
-    whole: list[Message] = []
-    aside = list(undecodable)
-    for (member, unit), parts in itertools.groupby(messages, lambda m: (m.member, m.properties.get(UNIT))):
-        if unit is None:
-            whole += parts
-        elif (found := bad.get((member, unit))) is not None:
-            reason = f"message {found.sequence} of its unit of work {unit!r} cannot be decoded"
-            aside += [Undecodable(member, part.sequence, reason, unit) for part in parts]
-        else:
-            whole.append(_one(list(parts), receipt))
-    return whole, aside
-
-
-def together(undecodable: Iterable[Undecodable]) -> list[tuple[int, dict[int, str]]]:
-    """(member, sequence -> reason) of what is set aside as one: a message, or a unit of work."""
-    found: dict[tuple[int, str | int], dict[int, str]] = {}
-    for bad in undecodable:
-        own = bad.sequence if bad.unit_of_work is None else bad.unit_of_work
-        found.setdefault((bad.member, own), {})[bad.sequence] = bad.reason
-    return [(member, reasons) for (member, _), reasons in found.items()]
 
 
 def _one(parts: list[Message], receipt: Receipt) -> Message:

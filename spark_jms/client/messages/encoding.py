@@ -53,6 +53,7 @@ _LONG = 2**63
 _INT = 2**31
 _DOUBLES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _OWN_FIELD = {"JMSXGroupID": "group_id", "JMSXGroupSeq": "group_seq"}
+
 # field -> (column, type, default that `normalise` sets and the batch therefore omits)
 FIELDS: dict[str, tuple[str, type, object]] = {
     "text": ("text", str, None),
@@ -67,10 +68,14 @@ FIELDS: dict[str, tuple[str, type, object]] = {
     "delivery_time_ms": ("JMSDeliveryTime", int, 0),
     "delivery_mode": ("JMSDeliveryMode", int, PERSISTENT),
 }
+
 # field -> the two arguments of `send` that set it: a duration from now on, and a point of time
 _TIMES = {"expiration_ms": ("time_to_live", "expiration"), "delivery_time_ms": ("delay", "delivery_time")}
 _JMS_NAMES = {"delivery_delay": "delay", "ttl": "time_to_live"}  # as others call them
 ARGUMENTS = ("text", "body", "map", *get_type_hints(MessageHeaders))
+LARGE_BYTES = 2**20  # below it a copy costs nothing that one could feel
+_utf8 = ctypes.pythonapi.PyUnicode_AsUTF8AndSize
+_utf8.restype, _utf8.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.POINTER(ctypes.c_ssize_t))
 
 
 # -- messages to columns ----------------------------------------------------------------------------------------------
@@ -377,18 +382,12 @@ def _decode_value(entry: Any) -> Any:
     return entry
 
 
-# -- one large body as an Arrow array that shares its memory -----------------------------------------------------------
-#
-# Arrow's builders copy a value, and Parquet needs twice its size besides. So a body of hundreds of MB is given to Arrow as it is:
-# bytes always, text where Python has it in UTF-8 already, which is text of ASCII. Other text is encoded once.
-
-LARGE_BYTES = 2**20  # below it a copy costs nothing that one could feel
-_utf8 = ctypes.pythonapi.PyUnicode_AsUTF8AndSize
-_utf8.restype, _utf8.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.POINTER(ctypes.c_ssize_t))
-
-
 def array_of_one(value: Any, kind: pa.DataType) -> pa.Array | None:
-    """None when the value is not large, or not a `bytes` or `str` for this type. Raises UnicodeEncodeError."""
+    """One large body as an Arrow array that shares its memory. None when the value is not large, or not a `bytes` or `str` for this
+    type. Raises UnicodeEncodeError.
+
+    Arrow's builders copy a value, and Parquet needs twice its size besides. So a body of hundreds of MB is given to Arrow as it is:
+    bytes always, text where Python has it in UTF-8 already, which is text of ASCII. Other text is encoded once."""
     if type(value) is bytes and pa.types.is_binary(kind):
         size, buffer = len(value), pa.py_buffer(value) if len(value) >= LARGE_BYTES else None
     elif type(value) is str and pa.types.is_string(kind) and len(value) >= LARGE_BYTES:

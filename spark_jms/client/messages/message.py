@@ -1,4 +1,7 @@
-"""A message as a Python value: consumers and browsers return it, producers accept it as a template.
+"""A message as a Python value, and what the client's classes have in common.
+
+Consumers and browsers return messages, producers accept them as templates. The body of a received message stays compressed until the
+application reads it.
 
 Features: C2, C8, C11, C15, T8, T12 (docs/FEATURES.md)
 """
@@ -23,10 +26,10 @@ from spark_jms.store.processes import this_process
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-
 PropertyValue = bool | int | float | str
 MapValue = bool | int | float | str | bytes | None
 _SHOWN_CHARS = 60
+_BODIES = ("text", "body", "map")
 
 
 class MessageHeaders(TypedDict, total=False):
@@ -191,66 +194,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
-# -- what an application may use in a `with` statement, which closes it at its end -------------------------------------
-#
-# The end of a block is orderly unless an exception leaves the block: any, so SystemExit, KeyboardInterrupt, CancelledError and
-# GeneratorExit too. A call of `close()` is orderly: it does not look for an exception. An orderly end acknowledges what a consumer
-# with the mode "auto" or "dups-ok" has delivered.
-
-_Own = TypeVar("_Own", bound="Closable")
-
-
-class Closable:
-    """The subclass defines `close`, and `_end` if it matters to it whether the end is orderly."""
-
-    def close(self) -> None:
-        raise NotImplementedError
-
-    def _end(self, *, orderly: bool) -> None:
-        self.close()
-
-    def __enter__(self: _Own) -> _Own:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end(orderly=kind is None)
-
-
-def end(one: Closable, *, orderly: bool) -> None:
-    """As the end of its block."""
-    one._end(orderly=orderly)
-
-
-class OwningProcess:
-    """Of the process that made it. A context and everything of it belong to that process: in a forked child their calls raise
-    ForkedProcessError, and closing them does nothing. Both look here before they take a lock, which a thread of the parent may have
-    held at the fork."""
-
-    def __init__(self) -> None:
-        self._process = this_process()
-
-    @property
-    def is_parent(self) -> bool:
-        """This process is a forked child of it."""
-        return self._process is not this_process()
-
-    def check(self) -> None:
-        """Raises ForkedProcessError in a forked child."""
-        if self._process is not this_process():
-            raise ForkedProcessError()
-
-
-# -- A received message whose body is compressed until the application reads it ----------------------------------------
-
-_BODIES = ("text", "body", "map")
 _COMPARED = tuple(field.name for field in fields(Message) if field.compare)
 
 
 class CompressedMessage(Message):
-    """As a Message, and equal to one with the same values. Reading `text`, `body` or `map` decompresses, once; reading headers and
-    properties does not. Raises MessageFormatError when the stored body is damaged."""
+    """A received message whose body is compressed, equal to a Message with the same values. Reading `text`, `body` or `map`
+    decompresses, once; reading headers and properties does not. Raises MessageFormatError when the stored body is damaged."""
 
     __slots__ = ("_as_map", "_kind", "_packed")
     _packed: bytes | None
@@ -310,9 +259,59 @@ def _body(name: str) -> Any:
 
 for _name in _BODIES:  # a class body cannot name them: they are fields of the base
     setattr(CompressedMessage, _name, _body(_name))
+MessageListener = Callable[[Message], object]
+ExceptionListener = Callable[[Exception], object]
 
 
-# -- durations as arguments of the client ------------------------------------------------------------------------------
+# -- for every class of the client -------------------------------------------------------------------------------------
+_Own = TypeVar("_Own", bound="Closable")
+
+
+class Closable:
+    """What an application may use in a `with` statement, which closes it at its end. The subclass defines `close`, and `_end` if it
+    matters to it whether the end is orderly.
+
+    The end of a block is orderly unless an exception leaves the block: any, so SystemExit, KeyboardInterrupt, CancelledError and
+    GeneratorExit too. A call of `close()` is orderly: it does not look for an exception. An orderly end acknowledges what a consumer
+    with the mode "auto" or "dups-ok" has delivered."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def _end(self, *, orderly: bool) -> None:
+        self.close()
+
+    def __enter__(self: _Own) -> _Own:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(orderly=kind is None)
+
+
+def end(one: Closable, *, orderly: bool) -> None:
+    """As the end of its block."""
+    one._end(orderly=orderly)
+
+
+class OwningProcess:
+    """Remembers the process that made it. A context and everything of it belong to that process: in a forked child their calls raise
+    ForkedProcessError, and closing them does nothing. Both look here before they take a lock, which a thread of the parent may have
+    held at the fork."""
+
+    def __init__(self) -> None:
+        self._process = this_process()
+
+    @property
+    def is_parent(self) -> bool:
+        """This process is a forked child of it."""
+        return self._process is not this_process()
+
+    def check(self) -> None:
+        """Raises ForkedProcessError in a forked child."""
+        if self._process is not this_process():
+            raise ForkedProcessError()
 
 
 def seconds_of(name: str, given: DurationLike) -> float:
@@ -321,7 +320,3 @@ def seconds_of(name: str, given: DurationLike) -> float:
         return duration_s(given)
     except ValueError as error:
         raise OptionError(f"{name}: {error}") from None
-
-
-MessageListener = Callable[[Message], object]
-ExceptionListener = Callable[[Exception], object]

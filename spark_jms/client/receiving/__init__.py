@@ -1,1 +1,3 @@
-"""Room."""
+"""How a client receives: consumers and listeners, browsers, requests and replies.
+
+Not here: which consumer may have which messages (claims)."""

@@ -1,4 +1,4 @@
-"""What one consumer has claimed, by stage of delivery.
+"""What one consumer has claimed, by stage of delivery, and how that reaches the record sets.
 
     prefetched   claimed, not yet shown to the application               released as it was, also when it expires
     held         on its way to a coroutine, which may be cancelled       released as it was
@@ -7,7 +7,10 @@
     aside        cannot be decoded, on its way to the set-aside queue        –
     returning    released by the application, not yet in the store       with or without the flag
 
-Plain values without I/O. The consumer's lock guards them.
+The application acknowledges and releases in memory: `Delivery` has plain values without I/O, which the consumer's lock guards.
+`AcknowledgementWriter` writes both through the consumer's subscriber, in as few store writes as possible. Another consumer may hold
+the record at that moment; then the messages stay in `Delivery` until the record is handed over. In a transacted session,
+`TransactedDelivery` pledges the delivered messages, then acknowledges or returns them.
 
 Features: C7, C8, C11, C15, T9, T10, T16, T17 (docs/FEATURES.md)
 """
@@ -38,6 +41,11 @@ from spark_jms.store import StoreError
 from spark_jms.store.ledger.group_commit import Drain, GroupCommit, finish
 
 Key = tuple[int, int]  # member, sequence
+log = logging.getLogger("spark_jms")
+GATHER_S = 0.0005  # a write waits so long for what other threads acknowledge
+_MAX_PAUSE_S = 0.02  # between two attempts at a record that another consumer holds
+LOOK_EVERY_S = 0.2  # for messages that are held back
+WARN_EVERY_S = 60.0  # of one consumer: beside another one, other messages hold back others all the time
 
 
 @dataclass(frozen=True)
@@ -100,6 +108,8 @@ def keys_of(message: Message) -> list[Key]:
 
 
 class Delivery:
+    """The stages of the table above. Not thread-safe."""
+
     def __init__(self) -> None:
         self.prefetched: deque[tuple[Message, str]] = deque()
         self.held: dict[Key, str] = {}
@@ -264,16 +274,6 @@ class Delivery:
         )
 
 
-# -- carries a consumer's acknowledgements and releases to the record sets ---------------------------------------------
-#
-# The application acknowledges and releases in memory (`Delivery`). This class writes both through the consumer's
-# subscriber, in as few store writes as possible. Another consumer may hold the record at that moment; then the messages
-# stay in `Delivery` until the record is handed over.
-
-GATHER_S = 0.0005
-_MAX_PAUSE_S = 0.02
-
-
 class _LeaderInterruptedError(StoreError):
     """The thread that wrote for several was interrupted."""
 
@@ -283,8 +283,9 @@ def _nothing(_: object) -> bool:
 
 
 class AcknowledgementWriter:
-    """Thread-safe. A caller waits for the write that serves it. The thread that leads the write takes `lock`, which guards
-    `delivery` and is never held during a store call. Every method may raise ConsumerClosedException."""
+    """Writes acknowledgements and releases. Thread-safe. A caller waits for the write that serves it. The thread that leads the
+    write takes `lock`, which guards `delivery` and is never held during a store call. Every method may raise
+    ConsumerClosedException."""
 
     def __init__(self, subscriber: AnySubscriber, delivery: Delivery, lock: threading.RLock) -> None:
         self._subscriber, self._delivery, self._lock = subscriber, delivery, lock
@@ -355,13 +356,9 @@ class AcknowledgementWriter:
         return written
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The messages that a consumer of a transacted session has delivered: pledged, then acknowledged or returned.
-
-
 class TransactedDelivery:
-    """Of one consumer. The session's lock guards it; `lock` guards `delivery` and is never held during a store call. `boundary`
-    hands over our own records while we wait for those of others."""
+    """The delivered messages of one consumer of a transacted session. The session's lock guards it; `lock` guards `delivery` and is
+    never held during a store call. `boundary` hands over our own records while we wait for those of others."""
 
     def __init__(
         self, subscriber: AnySubscriber, delivery: Delivery, lock: threading.RLock, boundary: Callable[[], object]
@@ -444,15 +441,9 @@ class TransactedDelivery:
         self._subscriber.acknowledge(parts_of(keys))
 
 
-# -- A client's warning that messages which its selector takes wait behind others of their units of order --------------
-
-log = logging.getLogger("spark_jms")
-LOOK_EVERY_S = 0.2
-WARN_EVERY_S = 60.0  # of one consumer: beside another one, other messages hold back others all the time
-
-
 class HeldBackWarning:
-    """Not thread-safe: one thread receives. Warns of what holds back once, and not more often than once a minute."""
+    """The warning that messages which the consumer's selector takes wait behind others of their units of order. It names each
+    blocker once, and comes at most once a minute. Not thread-safe: one thread receives."""
 
     def __init__(self, subscriber: AnySubscriber, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._subscriber, self._clock_s = subscriber, clock_s

@@ -1,9 +1,9 @@
-"""Requests that wait for their reply.
+"""Requests that wait for their reply, and replies to received messages.
 
 All requests of a context share one temporary queue, its inbox. A request carries the inbox's name as JMSReplyTo and a
 correlation id of its own, and takes the reply that has this correlation id, or the request's message id as one. The inbox's
 listener hands each reply to the thread that waits for it; a reply that comes after the time-out is dropped, and so is a
-second one.
+second one. A reply goes to the JMSReplyTo of its request.
 
 Features: C15 (docs/FEATURES.md)
 """
@@ -31,6 +31,7 @@ from spark_jms.errors import (
 
 OpenInbox = Callable[[MessageListener, ExceptionListener], Consumer]
 _EARLY_KEPT = 100
+_PRODUCERS_KEPT = 256
 
 
 @dataclass
@@ -49,8 +50,8 @@ class ReplyWait:
 
 
 class Requestor:
-    """Thread-safe. `open_inbox` creates the temporary queue and its consumer, with the first request and after a failure;
-    `discard_inbox` removes them when the consumer has failed."""
+    """Sends requests. Thread-safe. `open_inbox` creates the temporary queue and its consumer, with the first request and after a
+    failure; `discard_inbox` removes them when the consumer has failed."""
 
     def __init__(
         self,
@@ -168,13 +169,8 @@ class Requestor:
             one.done.set()
 
 
-# -- replies to received messages, each to its JMSReplyTo --------------------------------------------------------------
-
-_PRODUCERS_KEPT = 256
-
-
 class Replies:
-    """Thread-safe. Keeps the producers of the destinations that were replied to last."""
+    """Sends replies. Thread-safe. Keeps the producers of the destinations that were replied to last."""
 
     def __init__(self, open_producer: Callable[[str], Producer]) -> None:
         self._open_producer = open_producer

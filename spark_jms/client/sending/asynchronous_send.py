@@ -17,7 +17,7 @@ sends.
     waits for                                         who
     ---------                                         ---
     fewer than MAX_MESSAGES and MAX_BYTES that are    an asynchronous send, except from a listener. A message of more bytes
-    outstanding                                       goes alone. A coroutine's send has waited before (spark_jms/aio/room.py)
+    outstanding                                       goes alone. A coroutine's send has waited before (aio/blocking_calls.py)
     the producer's own sends to be sent               its blocking sends, so that its messages keep their order
     the producer's, or all, to be complete            closing it, or the context
 
@@ -26,6 +26,8 @@ first, in the same thread.
 
 The thread is a daemon: when the interpreter exits without closing the context, what is not complete may or may not be sent. A
 forked child has none of the parent's sends, and cannot send asynchronously by the parent's context.
+
+Here is also what a producer says of its sends, asynchronous or not: the result of a call, and its counts.
 
 Features: C11, M1, T11, T17 (docs/FEATURES.md)
 """
@@ -61,6 +63,70 @@ MAX_BYTES = 32 * 2**20
 BATCH = 1_000
 
 
+class CompletionListener(Protocol):
+    """JMS's interface. A thread of the context calls one of the two for each message, once its send is decided."""
+
+    def on_completion(self, message: Message, /) -> object:
+        """The message is in the table. It has its id, member and sequence."""
+
+    def on_exception(self, message: Message, error: Exception, /) -> object:
+        """The message was not sent, except after a CommitOutcomeUnknownError. It has no id."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A CompletionListener of two functions."""
+
+    on_completion: Callable[[Message], object]
+    on_exception: Callable[[Message, Exception], object]
+
+
+@dataclass(frozen=True)
+class ProducerStatistics:
+    """Counts since the producer was created, or its statistics were reset. `bytes` counts bodies and properties; `commits`
+    those that hold messages of this producer, and perhaps of others."""
+
+    messages: int = 0
+    commits: int = 0
+    bytes: int = 0
+    duplicates: int = 0  # calls whose transaction was in the log already, and messages whose number was
+    outstanding: int = 0  # asynchronous and one-way sends that are not complete now
+    one_way: int = 0  # one-way sends whose messages are in the table
+    deleted: int = 0  # one-way sends whose messages are not, and will not be
+    flow: FlowStatistics = NOT_SLOWED
+
+    def counted(self, messages: int, commits: int, size: int, duplicates: int) -> ProducerStatistics:
+        return replace(
+            self,
+            messages=self.messages + messages,
+            commits=self.commits + commits,
+            bytes=self.bytes + size,
+            duplicates=self.duplicates + duplicates,
+        )
+
+
+@dataclass(frozen=True)
+class SendReport:
+    """The result of `send_many`. `duplicate`: the transaction was in the log already, and nothing was sent. `duplicates`: messages
+    that were not sent because the table has their numbers."""
+
+    messages: int
+    commits: int
+    sequences: Mapping[int, Ranges] = field(default_factory=dict)
+    duplicate: bool = False
+    duplicates: int = 0
+
+    def with_next(self, other: SendReport) -> SendReport:
+        """The report of both."""
+        sequences = {member: self.sequences.get(member, EMPTY) | ranges for member, ranges in other.sequences.items()}
+        return SendReport(
+            self.messages + other.messages,
+            self.commits + other.commits,
+            {**self.sequences, **sequences},
+            duplicates=self.duplicates + other.duplicates,
+        )
+
+
 @dataclass(eq=False)
 class AsynchronousSend:
     """One message of one producer, which `outgoing.producer` names. `complete` takes its part or its error, and calls the
@@ -78,7 +144,7 @@ class AsynchronousSend:
 
 
 class AsynchronousSender:
-    """Thread-safe."""
+    """The queue of a context, and the thread that sends it. Thread-safe."""
 
     def __init__(self, max_messages: int = MAX_MESSAGES, max_bytes: int = MAX_BYTES, linger_s: float = 0) -> None:
         self.max_messages, self.max_bytes, self._linger_s = max_messages, max_bytes, linger_s
@@ -268,6 +334,16 @@ class AsynchronousSender:
                 self._room.notify_all()  # at half, so that many sends follow each other, not one
 
 
+def check_completion(listener: CompletionListener) -> None:
+    """Raises OptionError."""
+    for name in ("on_completion", "on_exception"):
+        if not callable(getattr(listener, name, None)):
+            raise OptionError(
+                f"completion is {listener!r}, which has no method {name}: give an object with on_completion(message) and "
+                "on_exception(message, error), or Completion(…, …) of two functions"
+            )
+
+
 def _send(shared: SharedSender, sends: list[AsynchronousSend]) -> None:
     try:
         outcomes = shared.send_all([send.outgoing for send in sends])
@@ -285,83 +361,3 @@ def _unknown(error: BaseException) -> CommitOutcomeUnknownError:
     return CommitOutcomeUnknownError(
         f"an asynchronous send was interrupted by {error!r}, so its commit may be in the log"
     )
-
-
-# -- what an application gives an asynchronous send, to learn its outcome ----------------------------------------------
-
-
-class CompletionListener(Protocol):
-    """JMS's interface. A thread of the context calls one of the two for each message, once its send is decided."""
-
-    def on_completion(self, message: Message, /) -> object:
-        """The message is in the table. It has its id, member and sequence."""
-
-    def on_exception(self, message: Message, error: Exception, /) -> object:
-        """The message was not sent, except after a CommitOutcomeUnknownError. It has no id."""
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A CompletionListener of two functions."""
-
-    on_completion: Callable[[Message], object]
-    on_exception: Callable[[Message, Exception], object]
-
-
-def check_completion(listener: CompletionListener) -> None:
-    """Raises OptionError."""
-    for name in ("on_completion", "on_exception"):
-        if not callable(getattr(listener, name, None)):
-            raise OptionError(
-                f"completion is {listener!r}, which has no method {name}: give an object with on_completion(message) and "
-                "on_exception(message, error), or Completion(…, …) of two functions"
-            )
-
-
-# -- what a producer tells of its sends: the result of a call, and its counts ------------------------------------------
-
-
-@dataclass(frozen=True)
-class ProducerStatistics:
-    """Counts since the producer was created, or its statistics were reset. `bytes` counts bodies and properties; `commits`
-    those that hold messages of this producer, and perhaps of others."""
-
-    messages: int = 0
-    commits: int = 0
-    bytes: int = 0
-    duplicates: int = 0  # calls whose transaction was in the log already, and messages whose number was
-    outstanding: int = 0  # asynchronous and one-way sends that are not complete now
-    one_way: int = 0  # one-way sends whose messages are in the table
-    deleted: int = 0  # one-way sends whose messages are not, and will not be
-    flow: FlowStatistics = NOT_SLOWED
-
-    def counted(self, messages: int, commits: int, size: int, duplicates: int) -> ProducerStatistics:
-        return replace(
-            self,
-            messages=self.messages + messages,
-            commits=self.commits + commits,
-            bytes=self.bytes + size,
-            duplicates=self.duplicates + duplicates,
-        )
-
-
-@dataclass(frozen=True)
-class SendReport:
-    """The result of `send_many`. `duplicate`: the transaction was in the log already, and nothing was sent. `duplicates`: messages
-    that were not sent because the table has their numbers."""
-
-    messages: int
-    commits: int
-    sequences: Mapping[int, Ranges] = field(default_factory=dict)
-    duplicate: bool = False
-    duplicates: int = 0
-
-    def with_next(self, other: SendReport) -> SendReport:
-        """The report of both."""
-        sequences = {member: self.sequences.get(member, EMPTY) | ranges for member, ranges in other.sequences.items()}
-        return SendReport(
-            self.messages + other.messages,
-            self.commits + other.commits,
-            {**self.sequences, **sequences},
-            duplicates=self.duplicates + other.duplicates,
-        )

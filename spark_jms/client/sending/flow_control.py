@@ -1,4 +1,6 @@
-"""A producer's wait for its pace. core/flow_control.py has the rules, log/flow_watch.py tells whether it is to slow down.
+"""A producer's wait for its pace.
+
+core/limits/flow_control.py has the rules, log/limits/usage.py tells whether it is to slow down.
 
 Features: T5 (docs/FEATURES.md)
 """

@@ -22,13 +22,11 @@ from spark_jms.client.messages.columns import (
     ArrowStream,
     Item,
     as_unit,
-    carried_bytes,
     checked_template,
     chunk_columns,
     chunks_of,
     item_bytes,
     slices,
-    transaction_id,
 )
 from spark_jms.client.messages.encoding import compose, to_batch
 from spark_jms.client.messages.message import (
@@ -49,15 +47,14 @@ from spark_jms.client.sending.asynchronous_send import (
     check_completion,
 )
 from spark_jms.client.sending.flow_control import NOT_SLOWED, ProducerFlow
-from spark_jms.client.sending.producers import Head, OneWaySends, ProducerNumbers, SendNumbers
+from spark_jms.client.sending.producers import Head, OneWaySends, ProducerNumbers, SendNumbers, WholeSend
 from spark_jms.client.sending.shared_send import OutgoingMessages, Part, SentPosition, SharedSender
 from spark_jms.client.sending.tracing import SendSpan, begun_send, failing, traced_sends, watched
 from spark_jms.core.destinations.routing import ANY_MEMBER, Balancing
 from spark_jms.core.messages.ranges import Ranges
-from spark_jms.core.transactions.producers import AlreadySentError, check_sequence
-from spark_jms.errors import ClosedError, InvalidDestinationError, JmsqError, MessageFormatError, OptionError
-from spark_jms.log.messages.message_writer import MessageWriter
-from spark_jms.log.sending.send import TransactionId, explained, send
+from spark_jms.core.transactions.producers import check_sequence
+from spark_jms.errors import ClosedError, JmsqError, MessageFormatError
+from spark_jms.log.sending.send import TransactionId
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.settings.types import DurationLike
@@ -102,14 +99,12 @@ class Producer(Closable):
         """`flow` None: nothing slows it down. `threshold`: from so many bytes on a body is compressed; None: never. `numbers` None:
         it has no producer id."""
         self._process = OwningProcess()
-        self._numbers = numbers
-        self._threshold = threshold
-        self.destination, self._balancing, self._flow = log.name, balancing, flow
+        self.destination, self._name = log.name, uuid.uuid4().hex
         self._log, self._shared, self._asynchronous = log, shared, asynchronous
         self._check_context, self._sent, self._on_close = check, sent, closed
-        self._send_timeout_s, self._one_way = send_timeout_s, one_way
-        self._name = uuid.uuid4().hex
-        self._turns = itertools.count(random.randrange(2**31))
+        self._flow, self._one_way = flow, one_way
+        turns = itertools.count(random.randrange(2**31))
+        self._whole = WholeSend(log, balancing, self._name, turns, threshold, send_timeout_s, numbers)
         self._lock = threading.Lock()
         self._statistics = ProducerStatistics()
         self._completed_version = -1  # the newest one with asynchronous sends of ours, which commits are counted by
@@ -248,7 +243,7 @@ class Producer(Closable):
     ) -> None:
         size = item_bytes(message)
         done = partial(self._complete, watched(completion, span), message, size)
-        outgoing = self._outgoing([message], now, self._numbering(sequence, waits=False))
+        outgoing = self._outgoing([message], now, self._whole.numbering(sequence, waits=False))
         decided = completion.decided if isinstance(completion, OneWaySends) else None
         self._asynchronous.submit(AsynchronousSend(self._shared, outgoing, size, done, self._check, waits, decided))
 
@@ -284,10 +279,10 @@ class Producer(Closable):
     ) -> SendReport:
         if transaction is not None:
             chunks = chunks_of(messages, chunk_messages)
-            return self._send_whole(map(chunk_columns, chunks), self._transaction(transaction, sequence))
+            return self._send_whole(map(chunk_columns, chunks), self._whole.transaction(transaction, sequence))
         self._check_sequence(sequence)
         rest = iter(messages)
-        skipped = sum(1 for _ in itertools.islice(rest, self._sent_of(sequence)))
+        skipped = sum(1 for _ in itertools.islice(rest, self._whole.sent_of(sequence)))
         if skipped:
             self._count(0, 0, 0, skipped)
         total, number = SendReport(0, 0, duplicates=skipped), None if sequence is None else sequence + skipped
@@ -340,9 +335,9 @@ class Producer(Closable):
         self, batches: Iterable[pa.RecordBatch], *, transaction: tuple[str, int] | None, sequence: int | None
     ) -> SendReport:
         if transaction is not None:
-            return self._send_whole(batches, self._transaction(transaction, sequence))
+            return self._send_whole(batches, self._whole.transaction(transaction, sequence))
         self._check_sequence(sequence)
-        head = Head(self._sent_of(sequence))
+        head = Head(self._whole.sent_of(sequence))
         number = None if sequence is None else sequence + head.rows
         report = self._send_whole(head.cut(batches), None, number)
         if head.dropped:
@@ -370,21 +365,14 @@ class Producer(Closable):
         return SendReport(len(chunk), 1, sequences)
 
     def _outgoing(self, messages: Sequence[Item], now: int, numbering: SendNumbers | None) -> OutgoingMessages:
-        self._balancing = self._balancing.keeping(self._log.snapshot.destination)
-        return OutgoingMessages(
-            messages,
-            next(self._turns),
-            now,
-            self._send_timeout_s,
-            self._balancing,
-            self._name,
-            self._threshold,
-            numbering,
-        )
+        whole = self._whole
+        balancing = whole.kept_balancing(self._log.snapshot.destination)
+        turn, wait_s = next(whole.turns), whole.send_timeout_s
+        return OutgoingMessages(messages, turn, now, wait_s, balancing, self._name, whole.threshold, numbering)
 
     def _share(self, messages: Sequence[Item], now: int, sequence: int | None) -> Part:
         self._wait_for_own_sends()
-        numbering = self._numbering(sequence)
+        numbering = self._whole.numbering(sequence)
         try:
             part = self._shared.send(self._outgoing(messages, now, numbering))
         except BaseException as error:
@@ -441,53 +429,13 @@ class Producer(Closable):
         self, batches: Iterable[pa.RecordBatch], now: int, transaction: TransactionId | None, sequence: int | None
     ) -> SendReport:
         self._wait_for_own_sends()
-        numbering = self._numbering(sequence)
-        numbered = [] if numbering is None else [numbering.of(0)]
-        snapshot = self._log.refresh()  # it avoids members that are paused by now
-        self._balancing = self._balancing.keeping(snapshot.destination)
-        routing = self._balancing.routing(snapshot.destination)
-        writer = MessageWriter(
-            self._log.storage,
-            snapshot.destination,
-            next(self._turns),
-            now,
-            routing=routing,
-            producer=self._name,
-            threshold=self._threshold,
-        )
-        size = 0
-        try:
-            for batch in batches:
-                size += carried_bytes(writer.write(batch))
-            staged = writer.close()
-        except InvalidDestinationError as error:
-            writer.abort()
-            raise explained(self._log, error) from error
-        except BaseException:
-            writer.abort()
-            raise
-        rows = sum(file.rows for file in staged)
-        try:
-            sent = send(
-                self._log,
-                staged,
-                snapshot.route_id,
-                transaction,
-                wait_s=self._send_timeout_s,
-                balancing=self._balancing,
-                numbered=[replace(messages, count=rows) for messages in numbered if rows],
-            )
-        except AlreadySentError:
+        rows, size, sent = self._whole.commit(batches, now, transaction, sequence)
+        if sent is None:
             self._count(0, 0, 0, rows)
             return SendReport(0, 0, duplicates=rows)
-        except BaseException as error:
-            if numbering is not None:  # also of an interrupt (Ctrl-C)
-                numbering.failed(error)
-            raise
         done = sent.version >= 0
         if not done and transaction is None:  # no rows
             return SendReport(0, 0)
-        rows = sum(file.rows for file in sent.files)
         self._count(rows, int(done), done * size, int(not done))
         if done:
             self._sent(self._log, sent.version)
@@ -497,13 +445,14 @@ class Producer(Closable):
     # -- the numbers of a producer id ------------------------------------------------------------------------------
     @property
     def producer_id(self) -> str | None:
-        return None if self._numbers is None else self._numbers.producer_id
+        numbers = self._whole.numbers
+        return None if numbers is None else numbers.producer_id
 
     @property
     def last_sequence(self) -> int:
         """The number of the last message of the producer id in the table, as far as this producer knows; 0: there is none. Exact when
         the producer was created, and after each send and `resume`. Raises OptionError without a producer id."""
-        return self._required_numbers().last
+        return self._whole.required_numbers().last
 
     def resume(self) -> int:
         """Continue after the last message of the producer id in the table, and return its number. After a
@@ -511,34 +460,14 @@ class Producer(Closable):
         this call, because their number depends on the outcome of the messages before them. Waits until asynchronous
         sends are sent."""
         self._check()
-        numbers = self._required_numbers()
+        numbers = self._whole.required_numbers()
         self._wait_for_own_sends()
         return numbers.resume()
 
-    def _required_numbers(self) -> ProducerNumbers:
-        if self._numbers is None:
-            raise OptionError(f"this producer of {self.destination} has no id: create it with producer_id=…")
-        return self._numbers
-
     def _check_sequence(self, sequence: int | None) -> None:
         if sequence is not None:
-            self._required_numbers()
+            self._whole.required_numbers()
             check_sequence(sequence)
-
-    def _numbering(self, sequence: int | None, *, waits: bool = True) -> SendNumbers | None:
-        return None if self._numbers is None else SendNumbers(self._numbers, sequence, waits)
-
-    def _sent_of(self, sequence: int | None) -> int:
-        """How many messages from this number on are in the table."""
-        return 0 if sequence is None else max(0, self._required_numbers().refreshed_last() - sequence + 1)
-
-    def _transaction(self, transaction: tuple[str, int], sequence: int | None) -> TransactionId:
-        if self._numbers is not None or sequence is not None:
-            raise OptionError(
-                f"transaction is {transaction!r}, but this producer of {self.destination} has an id, which recognises what is sent "
-                "again: give sequence, or use a producer without an id"
-            )
-        return transaction_id(transaction)
 
     def _wait_for_own_sends(self) -> None:
         """Those that do not wait are in the table then, or have failed. Raises ClosedError when one that was sent one-way has."""

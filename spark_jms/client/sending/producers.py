@@ -1,4 +1,6 @@
-"""The numbers of one open producer id. spark_jms/core/producer_sequence.py has the rules.
+"""What one producer keeps from send to send: its numbers, commits of its own, and one-way sends.
+
+The rules of numbers and of one-way sends are in core/transactions/producers.py.
 
 Features: M1, T11 (docs/FEATURES.md)
 """
@@ -8,17 +10,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pyarrow as pa
 
+from spark_jms.client.messages.columns import carried_bytes, transaction_id
 from spark_jms.client.messages.encoding import check_properties
 from spark_jms.client.messages.message import ExceptionListener, Message
 from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.destinations.routing import Balancing
 from spark_jms.core.ordering.units_of_work import UNIT
 from spark_jms.core.transactions.producers import (
     ONE_WAY_TRANSITIONS,
     TRANSITIONS,
+    AlreadySentError,
     CountingEvent,
     CountingState,
     NumberedMessages,
@@ -36,20 +42,27 @@ from spark_jms.errors import (
     ClosedError,
     CommitOutcomeUnknownError,
     DestinationPausedError,
+    InvalidDestinationError,
+    OptionError,
     ProducerFencedError,
     SequenceGapError,
     ServerDownError,
 )
-from spark_jms.log.sending.send import TransactionId
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending.send import Sent, TransactionId, explained, send
 from spark_jms.log.tables.commit import Decision, commit
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.store.errors import ResourceAllocationException
 
+log = logging.getLogger("spark_jms")
+_DELETES = (ResourceAllocationException, DestinationPausedError, ServerDownError)
+
 
 class ProducerNumbers:
-    """Made for one producer. It opens the producer id: from then on, earlier openings are fenced. Thread-safe."""
+    """The numbers of one open producer id, made for one producer. It opens the id: from then on, earlier openings are fenced.
+    Thread-safe."""
 
     def __init__(self, log: DeltaLog, producer_id: str) -> None:
         """One commit. Raises OptionError, and what a commit raises."""
@@ -132,8 +145,8 @@ class ProducerNumbers:
 
 @dataclass(frozen=True)
 class SendNumbers:
-    """Of the messages of one send. `first`: the number that the application gave the first of them; None: the commit numbers them.
-    `waits`: the application waits for the outcome."""
+    """The numbers of the messages of one send. `first`: the number that the application gave the first of them; None: the commit
+    numbers them. `waits`: the application waits for the outcome."""
 
     numbers: ProducerNumbers
     first: int | None
@@ -165,17 +178,108 @@ class Head:
                 yield batch.slice(rows)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The one-way sends of one producer: which go, how many since the last that waited, and what became of them.
-#
-# A one-way send is an asynchronous send whose CompletionListener is this object. The rules are in spark_jms/core/one_way.py.
+class WholeSent(NamedTuple):
+    """What became of messages that were sent whole. `sent` None: nothing was, because the table has the numbers of all `rows`. `size`:
+    the bytes of bodies and properties."""
 
-log = logging.getLogger("spark_jms")
-_DELETES = (ResourceAllocationException, DestinationPausedError, ServerDownError)
+    rows: int
+    size: int
+    sent: Sent | None
+
+
+class WholeSend:
+    """Sends of one producer that do not share their commit: each is one, all or nothing. Thread-safe. `turns` are the producer's, and
+    `name` what its messages without a unit of order belong to; `numbers` None: it has no producer id."""
+
+    def __init__(
+        self,
+        log: DeltaLog,
+        balancing: Balancing,
+        name: str,
+        turns: Iterator[int],
+        threshold: int | None,
+        send_timeout_s: float,
+        numbers: ProducerNumbers | None,
+    ) -> None:
+        self._log, self._balancing, self._name = log, balancing, name
+        self.turns, self.threshold, self.send_timeout_s, self.numbers = turns, threshold, send_timeout_s, numbers
+
+    def kept_balancing(self, declared: Destination) -> Balancing:
+        """That of the producer, which keeps its member while that is there."""
+        kept = self._balancing = self._balancing.keeping(declared)
+        return kept
+
+    def required_numbers(self) -> ProducerNumbers:
+        """Raises OptionError without a producer id."""
+        if self.numbers is None:
+            raise OptionError(f"this producer of {self._log.name} has no id: create it with producer_id=…")
+        return self.numbers
+
+    def numbering(self, sequence: int | None, *, waits: bool = True) -> SendNumbers | None:
+        return None if self.numbers is None else SendNumbers(self.numbers, sequence, waits)
+
+    def sent_of(self, sequence: int | None) -> int:
+        """How many messages from this number on are in the table."""
+        return 0 if sequence is None else max(0, self.required_numbers().refreshed_last() - sequence + 1)
+
+    def transaction(self, transaction: tuple[str, int], sequence: int | None) -> TransactionId:
+        if self.numbers is not None or sequence is not None:
+            raise OptionError(
+                f"transaction is {transaction!r}, but this producer of {self._log.name} has an id, which recognises what is sent "
+                "again: give sequence, or use a producer without an id"
+            )
+        return transaction_id(transaction)
+
+    def commit(
+        self, batches: Iterable[pa.RecordBatch], now: int, transaction: TransactionId | None, sequence: int | None
+    ) -> WholeSent:
+        numbering = self.numbering(sequence)
+        numbered = [] if numbering is None else [numbering.of(0)]
+        snapshot = self._log.refresh()  # it avoids members that are paused by now
+        balancing = self.kept_balancing(snapshot.destination)
+        writer = MessageWriter(
+            self._log.storage,
+            snapshot.destination,
+            next(self.turns),
+            now,
+            routing=balancing.routing(snapshot.destination),
+            producer=self._name,
+            threshold=self.threshold,
+        )
+        size = 0
+        try:
+            for batch in batches:
+                size += carried_bytes(writer.write(batch))
+            staged = writer.close()
+        except InvalidDestinationError as error:
+            writer.abort()
+            raise explained(self._log, error) from error
+        except BaseException:
+            writer.abort()
+            raise
+        rows = sum(file.rows for file in staged)
+        try:
+            sent = send(
+                self._log,
+                staged,
+                snapshot.route_id,
+                transaction,
+                wait_s=self.send_timeout_s,
+                balancing=balancing,
+                numbered=[replace(messages, count=rows) for messages in numbered if rows],
+            )
+        except AlreadySentError:
+            return WholeSent(rows, size, None)
+        except BaseException as error:
+            if numbering is not None:  # also of an interrupt (Ctrl-C)
+                numbering.failed(error)
+            raise
+        return WholeSent(sum(file.rows for file in sent.files), size, sent)
 
 
 class OneWaySends:
-    """Thread-safe."""
+    """The one-way sends of one producer: which go, how many since the last that waited, and what became of them. A one-way send is an
+    asynchronous send whose CompletionListener is this object. Thread-safe."""
 
     def __init__(self, rule: OneWayRule, exception_listener: ExceptionListener | None) -> None:
         self._rule, self._exception_listener = rule, exception_listener

@@ -7,10 +7,10 @@
     process orders      CONSUMER   call of a listener; the listener's own spans are inside   its sender's span
     acknowledge orders  CLIENT     write of acknowledgements                                 the sender of the message, if it is one
 
-A sender's span is the trace context of its messages, unless they have one: core/trace_context.py.
+A sender's span is the trace context of its messages, unless they have one: core/messages/properties.py.
 
-All of it is off unless the application has imported opentelemetry and set a tracer provider: nothing here imports it before, and a
-call then costs a look at `sys.modules`.
+All of it is off unless the application has imported opentelemetry and set a tracer provider: nothing here imports it before, and
+a call then costs a look at `sys.modules`.
 
 Features: M5 (docs/FEATURES.md)
 """
@@ -215,7 +215,8 @@ def _of_message(message: Message) -> _Attributes:
     return found
 
 
-# -- where the client asks ----------------------------------------------------------------------------------------------------
+# -- where the client asks ---------------------------------------------------------------------------------------------
+
 _known: Tracing | None = None
 _refused: object = None  # a provider that gives no spans
 

@@ -1,4 +1,9 @@
-"""A producer of a transacted session: its messages are sent by the session's commit.
+"""Transacted sessions: what one sends and receives is one transaction, to the next commit or rollback.
+
+It may have any number of destinations. docs/TRANSACTIONS.md is their page.
+
+A listener may call `commit` and `rollback` of its session itself. With `transaction_batch` its thread does so: after so many
+messages, or when none waits; and it rolls back when the listener raises.
 
 Features: T16 (docs/FEATURES.md)
 """
@@ -109,7 +114,7 @@ class TransactedProducer(Producer):
                     check_parts(rows)
                 if declared.forward_delay_ms is not None:
                     refuse_units(rows, declared.name)
-                rows = with_default_unit(compressed(rows, self._threshold), declared.default_unit(self._name))
+                rows = with_default_unit(compressed(rows, self._whole.threshold), declared.default_unit(self._name))
                 accepted.append(rows)
                 size += carried_bytes(rows)
             count = accepted.count
@@ -120,31 +125,6 @@ class TransactedProducer(Producer):
         self._count(count, 0, size, 0)
         return SendReport(count, 0)
 
-
-class _CollectedPart(Part):
-    """Its messages have ids, and no member and sequence yet."""
-
-    def __init__(self, outgoing: OutgoingMessages, ids: Sequence[str]) -> None:
-        super().__init__(outgoing)
-        self._ids = ids
-
-    def positions(self) -> list[SentPosition]:
-        return [SentPosition(-1, 0, each) for each in self._ids]
-
-
-def _refuse(transaction: object) -> None:
-    if transaction is not None:
-        raise IllegalStateException(
-            "the messages belong to the transaction of the session: leave out `transaction`, or use a producer of the context"
-        )
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Transacted sessions: what their producers send and their consumers receive is one transaction, to the next commit or
-# rollback, over any number of destinations. docs/TRANSACTIONS.md is their page.
-#
-# A listener may call `commit` and `rollback` of its session itself. With `transaction_batch` its thread does so: after so many
-# messages, or when none waits; and it rolls back when the listener raises.
 
 OpenProducer = Callable[[str, DurationLike | None, int | None, Collect], TransactedProducer]
 
@@ -396,3 +376,21 @@ class _BatchSource:
     def _commit(self) -> None:
         self._done = 0
         self._session.commit()
+
+
+class _CollectedPart(Part):
+    """Its messages have ids, and no member and sequence yet."""
+
+    def __init__(self, outgoing: OutgoingMessages, ids: Sequence[str]) -> None:
+        super().__init__(outgoing)
+        self._ids = ids
+
+    def positions(self) -> list[SentPosition]:
+        return [SentPosition(-1, 0, each) for each in self._ids]
+
+
+def _refuse(transaction: object) -> None:
+    if transaction is not None:
+        raise IllegalStateException(
+            "the messages belong to the transaction of the session: leave out `transaction`, or use a producer of the context"
+        )

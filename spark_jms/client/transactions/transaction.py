@@ -5,7 +5,7 @@ what it has                                   commit() is
 messages for one destination                  one commit of its log
 messages of one consumer, on one server       one write of the store
 only changes of its last resource             the commit of that connection
-anything else                                 coordinated_commit.py, with the steps of core/transaction.py
+anything else                                 a coordinated commit, with the steps of core/transactions/transaction.py
 
 Features: T16 (docs/FEATURES.md)
 """
@@ -68,7 +68,7 @@ class SessionTransaction:
 
     # -- collecting -----------------------------------------------------------------------------------------------
     def collect(self, log: DeltaLog, rows: pa.RecordBatch, outgoing: OutgoingMessages) -> Sequence[str]:
-        """See client/transacted_producer.py. Raises TransactionRolledBackException after the time-out."""
+        """Of a producer of the session; returns the ids of the messages. Raises TransactionRolledBackException after the time-out."""
         with self.lock:
             self._check_time()
             self._began_s = self._began_s or self.monotonic_s()

@@ -86,7 +86,7 @@ class Destination(DestinationSettings):
     was_logged: bool = False  # the life-cycle log was on in an earlier declaration
     paths: Mapping[str, int] = attrs.field(
         factory=dict, eq=False
-    )  # unit of order -> member: unit_paths.py; not in the metadata
+    )  # unit of order -> member: `UnitPaths`; not in the metadata
 
     def __attrs_post_init__(self) -> None:
         check_name("destination", self.name)
@@ -101,12 +101,12 @@ class Destination(DestinationSettings):
 
     @property
     def is_replicated(self) -> bool:
-        """A topic whose subscriptions are each on one server: subscription_place.py."""
+        """A topic whose subscriptions are each on one server: subscriptions.py."""
         return self.forwarding == "replicated"
 
     @property
     def has_life_cycle(self) -> bool:
-        """The life-cycle log is on, or was: it has a table, and record sets have positions in it (life_cycle.py)."""
+        """The life-cycle log is on, or was: it has a table, and record sets have positions in it (records/life_cycle.py)."""
         return self.message_logging_enabled or self.was_logged
 
     @property
@@ -203,7 +203,7 @@ class Destination(DestinationSettings):
         return self.slots.behind(member, subscription, lambda m: self.start_floor(subscription, m, floors))
 
     def with_leaving(self, leaving: Collection[int], last: Callable[[int], int]) -> Destination:
-        """These members get nothing new, and their slots move to the others, if they may (slots.py); units of work stay."""
+        """These members get nothing new, and their slots move to the others, if they may (`SlotMap`); units of work stay."""
         staying = [member for member in self.member_ids if member not in leaving]
         slots = self.slots
         if not self.handles_units_of_work:

@@ -1,8 +1,8 @@
-"""Routing: the member that a message goes to.
+"""Routing: the member that a message goes to, and the members that one sender, receiver or browser uses.
 
-A unit of order (JMSXGroupID) hashes to one of 1,024 slots, and a slot belongs to one member, so its messages stay in
-order; paths are the exceptions (unit_paths.py). Other messages go round robin, at random or by weight. Round robin splits a
-batch into equal consecutive shares, which balances as well as single messages do and copies no bodies.
+A unit of order (JMSXGroupID) hashes to one of 1,024 slots, and a slot belongs to one member, so its messages stay in order; paths
+are the exceptions (ordering/units_of_order.py). Other messages go round robin, at random or by weight. Round robin splits a batch
+into equal consecutive shares, which balances as well as single messages do and copies no bodies.
 
 Features: C4, D2, D3, D6, D9 (docs/FEATURES.md)
 """
@@ -25,6 +25,69 @@ from spark_jms.core.ordering.units_of_order import NO_PATHS, UnitPaths, slot_of
 from spark_jms.errors import InvalidDestinationError
 from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.destination import PATH_SERVICE, POLICIES
+
+
+@dataclass(frozen=True)
+class DestinationAddress:
+    """The name of a destination or of its members on a server. `server` None: the whole destination.
+
+        orders         the destination: all its members
+        east@orders    its members on the server `east`; `home` is the domain's own store
+
+    A destination that targets servers has one member on each, so there the address names one member. Without servers all
+    members are on `home`.
+    """
+
+    destination: str
+    server: str | None = None
+
+    @staticmethod
+    def parse(text: str) -> DestinationAddress:
+        """Raises InvalidDestinationError."""
+        if not isinstance(text, str):
+            raise InvalidDestinationError(f"{text!r} is not a destination: give its name, or server@name")
+        before, at, after = text.partition("@")
+        if not at:
+            return DestinationAddress(text)
+        if not before or not after:
+            raise InvalidDestinationError(f"{text!r} names no member: write server@destination, such as east@orders")
+        return DestinationAddress(after, before)
+
+    def narrowed(self, declared: Destination, members: Sequence[int] | None) -> list[int] | None:
+        """The members that it names, when a caller may also list `members`; None: all. Raises InvalidDestinationError when
+        both do, or one is not there."""
+        if self.server is not None and members:
+            raise InvalidDestinationError(f"{self} names its member already: give no other, or name {self.destination}")
+        listed = [declared.check_member(member) for member in members] if members else None
+        return self.members(declared) if self.server is not None else listed
+
+    def consumed(self, declared: Destination, members: Sequence[int] | None) -> list[int]:
+        """The members of which a command takes messages for good, when it may also list `members`: as `narrowed`, and of one
+        server of a replicated topic all of them. Raises InvalidDestinationError."""
+        listed = self.narrowed(declared, members)
+        whole_server = self.server is not None and declared.is_replicated
+        return list(declared.member_ids) if listed is None or whole_server else listed
+
+    def __str__(self) -> str:
+        return self.destination if self.server is None else f"{self.server}@{self.destination}"
+
+    def read_members(self, declared: Destination) -> list[int] | None:
+        """The members whose messages a consumer or browser of this address gets; None: all. A subscription on one server of a
+        replicated topic gets those of all members. Raises InvalidDestinationError."""
+        members = self.members(declared)
+        return None if declared.is_replicated else members
+
+    def members(self, declared: Destination) -> list[int] | None:
+        """The members that it names; None: all. Raises InvalidDestinationError, which names the servers."""
+        if self.server is None:
+            return None
+        found = declared.members_on(self.server)
+        if not found:
+            raise InvalidDestinationError(
+                f"{self}: {self.destination} has no member on a server {self.server!r} (it is on: "
+                f"{', '.join(declared.servers_in_use())})"
+            )
+        return found
 
 
 @dataclass(frozen=True)
@@ -51,7 +114,7 @@ class Routing:
             raise ValueError(f"weighted routing needs {self.members} weights, not all 0")
 
     def member_of_slot(self, slot: int) -> int:
-        """Of the first members; a destination whose slots have moved has a map of them (slots.py)."""
+        """Of the first members; a destination whose slots have moved has a `SlotMap`."""
         if self.slots:
             return self.slots[slot % len(self.slots)]
         return slot % (self.slot_members or self.members)
@@ -87,7 +150,7 @@ class Routing:
         return replace(self, closed=frozenset(m for m in self.all_members if m not in members))
 
     def placing(self, down: frozenset[int], leaving: Collection[int]) -> Routing:
-        """New units of members that are `down` go to others (unit_paths.py)."""
+        """New units of members that are `down` go to others, by paths."""
         others = tuple(m for m in self.open_members() if m not in down and m not in leaving)
         return replace(self, paths=replace(self.paths, down=down, others=others))
 
@@ -181,94 +244,28 @@ def split(batch: pa.RecordBatch, members: pa.Int32Array) -> list[tuple[int, pa.R
     return parts
 
 
-# -- names of destinations and of their members ------------------------------------------------------------------------
-#
-#     orders         the destination: all its members
-#     east@orders    its members on the server `east`; `home` is the domain's own store
-#
-# A destination that targets servers has one member on each, so there the address names one member. Without servers all
-# members are on `home`.
-
-
-@dataclass(frozen=True)
-class DestinationAddress:
-    """`server` None: the whole destination."""
-
-    destination: str
-    server: str | None = None
-
-    @staticmethod
-    def parse(text: str) -> DestinationAddress:
-        """Raises InvalidDestinationError."""
-        if not isinstance(text, str):
-            raise InvalidDestinationError(f"{text!r} is not a destination: give its name, or server@name")
-        before, at, after = text.partition("@")
-        if not at:
-            return DestinationAddress(text)
-        if not before or not after:
-            raise InvalidDestinationError(f"{text!r} names no member: write server@destination, such as east@orders")
-        return DestinationAddress(after, before)
-
-    def narrowed(self, declared: Destination, members: Sequence[int] | None) -> list[int] | None:
-        """The members that it names, when a caller may also list `members`; None: all. Raises InvalidDestinationError when
-        both do, or one is not there."""
-        if self.server is not None and members:
-            raise InvalidDestinationError(f"{self} names its member already: give no other, or name {self.destination}")
-        listed = [declared.check_member(member) for member in members] if members else None
-        return self.members(declared) if self.server is not None else listed
-
-    def consumed(self, declared: Destination, members: Sequence[int] | None) -> list[int]:
-        """The members of which a command takes messages for good, when it may also list `members`: as `narrowed`, and of one
-        server of a replicated topic all of them. Raises InvalidDestinationError."""
-        listed = self.narrowed(declared, members)
-        whole_server = self.server is not None and declared.is_replicated
-        return list(declared.member_ids) if listed is None or whole_server else listed
-
-    def __str__(self) -> str:
-        return self.destination if self.server is None else f"{self.server}@{self.destination}"
-
-    def read_members(self, declared: Destination) -> list[int] | None:
-        """The members whose messages a consumer or browser of this address gets; None: all. A subscription on one server of a
-        replicated topic gets those of all members. Raises InvalidDestinationError."""
-        members = self.members(declared)
-        return None if declared.is_replicated else members
-
-    def members(self, declared: Destination) -> list[int] | None:
-        """The members that it names; None: all. Raises InvalidDestinationError, which names the servers."""
-        if self.server is None:
-            return None
-        found = declared.members_on(self.server)
-        if not found:
-            raise InvalidDestinationError(
-                f"{self}: {self.destination} has no member on a server {self.server!r} (it is on: "
-                f"{', '.join(declared.servers_in_use())})"
-            )
-        return found
-
-
-# -- load balancing: which of the members that routing may use one sender uses -----------------------------------------
-# Pure.
-#
-# Each rule narrows what the one above has left, unless it would leave nothing:
-#
-#     the sender ...                                  uses
-#     --------------                                  ----
-#     names a server (`east@orders`)                  the members there and no others; the rules below do not matter
-#     any                                             members that are not down and not paused for senders
-#     balances per JVM                                of each server the member with the lowest id
-#     has a home server, and affinity                 the members on that server
-#     is balanced once, not for each message          the one that it has used; else one drawn by its name
-#
-# Units of order go to the member of their slot or path, whatever a sender prefers. A sender that names a server sends them there.
-#
-# The draw gives each (sender, member) a number and takes the lowest: a sender whose member is not usable draws another one,
-# and all others stay where they are. Tasks of one query draw the same member without asking each other.
-
-
+# -- load balancing ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Balancing:
-    """`server`: the address names it. `home`: the server that affinity prefers. `sender`: the name by which a sender that is
-    balanced once draws its member; None: each message is balanced. `used`: the member that it has used."""
+    """Which of the members that routing may use one sender uses. `server`: the address names it. `home`: the server that affinity
+    prefers. `sender`: the name by which a sender that is balanced once draws its member; None: each message is balanced. `used`:
+    the member that it has used.
+
+    Each rule narrows what the one above has left, unless it would leave nothing:
+
+        the sender ...                                  uses
+        --------------                                  ----
+        names a server (`east@orders`)                  the members there and no others; the rules below do not matter
+        any                                             members that are not down and not paused for senders
+        balances per JVM                                of each server the member with the lowest id
+        has a home server, and affinity                 the members on that server
+        is balanced once, not for each message          the one that it has used; else one drawn by its name
+
+    Units of order go to the member of their slot or path, whatever a sender prefers. A sender that names a server sends them there.
+
+    The draw gives each (sender, member) a number and takes the lowest: a sender whose member is not usable draws another one,
+    and all others stay where they are. Tasks of one query draw the same member without asking each other.
+    """
 
     server: str | None = None
     per_jvm: bool = False
@@ -326,17 +323,7 @@ def balancing_of(factory: ConnectionFactory, server: str | None, home: str | Non
     )
 
 
-# -- to which member of a distributed queue a new receiver or browser is pinned ----------------------------------------
-# Pure.
-#
-# Each rule narrows what the one above has left, unless it would leave nothing:
-#
-#     members that can be reached
-#     those on the home server of the connection, with affinity; a browser has none
-#     those without consumers, for a receiver
-#     one of them by chance
-
-
+# -- pinning -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Reachable:
     """A member whose server answers. `consumers`: how many hold its record or wait for it."""
@@ -347,7 +334,16 @@ class Reachable:
 
 
 def chosen(members: Sequence[Reachable], home: str | None, chance: int) -> Reachable:
-    """`chance` is any number of 0 or more. `members` are not empty."""
+    """The member of a distributed queue to which a new receiver or browser is pinned. `chance` is any number of 0 or more. `members`
+    are not empty.
+
+    Each rule narrows what the one above has left, unless it would leave nothing:
+
+        members that can be reached
+        those on the home server of the connection, with affinity; a browser has none
+        those without consumers, for a receiver
+        one of them by chance
+    """
     at_home = [one for one in members if one.server == home] or list(members)
     free = [one for one in at_home if not one.consumers] or at_home
     return free[chance % len(free)]

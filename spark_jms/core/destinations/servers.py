@@ -1,8 +1,41 @@
-"""The terms of a server's lease: the times during which it is held, and those during which it has lapsed.
+"""The servers of destinations: where the members are, and when a server counts as away. Pure.
 
-Terms are counted for each server, from 1, and each follows another in the domain by a file that only one process can create
-(log/server_leases.py). A destination's table has the newest term that it knows. A table never goes back to an earlier term, so
-processes that commit terms late, twice or in the wrong order leave every table at the newest one.
+A server is a store; it has no process of its own. So the processes that use the store keep the server's lease: a small file in
+the domain with a token, which they replace while the store answers them. Each process decides by what it sees itself:
+
+    a process ...                       the lease is ...    and it ...
+    -------------                       ----------------    ----------
+    has an answer of the store          fresh               waits
+                                        due, or challenged  renews it
+                                        of a lapsed term    renews it, and begins a term in which it is held
+    has answers, too late for users     not over            doubts it
+                                        over                begins a term in which it has lapsed
+    finds no store at its address       fresh, or due       challenges it
+                                        challenged          waits
+                                        over                begins a term in which it has lapsed
+    has no answer, for whatever reason  not over            waits
+                                        over                begins a term in which it has lapsed
+
+No clocks are compared. A process measures by its own monotonic clock for how long it has seen the same token. A lease is *due*
+after a third of its length, and *over* after its whole length. So one process that cannot reach the store changes nothing while
+another one can: that one renews. No process ends the lease of a store that no process asks.
+
+A store that hangs may only be slow, so nothing but the whole length tells. A killed one is known sooner: its address refuses
+connections, or its folder does not exist. That proves no more than a firewall or an unmounted disk of this one host would.
+So the process asks all others by a *challenge*, a mark in the lease's file. A process with an answer that it asked for after it
+saw the mark renews the lease, which removes the mark. A lease that stays challenged for CHALLENGE_MS is over. An answered
+challenge is not repeated before the length of the lease has passed.
+
+A store may also answer, but too late for its users: they wait a limited time for a delivery. So where a delivery was late or
+failed, its process takes *samples* (`Samples`), and its answers renew the lease only with a good one. Others may
+have other ways to the store, so it asks them by a *doubt*, a second mark in the lease's file: from then on no process renews
+without a good sample that it began after it saw the mark; one that has it removes the mark. Nor does a lapse end without a good
+sample, whose limit is lower. While no delivery fails and no lease has lapsed, no samples are taken.
+
+What can go wrong, and what it costs: processes with answers may all be slow when the lease ends, or stand still. Then a server
+is down although its store answers; senders avoid it until the first process with an answer ends that term, within a second.
+Nothing is lost by it, and no message comes twice: which messages are whose is in the store alone. A process that stood still
+itself, for half of the length, begins to measure again, because the others may have stood still with it.
 
 Features: D1, D4, D6, T10 (docs/FEATURES.md)
 """
@@ -19,147 +52,42 @@ from typing import Any, NamedTuple
 
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 
-
-@dataclass(frozen=True)
-class LeaseTerm:
-    """`lapsed_ms`: since when the lease has lapsed; None: it is held."""
-
-    number: int = 0
-    lapsed_ms: int | None = None
-
-    def next(self, lapsed_ms: int | None) -> LeaseTerm:
-        return LeaseTerm(self.number + 1, lapsed_ms)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"term": self.number, **({} if self.lapsed_ms is None else {"lapsedMs": self.lapsed_ms})}
-
-    @staticmethod
-    def from_json(stored: Mapping[str, Any]) -> LeaseTerm:
-        """Raises KeyError, TypeError or ValueError."""
-        lapsed = stored.get("lapsedMs")
-        return LeaseTerm(int(stored["term"]), None if lapsed is None else int(lapsed))
-
-
-HELD = LeaseTerm()  # of a server whose lease never lapsed
-
-
-# -- outages: which messages of a replicated distributed topic were sent while a server was down -----------------------
-# Pure.
-#
-# Such a topic stores a message once, in one of its members, and each server has subscriptions with positions in all members.
-# So a server that is down misses a part of each member:
-#
-#     a commit ...                    for this server and each member
-#     ------------                    -------------------------------
-#     takes the server down           an outage begins behind the last message
-#     of a sender                     (it needs to note nothing)
-#     brings the server up            the outage ends with the last message; without messages it leaves nothing behind
-#
-# All three are commits to the log that numbers the messages, so on one version of the table each message is inside an outage or
-# outside, and no clock matters. A member that is added while a server is down belongs to the outage as a whole.
-#
-# Once the server is up, its subscriptions get the persistent messages of an outage. They skip the others, which a JMS server
-# would have kept in memory alone. With `storeEnabled: false` they skip them all.
-#
-# An outage whose messages have been removed from the table is forgotten with the next commit that takes a server down or up.
-
-
-class Span(NamedTuple):
-    """The messages of a member: the first that the table still has, and the last ever sent."""
-
-    first: int
-    last: int
-
-
-@dataclass(frozen=True)
-class Outages:
-    """`over`: server -> member -> messages sent while it was down. `begun`: server that is down -> member -> the first message
-    since."""
-
-    over: Mapping[str, Mapping[int, Ranges]] = field(default_factory=dict)
-    begun: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-
-    def missed(self, server: str, member: int, last: int) -> Ranges:
-        """Those up to `last` that were sent while the server was down."""
-        found = self.over.get(server, {}).get(member, EMPTY).between(1, last)
-        if server not in self.begun:
-            return found
-        return found | _messages(self.begun[server].get(member, 1), last)
-
-    def following(self, down: Collection[str], servers: Collection[str], members: Mapping[int, Span]) -> Outages:
-        """After a commit by which exactly `down` are down, of the servers that the topic is on; `members` are its members
-        before that commit's messages."""
-        begun = {server: self.begun.get(server) or _behind(members) for server in servers if server in down}
-        over: dict[str, dict[int, Ranges]] = {}
-        for server in servers:
-            for member, span in members.items():
-                missed = self.over.get(server, {}).get(member, EMPTY)
-                if server in self.begun and server not in down:
-                    missed |= _messages(self.begun[server].get(member, 1), span.last)
-                if kept := missed.between(span.first, span.last):
-                    over.setdefault(server, {})[member] = kept
-        return Outages(over, begun)
-
-    # -- stored form ----------------------------------------------------------------------------------------------
-    def to_json(self) -> list[list[Any]]:
-        """[server, member, first, last], with null for the last while the server is down."""
-        over = [
-            [server, member, first, last]
-            for server, missed in self.over.items()
-            for member, ranges in missed.items()
-            for first, last in ranges
-        ]
-        begun = [
-            [server, member, first, None] for server, firsts in self.begun.items() for member, first in firsts.items()
-        ]
-        return sorted(over + begun, key=lambda row: (row[0], row[1], row[2]))
-
-    @staticmethod
-    def from_json(stored: Iterable[Any]) -> Outages:
-        """Raises ValueError or TypeError."""
-        over: dict[str, dict[int, Ranges]] = {}
-        begun: dict[str, dict[int, int]] = {}
-        for server, member, first, last in stored:
-            if last is None:
-                begun.setdefault(str(server), {})[int(member)] = int(first)
-            else:
-                missed = over.setdefault(str(server), {})
-                missed[int(member)] = missed.get(int(member), EMPTY) | Ranges.of((int(first), int(last)))
-        return Outages(over, begun)
-
-
-NO_OUTAGES = Outages()
-
-
-def _messages(first: int, last: int) -> Ranges:
-    return Ranges.of((first, last)) if first <= last else EMPTY
-
-
-def _behind(members: Mapping[int, Span]) -> dict[int, int]:
-    return {member: span.last + 1 for member, span in members.items()}
-
-
-# -- where the members of a destination are: their ids, their servers, and the slots of units of order -----------------
-#
-# A destination that targets servers has one member on each (uniform). Ids are given once: a server that is removed and added
-# again gets a member with a new id, so no record set, offset or acknowledgement ever means another member than it meant.
-#
-#     the declaration ...        its member
-#     -------------------        ----------
-#     keeps a server             keeps its id and its messages
-#     adds a server              gets the next id
-#     removes a server           goes, if it is empty; else it leaves, and goes later
-#
-# `slots` is the first map of the units of order. When members are added or removed, slots move, and slots.py has the map.
-
 HOME = "home"  # the server whose store is the domain's own
 _MAX_PATTERN = 1024  # as many as there are slots
+CHALLENGE_MS = 900.0
+LOOK_MS = 400.0  # at least so often a process looks at the lease's file, and asks the store
+ANSWER_MS = 1_100.0  # a question without an answer for so long counts as failed
+SUSPICION_MS = 150.0  # after so long without an answer, a look at the store's address may tell more
+# So long after its question an answer proves that the store is reached. At least one look meets each answer that came in time; and
+# a store that hangs is down within its lease and 2 s, because no renewal rests on an older answer.
+PROOF_MS = ANSWER_MS + LOOK_MS + 100.0
+READ_MS, WRITE_MS = 2_000.0, 5_000.0
+HOLD_EFFORT, RETURN_EFFORT = 0.8, 0.4
+VALID_MS = READ_MS + WRITE_MS + 1_000.0  # so long after its begin a sample tells something
+FAILED = math.inf
+_SHORTEST_PAUSE_MS, _LONGEST_PAUSE_MS = 300.0, 10_000.0
+_REST = 2.0  # a sample is followed by a pause of so many times its length, so that samples do not make a store slow
 
 
+# -- where the members of a destination are ----------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Placement:
-    """`members`: id and server of each member, in the order of the declaration. `next_id` was never used. Slot s of the
-    units of order belongs to `slots[s % len(slots)]`."""
+    """Where the members of a destination are: their ids, their servers, and the slots of units of order.
+
+    A destination that targets servers has one member on each (uniform). Ids are given once: a server that is removed and added
+    again gets a member with a new id, so no record set, offset or acknowledgement ever means another member than it meant.
+
+        the declaration ...        its member
+        -------------------        ----------
+        keeps a server             keeps its id and its messages
+        adds a server              gets the next id
+        removes a server           goes, if it is empty; else it leaves, and goes later
+
+    `slots` is the first map of the units of order. When members are added or removed, slots move, and the table has a `SlotMap`.
+
+    `members`: id and server of each member, in the order of the declaration. `next_id` was never used. Slot s of the
+    units of order belongs to `slots[s % len(slots)]`.
+    """
 
     members: tuple[tuple[int, str], ...]
     next_id: int
@@ -227,26 +155,15 @@ def _owners(slots: Sequence[int], ids: Sequence[int]) -> tuple[int, ...]:
     return tuple(owner if owner in ids else next(heirs) for owner in repeated)
 
 
-# -- whether a store answers soon enough for its users -----------------------------------------------------------------
-# Pure.
-#
-# A consumer waits READ_MS for a server's part of a batch, and WRITE_MS for its claim; a server that needs longer is left out of the
-# batch. A *sample* asks a store as much as one delivery does. Its *effort* is the share of that time which the store took for the
-# questions or for the writes, whichever is the larger.
-#
-#     the lease is    a sample speaks for the store with an effort of at most
-#     ------------    --------------------------------------------------------
-#     held            HOLD_EFFORT
-#     lapsed          RETURN_EFFORT
-#
-# In between the lease remains what it is. So a store whose delay is constant is up or down, and never both in turn.
+# -- a process's way to a store ----------------------------------------------------------------------------------------
+class Reach(Enum):
+    """What a process knows of its own way to the store."""
 
-READ_MS, WRITE_MS = 2_000.0, 5_000.0
-HOLD_EFFORT, RETURN_EFFORT = 0.8, 0.4
-VALID_MS = READ_MS + WRITE_MS + 1_000.0  # so long after its begin a sample tells something
-FAILED = math.inf
-_SHORTEST_PAUSE_MS, _LONGEST_PAUSE_MS = 300.0, 10_000.0
-_REST = 2.0  # a sample is followed by a pause of so many times its length, so that samples do not make a store slow
+    ANSWERED = "it has an answer of the store"
+    SLOW = "it has answers, too late for its users"
+    ABSENT = "there is no store at its address"
+    SILENT = "it has no answer"
+    UNKNOWN = "it has just asked"
 
 
 class Promptness(Enum):
@@ -268,7 +185,19 @@ def allowed_effort(*, lapsed: bool) -> float:
 @dataclass(frozen=True)
 class Samples:
     """What one process knows by its samples of a store. Times are of its monotonic clock, in ms. `under_way_ms`: when the one began
-    that has not ended."""
+    that has not ended.
+
+    A consumer waits READ_MS for a server's part of a batch, and WRITE_MS for its claim; a server that needs longer is left out of
+    the batch. A *sample* asks a store as much as one delivery does. Its *effort* is the share of that time which the store took for
+    the questions or for the writes, whichever is the larger.
+
+        the lease is    a sample speaks for the store with an effort of at most
+        ------------    --------------------------------------------------------
+        held            HOLD_EFFORT
+        lapsed          RETURN_EFFORT
+
+    In between the lease remains what it is. So a store whose delay is constant is up or down, and never both in turn.
+    """
 
     under_way_ms: float | None = None
     begun_ms: float | None = None  # of the last one that ended
@@ -300,65 +229,49 @@ class Samples:
         return Promptness.GOOD if self.begun_ms >= max(since_ms, now_ms - VALID_MS) else Promptness.UNKNOWN
 
 
-# -- when a server counts as away, and what each process does about it -------------------------------------------------
-# Pure.
-#
-# A server is a store; it has no process of its own. So the processes that use the store keep the server's lease: a small file in
-# the domain with a token, which they replace while the store answers them. Each process decides by what it sees itself:
-#
-#     a process ...                       the lease is ...    and it ...
-#     -------------                       ----------------    ----------
-#     has an answer of the store          fresh               waits
-#                                         due, or challenged  renews it
-#                                         of a lapsed term    renews it, and begins a term in which it is held
-#     has answers, too late for users     not over            doubts it
-#                                         over                begins a term in which it has lapsed
-#     finds no store at its address       fresh, or due       challenges it
-#                                         challenged          waits
-#                                         over                begins a term in which it has lapsed
-#     has no answer, for whatever reason  not over            waits
-#                                         over                begins a term in which it has lapsed
-#
-# No clocks are compared. A process measures by its own monotonic clock for how long it has seen the same token. A lease is *due*
-# after a third of its length, and *over* after its whole length. So one process that cannot reach the store changes nothing while
-# another one can: that one renews. No process ends the lease of a store that no process asks.
-#
-# A store that hangs may only be slow, so nothing but the whole length tells. A killed one is known sooner: its address refuses
-# connections, or its folder does not exist. That proves no more than a firewall or an unmounted disk of this one host would.
-# So the process asks all others by a *challenge*, a mark in the lease's file. A process with an answer that it asked for after it
-# saw the mark renews the lease, which removes the mark. A lease that stays challenged for CHALLENGE_MS is over. An answered
-# challenge is not repeated before the length of the lease has passed.
-#
-# A store may also answer, but too late for its users: they wait a limited time for a delivery. So where a delivery was late or failed,
-# its process takes *samples* (core/delivery_sample.py), and its answers renew the lease only with a good one. Others may have other
-# ways to the store, so it asks them by a *doubt*, a second mark in the lease's file: from then on no process renews without a good
-# sample that it began after it saw the mark; one that has it removes the mark. Nor does a lapse end without a good sample, whose
-# limit is lower. While no delivery fails and no lease has lapsed, no samples are taken.
-#
-# What can go wrong, and what it costs: processes with answers may all be slow when the lease ends, or stand still. Then a server
-# is down although its store answers; senders avoid it until the first process with an answer ends that term, within a second.
-# Nothing is lost by it, and no message comes twice: which messages are whose is in the store alone. A process that stood still
-# itself, for half of the length, begins to measure again, because the others may have stood still with it.
+@dataclass(frozen=True)
+class Contact:
+    """What one process knows from asking a store. All times are of its monotonic clock, in ms, and of the question: an answer
+    proves nothing about the time after it was asked for."""
 
-CHALLENGE_MS = 900.0
-LOOK_MS = 400.0  # at least so often a process looks at the lease's file, and asks the store
-ANSWER_MS = 1_100.0  # a question without an answer for so long counts as failed
-SUSPICION_MS = 150.0  # after so long without an answer, a look at the store's address may tell more
-# So long after its question an answer proves that the store is reached. At least one look meets each answer that came in time; and
-# a store that hangs is down within its lease and 2 s, because no renewal rests on an older answer.
-PROOF_MS = ANSWER_MS + LOOK_MS + 100.0
+    asked_ms: float | None = None  # the question that has no answer yet
+    answered_ms: float | None = None
+    failed_ms: float | None = None
+    absent_ms: float | None = None  # a look at the address found no store
+
+    def asked(self, now_ms: float) -> Contact:
+        return replace(self, asked_ms=now_ms)
+
+    def answered(self) -> Contact:
+        return replace(self, asked_ms=None, answered_ms=self.asked_ms, absent_ms=None)
+
+    def failed(self) -> Contact:
+        return replace(self, asked_ms=None, failed_ms=self.asked_ms)
+
+    def looked(self, now_ms: float, *, absent: bool) -> Contact:
+        return replace(self, absent_ms=now_ms if absent else None)
+
+    def is_suspicious(self, now_ms: float) -> bool:
+        """Worth a look at the store's address."""
+        waits = self.asked_ms is not None and now_ms - self.asked_ms >= SUSPICION_MS
+        return waits or self._last_failed
+
+    def reach(self, now_ms: float, challenged_ms: float | None) -> Reach:
+        """An answer to a question from before the challenge does not answer it."""
+        if self.absent_ms is not None and self.is_suspicious(now_ms):
+            return Reach.ABSENT
+        if self._last_failed or (self.asked_ms is not None and now_ms - self.asked_ms >= ANSWER_MS):
+            return Reach.SILENT
+        if self.answered_ms is None or now_ms - self.answered_ms > PROOF_MS:
+            return Reach.UNKNOWN
+        return Reach.UNKNOWN if challenged_ms is not None and self.answered_ms < challenged_ms else Reach.ANSWERED
+
+    @property
+    def _last_failed(self) -> bool:
+        return self.failed_ms is not None and (self.answered_ms is None or self.failed_ms > self.answered_ms)
 
 
-class Reach(Enum):
-    """What a process knows of its own way to the store."""
-
-    ANSWERED = "it has an answer of the store"
-    SLOW = "it has answers, too late for its users"
-    ABSENT = "there is no store at its address"
-    SILENT = "it has no answer"
-    UNKNOWN = "it has just asked"
-
-
+# -- the lease ---------------------------------------------------------------------------------------------------------
 class Phase(Enum):
     """The lease, as one process sees it."""
 
@@ -485,48 +398,6 @@ class LeaseView:
 
 
 @dataclass(frozen=True)
-class Contact:
-    """What one process knows from asking a store. All times are of its monotonic clock, in ms, and of the question: an answer
-    proves nothing about the time after it was asked for."""
-
-    asked_ms: float | None = None  # the question that has no answer yet
-    answered_ms: float | None = None
-    failed_ms: float | None = None
-    absent_ms: float | None = None  # a look at the address found no store
-
-    def asked(self, now_ms: float) -> Contact:
-        return replace(self, asked_ms=now_ms)
-
-    def answered(self) -> Contact:
-        return replace(self, asked_ms=None, answered_ms=self.asked_ms, absent_ms=None)
-
-    def failed(self) -> Contact:
-        return replace(self, asked_ms=None, failed_ms=self.asked_ms)
-
-    def looked(self, now_ms: float, *, absent: bool) -> Contact:
-        return replace(self, absent_ms=now_ms if absent else None)
-
-    def is_suspicious(self, now_ms: float) -> bool:
-        """Worth a look at the store's address."""
-        waits = self.asked_ms is not None and now_ms - self.asked_ms >= SUSPICION_MS
-        return waits or self._last_failed
-
-    def reach(self, now_ms: float, challenged_ms: float | None) -> Reach:
-        """An answer to a question from before the challenge does not answer it."""
-        if self.absent_ms is not None and self.is_suspicious(now_ms):
-            return Reach.ABSENT
-        if self._last_failed or (self.asked_ms is not None and now_ms - self.asked_ms >= ANSWER_MS):
-            return Reach.SILENT
-        if self.answered_ms is None or now_ms - self.answered_ms > PROOF_MS:
-            return Reach.UNKNOWN
-        return Reach.UNKNOWN if challenged_ms is not None and self.answered_ms < challenged_ms else Reach.ANSWERED
-
-    @property
-    def _last_failed(self) -> bool:
-        return self.failed_ms is not None and (self.answered_ms is None or self.failed_ms > self.answered_ms)
-
-
-@dataclass(frozen=True)
 class Evidence:
     """All that one process knows of its way to the store. `late_ms`: since when one of its own deliveries has been late or has
     failed, and no good sample was taken."""
@@ -570,3 +441,125 @@ def decide(view: LeaseView, evidence: Evidence, now_ms: float, *, lapsed: bool) 
     """What a process does now. `lapsed`: of the newest term in the domain."""
     act = ACTS[lapsed, evidence.reach(view, now_ms, lapsed=lapsed)][view.phase(now_ms)]
     return act if view.may(act, now_ms) else Act.WAIT
+
+
+# -- terms, and what was sent meanwhile --------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class LeaseTerm:
+    """A time during which a server's lease is held, or has lapsed. `lapsed_ms`: since when; None: it is held.
+
+    Terms are counted for each server, from 1, and each follows another in the domain by a file that only one process can create
+    (log/destinations/servers.py). A destination's table has the newest term that it knows. A table never goes back to an earlier
+    term, so processes that commit terms late, twice or in the wrong order leave every table at the newest one.
+    """
+
+    number: int = 0
+    lapsed_ms: int | None = None
+
+    def next(self, lapsed_ms: int | None) -> LeaseTerm:
+        return LeaseTerm(self.number + 1, lapsed_ms)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"term": self.number, **({} if self.lapsed_ms is None else {"lapsedMs": self.lapsed_ms})}
+
+    @staticmethod
+    def from_json(stored: Mapping[str, Any]) -> LeaseTerm:
+        """Raises KeyError, TypeError or ValueError."""
+        lapsed = stored.get("lapsedMs")
+        return LeaseTerm(int(stored["term"]), None if lapsed is None else int(lapsed))
+
+
+HELD = LeaseTerm()  # of a server whose lease never lapsed
+
+
+class Span(NamedTuple):
+    """The messages of a member: the first that the table still has, and the last ever sent."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Outages:
+    """Which messages of a replicated distributed topic were sent while a server was down. `over`: server -> member -> messages sent
+    while it was down. `begun`: server that is down -> member -> the first message since.
+
+    Such a topic stores a message once, in one of its members, and each server has subscriptions with positions in all members.
+    So a server that is down misses a part of each member:
+
+        a commit ...                    for this server and each member
+        ------------                    -------------------------------
+        takes the server down           an outage begins behind the last message
+        of a sender                     (it needs to note nothing)
+        brings the server up            the outage ends with the last message; without messages it leaves nothing behind
+
+    All three are commits to the log that numbers the messages, so on one version of the table each message is inside an outage or
+    outside, and no clock matters. A member that is added while a server is down belongs to the outage as a whole.
+
+    Once the server is up, its subscriptions get the persistent messages of an outage. They skip the others, which a JMS server
+    would have kept in memory alone. With `storeEnabled: false` they skip them all.
+
+    An outage whose messages have been removed from the table is forgotten with the next commit that takes a server down or up.
+    """
+
+    over: Mapping[str, Mapping[int, Ranges]] = field(default_factory=dict)
+    begun: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+
+    def missed(self, server: str, member: int, last: int) -> Ranges:
+        """Those up to `last` that were sent while the server was down."""
+        found = self.over.get(server, {}).get(member, EMPTY).between(1, last)
+        if server not in self.begun:
+            return found
+        return found | _messages(self.begun[server].get(member, 1), last)
+
+    def following(self, down: Collection[str], servers: Collection[str], members: Mapping[int, Span]) -> Outages:
+        """After a commit by which exactly `down` are down, of the servers that the topic is on; `members` are its members
+        before that commit's messages."""
+        begun = {server: self.begun.get(server) or _behind(members) for server in servers if server in down}
+        over: dict[str, dict[int, Ranges]] = {}
+        for server in servers:
+            for member, span in members.items():
+                missed = self.over.get(server, {}).get(member, EMPTY)
+                if server in self.begun and server not in down:
+                    missed |= _messages(self.begun[server].get(member, 1), span.last)
+                if kept := missed.between(span.first, span.last):
+                    over.setdefault(server, {})[member] = kept
+        return Outages(over, begun)
+
+    # -- stored form ----------------------------------------------------------------------------------------------
+    def to_json(self) -> list[list[Any]]:
+        """[server, member, first, last], with null for the last while the server is down."""
+        over = [
+            [server, member, first, last]
+            for server, missed in self.over.items()
+            for member, ranges in missed.items()
+            for first, last in ranges
+        ]
+        begun = [
+            [server, member, first, None] for server, firsts in self.begun.items() for member, first in firsts.items()
+        ]
+        return sorted(over + begun, key=lambda row: (row[0], row[1], row[2]))
+
+    @staticmethod
+    def from_json(stored: Iterable[Any]) -> Outages:
+        """Raises ValueError or TypeError."""
+        over: dict[str, dict[int, Ranges]] = {}
+        begun: dict[str, dict[int, int]] = {}
+        for server, member, first, last in stored:
+            if last is None:
+                begun.setdefault(str(server), {})[int(member)] = int(first)
+            else:
+                missed = over.setdefault(str(server), {})
+                missed[int(member)] = missed.get(int(member), EMPTY) | Ranges.of((int(first), int(last)))
+        return Outages(over, begun)
+
+
+NO_OUTAGES = Outages()
+
+
+def _messages(first: int, last: int) -> Ranges:
+    return Ranges.of((first, last)) if first <= last else EMPTY
+
+
+def _behind(members: Mapping[int, Span]) -> dict[int, int]:
+    return {member: span.last + 1 for member, span in members.items()}

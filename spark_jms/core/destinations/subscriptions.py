@@ -1,4 +1,4 @@
-"""Subscriptions that consumers use now: which of them may use one together, and which end with their consumers. Pure.
+"""Subscriptions: their names, where their positions are, which consumers may use one together, and their limit. Pure.
 
     name        in the table   ends                        consumers
     ---------   ------------   -------------------------   ------------------------------------------
@@ -6,15 +6,34 @@
     ~billing    no             with its last consumer      several, or one that is exclusive
     ~~3         no             with its consumer           one; the number is used again afterwards
 
-The first is durable. A table's subscriptions are never called `~…`, so the three cannot be confused. On a replicated topic
-the server comes before the name or number: `~east@billing` (subscription_name.py).
+The first is durable. A table's subscriptions are never called `~…`, so the three cannot be confused. A client id comes before
+the name:
 
-One that is not durable takes the members that its consumers take: a consumer of `east@prices` leaves the other members to purge.
-When a consumer comes that takes more, the subscription begins there with the messages sent from then on.
+    policy         connections with this client id   the subscription `billing` is kept as
+    ------------   -------------------------------   -------------------------------------
+    (no id)        –                                 billing
+    restricted     one at a time in the domain       app:billing
+    unrestricted   any number                        app::billing
 
-The store has one record for each topic with all uses. A use counts while its session lives. A subscription that is not
-durable is entered *before* its floors are read, and a purge reads the record *after* it has fixed its snapshot. So either
-the purge meets the entry, or every message that it removes was sent before the subscription began.
+A subscription belongs to its client id *and* policy, so the three are different ones. No name has a colon or an @ in it.
+
+    the destination is                     the record set of a subscription and a member is on
+    ------------------                     -------------------------------------------------------
+    a queue, a topic                       the server of the member
+    a partitioned distributed topic        the server of the member: a subscription is on all servers
+    a replicated distributed topic         the server of the subscription: that one has a record set for every member
+
+The messages are always in the destination's table, once.
+
+On a replicated topic the server comes before all of the name (`east@app:billing`), so `billing` on one server is another
+subscription than `billing` on another, as it would be on two topics:
+
+    kept as          its positions in all members are          durable
+    -------          ----------------------------------        -------
+    east@billing     on the server `east`                      yes
+    ~east@billing    on the server `east`                      no
+    ~~east@3         on the server `east`                      no
+    billing          each on the server of its member          yes; a topic that is not replicated
 
 Features: C10, D6, D7, T4 (docs/FEATURES.md)
 """
@@ -44,9 +63,16 @@ from spark_jms.errors import (
 )
 
 FORMAT_VERSION = 2  # of uses that take some members alone; all others have 1
-_SHARED, _ALONE = "~", "~~"
+_SHARED, _ALONE = "~", "~~"  # before the names of those that are not durable
+_NOT_DURABLE, _AT = "~", "@"
+ClientIdPolicy = Literal["restricted", "unrestricted"]
+POLICIES: tuple[ClientIdPolicy, ...] = get_args(ClientIdPolicy)
+_SEPARATORS = {"restricted": ":", "unrestricted": "::"}
+_KEPT = re.compile(r"(?:(?P<server>[^:@]+)@)?(?:(?P<client>[^:@]+)::?)?(?P<name>[^:@]+)\Z")
+LIMIT = "subscription limit"  # the consumer of dropped messages, in the acknowledgement table
 
 
+# -- names -------------------------------------------------------------------------------------------------------------
 def is_durable(subscription: str) -> bool:
     return not subscription.startswith(_SHARED)
 
@@ -62,6 +88,127 @@ def alone_name(used: Set[str], server: str | None = None) -> str:
     return next(kept for name in names if (kept := _ALONE + name) not in used)
 
 
+@dataclass(frozen=True)
+class ClientIdentity:
+    """Raises OptionError for a wrong id or policy."""
+
+    client_id: str | None = None
+    policy: str = "restricted"
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise OptionError(f"the client id policy is {self.policy!r}, but must be one of {', '.join(POLICIES)}")
+        if self.client_id is not None:
+            _checked("client id", self.client_id)
+
+    @property
+    def is_restricted(self) -> bool:
+        """Only one connection may have it at a time."""
+        return self.client_id is not None and self.policy == "restricted"
+
+    def kept(self, subscription: str) -> str:
+        """What a subscription of this client is kept as."""
+        _checked("subscription", subscription)
+        return subscription if self.client_id is None else f"{self.client_id}{_SEPARATORS[self.policy]}{subscription}"
+
+
+def check_kept(subscription: str) -> None:
+    """Raises ModuleFileError unless `ClientIdentity.kept` could have returned it, or `on_server` of that."""
+    parts = _KEPT.match(subscription)
+    if parts is None:
+        check_name("subscription", subscription)
+        return
+    for what, part in (("server", "server"), ("client id", "client"), ("subscription", "name")):
+        if parts[part] is not None:
+            check_name(what, parts[part])
+
+
+def _checked(what: str, name: str) -> None:
+    try:
+        check_name(what, name)
+    except ModuleFileError as error:
+        raise OptionError(str(error)) from None
+
+
+def on_server(server: str, name: str) -> str:
+    return f"{server}{_AT}{name}"
+
+
+def server_of_subscription(kept: str) -> str | None:
+    """None: its positions are with the members."""
+    server, at, _ = kept.lstrip(_NOT_DURABLE).partition(_AT)
+    return server if at else None
+
+
+# -- where the positions are -------------------------------------------------------------------------------------------
+def record_server(declared: Destination, subscription: str, member: int) -> str:
+    """The server with the record set of this subscription and member."""
+    own = _own_server(declared, subscription)
+    return declared.server_of(member) if own is None else own
+
+
+def record_servers(declared: Destination, subscription: str) -> list[str]:
+    """The servers with record sets of a subscription, as far as the destination is on them."""
+    own = _own_server(declared, subscription)
+    return [server for server in declared.servers_in_use() if own in (None, server)]
+
+
+def recorded_on(declared: Destination, server: str, subscription: str) -> list[int]:
+    """The members whose record sets for this subscription are on the server."""
+    return [member for member in declared.member_ids if record_server(declared, subscription, member) == server]
+
+
+def kept_at(declared: Destination, server: str | None, kept: str) -> str:
+    """What a subscription is kept as, of which a consumer of `server@topic` (None: of `topic`) speaks."""
+    if server is None or not declared.is_replicated or server_of_subscription(kept) is not None:
+        return kept
+    return on_server(server, kept)
+
+
+def named_by(declared: Destination, server: str | None, kept: Sequence[str]) -> list[str]:
+    """Of these subscriptions, those that `server@topic` (None: `topic`) names: of a replicated topic, those on the server."""
+    if server is None or not declared.is_replicated:
+        return list(kept)
+    return [name for name in kept if server_of_subscription(name) == server]
+
+
+def missed(declared: Destination, subscription: str, member: int, last: int) -> Ranges:
+    """The messages up to `last` that were sent while the subscription's server was down."""
+    own = _own_server(declared, subscription)
+    return EMPTY if own is None else declared.outages.missed(own, member, last)
+
+
+def _own_server(declared: Destination, subscription: str) -> str | None:
+    """The one that has all its record sets; None: they are with the members."""
+    return server_of_subscription(subscription) if declared.is_replicated else None
+
+
+def check_durable(declared: Destination, kept: str) -> None:
+    """That a durable subscription of the topic may be kept under this name. Raises InvalidDestinationError."""
+    own, servers = server_of_subscription(kept), declared.servers_in_use()
+    if not declared.is_replicated:
+        if own is not None:
+            raise InvalidDestinationError(
+                f"subscription {kept!r} names a server, but the subscriptions of {declared.name} are not on one server each: "
+                "only those of a replicated distributed topic are"
+            )
+    elif own is None:
+        raise InvalidDestinationError(
+            f"{declared.name} is a replicated distributed topic, and {kept!r} would be a durable subscription on all its "
+            f"servers: make it on one, as a consumer of {servers[0]}@{declared.name} (it is on: {', '.join(servers)})"
+        )
+    elif own not in servers:
+        raise InvalidDestinationError(
+            f"{declared.name} has no member on a server {own!r} (it is on: {', '.join(servers)})"
+        )
+    elif not declared.store_enabled:
+        raise InvalidDestinationError(
+            f"{declared.name} has storeEnabled: false, so its subscriptions are not durable: give the consumer durable=False, or "
+            "no subscription"
+        )
+
+
+# -- the uses of a topic's subscriptions -------------------------------------------------------------------------------
 def server_for(
     name: str | None, known: Mapping[str, ActiveSubscription], answering: Sequence[str], home: str | None = None
 ) -> str:
@@ -91,8 +238,17 @@ class LiveSubscription:
 
 @dataclass(frozen=True)
 class ActiveSubscription:
-    """`users`: session -> whether its consumer is exclusive. `floors` are None of a durable subscription, whose table has
-    them, and while they are being read. `only`: the members that its consumers take (None: all)."""
+    """The uses of one subscription by the consumers that it has now. `users`: session -> whether its consumer is exclusive. `floors`
+    are None of a durable subscription, whose table has them, and while they are being read. `only`: the members that its consumers
+    take (None: all).
+
+    One that is not durable takes the members that its consumers take: a consumer of `east@prices` leaves the other members to
+    purge. When a consumer comes that takes more, the subscription begins there with the messages sent from then on.
+
+    The store has one record for each topic with all uses. A use counts while its session lives. A subscription that is not
+    durable is entered *before* its floors are read, and a purge reads the record *after* it has fixed its snapshot. So either
+    the purge meets the entry, or every message that it removes was sent before the subscription began.
+    """
 
     name: str
     users: Mapping[str, bool] = field(default_factory=dict)
@@ -170,88 +326,7 @@ class ActiveSubscription:
             raise RecordSetError(f"the use of subscription {name} cannot be read from the store ({error!r})") from error
 
 
-# -- client identifiers: which connection a subscription belongs to ----------------------------------------------------
-# Pure.
-#
-#     policy         connections with this client id   the subscription `billing` is kept as
-#     ------------   -------------------------------   -------------------------------------
-#     (no id)        –                                 billing
-#     restricted     one at a time in the domain       app:billing
-#     unrestricted   any number                        app::billing
-#
-# A subscription belongs to its client id *and* policy, so the three are different ones. No name has a colon or an @ in it. On a
-# replicated topic a server comes before all of it: `east@app:billing` (subscription_name.py).
-
-ClientIdPolicy = Literal["restricted", "unrestricted"]
-POLICIES: tuple[ClientIdPolicy, ...] = get_args(ClientIdPolicy)
-_SEPARATORS = {"restricted": ":", "unrestricted": "::"}
-_KEPT = re.compile(r"(?:(?P<server>[^:@]+)@)?(?:(?P<client>[^:@]+)::?)?(?P<name>[^:@]+)\Z")
-
-
-@dataclass(frozen=True)
-class ClientIdentity:
-    """Raises OptionError for a wrong id or policy."""
-
-    client_id: str | None = None
-    policy: str = "restricted"
-
-    def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise OptionError(f"the client id policy is {self.policy!r}, but must be one of {', '.join(POLICIES)}")
-        if self.client_id is not None:
-            _checked("client id", self.client_id)
-
-    @property
-    def is_restricted(self) -> bool:
-        """Only one connection may have it at a time."""
-        return self.client_id is not None and self.policy == "restricted"
-
-    def kept(self, subscription: str) -> str:
-        """What a subscription of this client is kept as."""
-        _checked("subscription", subscription)
-        return subscription if self.client_id is None else f"{self.client_id}{_SEPARATORS[self.policy]}{subscription}"
-
-
-def check_kept(subscription: str) -> None:
-    """Raises ModuleFileError unless `ClientIdentity.kept` could have returned it, or `on_server` of that."""
-    parts = _KEPT.match(subscription)
-    if parts is None:
-        check_name("subscription", subscription)
-        return
-    for what, part in (("server", "server"), ("client id", "client"), ("subscription", "name")):
-        if parts[part] is not None:
-            check_name(what, parts[part])
-
-
-def _checked(what: str, name: str) -> None:
-    try:
-        check_name(what, name)
-    except ModuleFileError as error:
-        raise OptionError(str(error)) from None
-
-
-# -- the limit of a subscription: which of its messages make room for new ones -----------------------------------------
-# Pure.
-#
-# Messages arrive at a subscription in the order of their sequences. One that finds it full takes the place of the *head*, the
-# message that would be delivered first among those that were there before:
-#
-#     for each message that arrives
-#         while the subscription has `limit` messages or more, and one of them may be dropped
-#             drop the head of those that may be
-#         the message joins the subscription
-#
-# So the newest message always stays, and if none of the others may be dropped, the subscription exceeds its limit. What may
-# not be dropped counts too. A unit of work that is complete is one thing: it is dropped as a whole, and has its place where
-# its last part arrived.
-#
-# In a log nothing happens at the moment of an arrival. The holder of the record set decides later, for all messages that
-# have arrived since it last found too many; `LimitAccount` remembers up to where that was. So a message that was over the limit
-# and could not be dropped is not dropped without a new arrival, even when that becomes possible.
-
-LIMIT = "subscription limit"  # the consumer of dropped messages, in the acknowledgement table
-
-
+# -- the limit ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class LimitAccount:
     """Of a record set. `arrived`: the last sequence that the limit was applied to. `dropped`: how many messages have made room
@@ -275,7 +350,24 @@ class Droppable:
 
 
 def dropped(present: int, arrived: Ranges, droppable: Droppable, limit: int) -> Ranges:
-    """What the messages of `arrived` displace in a subscription that had `present` others, all of them unfinished."""
+    """What the messages of `arrived` displace in a subscription that had `present` others, all of them unfinished.
+
+    Messages arrive at a subscription in the order of their sequences. One that finds it full takes the place of the *head*, the
+    message that would be delivered first among those that were there before:
+
+        for each message that arrives
+            while the subscription has `limit` messages or more, and one of them may be dropped
+                drop the head of those that may be
+            the message joins the subscription
+
+    So the newest message always stays, and if none of the others may be dropped, the subscription exceeds its limit. What may
+    not be dropped counts too. A unit of work that is complete is one thing: it is dropped as a whole, and has its place where
+    its last part arrived.
+
+    In a log nothing happens at the moment of an arrival. The holder of the record set decides later, for all messages that
+    have arrived since it last found too many; `LimitAccount` remembers up to where that was. So a message that was over the limit
+    and could not be dropped is not dropped without a new arrival, even when that becomes possible.
+    """
     excess = present + arrived.count - limit
     if excess <= 0 or not arrived:
         return EMPTY
@@ -306,107 +398,3 @@ def _one_by_one(present: int, arrived: Ranges, droppable: Droppable, limit: int)
         if sequence in joins:
             heapq.heappush(heads, joins[sequence])
     return Ranges.from_numbers([s for index in out for s in sequences[ends[index] : ends[index + 1]]])
-
-
-# -- the server in the name of a subscription of a replicated distributed topic ----------------------------------------
-# Pure.
-#
-#     kept as          its positions in all members are          durable
-#     -------          ----------------------------------        -------
-#     east@billing     on the server `east`                      yes
-#     ~east@billing    on the server `east`                      no
-#     ~~east@3         on the server `east`                      no
-#     billing          each on the server of its member          yes; a topic that is not replicated
-#
-# So `billing` on one server is another subscription than `billing` on another, as it would be on two topics.
-
-_NOT_DURABLE, _AT = "~", "@"
-
-
-def on_server(server: str, name: str) -> str:
-    return f"{server}{_AT}{name}"
-
-
-def server_of_subscription(kept: str) -> str | None:
-    """None: its positions are with the members."""
-    server, at, _ = kept.lstrip(_NOT_DURABLE).partition(_AT)
-    return server if at else None
-
-
-# -- where the positions of a subscription are -------------------------------------------------------------------------
-# Pure.
-#
-#     the destination is                     the record set of a subscription and a member is on
-#     ------------------                     -------------------------------------------------------
-#     a queue, a topic                       the server of the member
-#     a partitioned distributed topic        the server of the member: a subscription is on all servers
-#     a replicated distributed topic         the server of the subscription: that one has a record set for every member
-#
-# The messages are always in the destination's table, once.
-
-
-def record_server(declared: Destination, subscription: str, member: int) -> str:
-    """The server with the record set of this subscription and member."""
-    own = _own_server(declared, subscription)
-    return declared.server_of(member) if own is None else own
-
-
-def record_servers(declared: Destination, subscription: str) -> list[str]:
-    """The servers with record sets of a subscription, as far as the destination is on them."""
-    own = _own_server(declared, subscription)
-    return [server for server in declared.servers_in_use() if own in (None, server)]
-
-
-def recorded_on(declared: Destination, server: str, subscription: str) -> list[int]:
-    """The members whose record sets for this subscription are on the server."""
-    return [member for member in declared.member_ids if record_server(declared, subscription, member) == server]
-
-
-def kept_at(declared: Destination, server: str | None, kept: str) -> str:
-    """What a subscription is kept as, of which a consumer of `server@topic` (None: of `topic`) speaks."""
-    if server is None or not declared.is_replicated or server_of_subscription(kept) is not None:
-        return kept
-    return on_server(server, kept)
-
-
-def named_by(declared: Destination, server: str | None, kept: Sequence[str]) -> list[str]:
-    """Of these subscriptions, those that `server@topic` (None: `topic`) names: of a replicated topic, those on the server."""
-    if server is None or not declared.is_replicated:
-        return list(kept)
-    return [name for name in kept if server_of_subscription(name) == server]
-
-
-def missed(declared: Destination, subscription: str, member: int, last: int) -> Ranges:
-    """The messages up to `last` that were sent while the subscription's server was down."""
-    own = _own_server(declared, subscription)
-    return EMPTY if own is None else declared.outages.missed(own, member, last)
-
-
-def _own_server(declared: Destination, subscription: str) -> str | None:
-    """The one that has all its record sets; None: they are with the members."""
-    return server_of_subscription(subscription) if declared.is_replicated else None
-
-
-def check_durable(declared: Destination, kept: str) -> None:
-    """That a durable subscription of the topic may be kept under this name. Raises InvalidDestinationError."""
-    own, servers = server_of_subscription(kept), declared.servers_in_use()
-    if not declared.is_replicated:
-        if own is not None:
-            raise InvalidDestinationError(
-                f"subscription {kept!r} names a server, but the subscriptions of {declared.name} are not on one server each: "
-                "only those of a replicated distributed topic are"
-            )
-    elif own is None:
-        raise InvalidDestinationError(
-            f"{declared.name} is a replicated distributed topic, and {kept!r} would be a durable subscription on all its "
-            f"servers: make it on one, as a consumer of {servers[0]}@{declared.name} (it is on: {', '.join(servers)})"
-        )
-    elif own not in servers:
-        raise InvalidDestinationError(
-            f"{declared.name} has no member on a server {own!r} (it is on: {', '.join(servers)})"
-        )
-    elif not declared.store_enabled:
-        raise InvalidDestinationError(
-            f"{declared.name} has storeEnabled: false, so its subscriptions are not durable: give the consumer durable=False, or "
-            "no subscription"
-        )

@@ -1,4 +1,13 @@
-"""Flow control: how fast a sender may send while its destination or server is armed. Pure; thresholds.py arms.
+"""Flow control: when a destination or server tells its senders to slow down, and how fast each of them may send then. Pure.
+
+Each of two measures of a destination or server, messages and bytes, is *armed* and unarmed by itself, with a band in between that
+changes nothing:
+
+                 above high    low to high    below low
+    unarmed      armed         unarmed        unarmed
+    armed        armed         armed          unarmed
+
+The destination or server is armed while one of its measures is.
 
 A sender is free, or it has a limit in messages a second. The limit is evaluated every `interval / steps`, a step:
 
@@ -33,6 +42,67 @@ from spark_jms.settings.fields import NO_THRESHOLD
 LONGEST_WAIT_S = 60.0  # of one send; what is unpaid then stays as debt
 
 
+@dataclass(frozen=True)
+class FlowThreshold:
+    """Of one measure: `high` is exceeded, or usage falls below `low`. NO_THRESHOLD: never armed."""
+
+    high: int = NO_THRESHOLD
+    low: int = NO_THRESHOLD
+
+    def arms(self, used: int, *, armed: bool) -> bool:
+        if self.high == NO_THRESHOLD or used < self.low:
+            return False
+        return armed or used > self.high
+
+
+@dataclass(frozen=True)
+class FlowThresholds:
+    messages: FlowThreshold = FlowThreshold()
+    bytes: FlowThreshold = FlowThreshold()
+
+    def __bool__(self) -> bool:
+        return self.messages.high != NO_THRESHOLD or self.bytes.high != NO_THRESHOLD
+
+    def to_json(self) -> dict[str, list[int]]:
+        return {"messages": [self.messages.high, self.messages.low], "bytes": [self.bytes.high, self.bytes.low]}
+
+    @staticmethod
+    def from_json(stored: Mapping[str, Any]) -> FlowThresholds:
+        """Raises ValueError or TypeError."""
+        return FlowThresholds(*(FlowThreshold(*map(int, stored.get(name, ()))) for name in ("messages", "bytes")))
+
+
+NO_THRESHOLDS = FlowThresholds()
+
+
+def thresholds_of(settings: DestinationSettings | ServerSettings) -> FlowThresholds:
+    return FlowThresholds(
+        FlowThreshold(settings.messages_threshold_high, settings.messages_threshold_low),
+        FlowThreshold(settings.bytes_threshold_high, settings.bytes_threshold_low),
+    )
+
+
+@dataclass(frozen=True)
+class Arming:
+    """Which measures are armed."""
+
+    messages: bool = False
+    bytes: bool = False
+
+    def __bool__(self) -> bool:
+        return self.messages or self.bytes
+
+    def after(self, thresholds: FlowThresholds, messages: int, size: int) -> Arming:
+        """By a usage of so many messages and bytes."""
+        return Arming(
+            thresholds.messages.arms(messages, armed=self.messages), thresholds.bytes.arms(size, armed=self.bytes)
+        )
+
+
+UNARMED = Arming()
+
+
+# -- the pace of a sender ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class FlowParameters:
     """Messages a second, `minimum` at most `maximum`. Within `interval_ms` a limit goes from one to the other, in `steps`."""
@@ -136,75 +206,3 @@ class Pace:
 
 
 FREE = Pace()
-
-
-# -- thresholds of a destination or server: when it tells its senders to slow down -------------------------------------
-# Pure.
-#
-# Each of the two measures, messages and bytes, is armed and unarmed by itself, with a band in between that changes nothing:
-#
-#                  above high    low to high    below low
-#     unarmed      armed         unarmed        unarmed
-#     armed        armed         armed          unarmed
-#
-# The destination or server is armed while one of its measures is.
-
-
-@dataclass(frozen=True)
-class FlowThreshold:
-    """Of one measure: `high` is exceeded, or usage falls below `low`. NO_THRESHOLD: never armed."""
-
-    high: int = NO_THRESHOLD
-    low: int = NO_THRESHOLD
-
-    def arms(self, used: int, *, armed: bool) -> bool:
-        if self.high == NO_THRESHOLD or used < self.low:
-            return False
-        return armed or used > self.high
-
-
-@dataclass(frozen=True)
-class FlowThresholds:
-    messages: FlowThreshold = FlowThreshold()
-    bytes: FlowThreshold = FlowThreshold()
-
-    def __bool__(self) -> bool:
-        return self.messages.high != NO_THRESHOLD or self.bytes.high != NO_THRESHOLD
-
-    def to_json(self) -> dict[str, list[int]]:
-        return {"messages": [self.messages.high, self.messages.low], "bytes": [self.bytes.high, self.bytes.low]}
-
-    @staticmethod
-    def from_json(stored: Mapping[str, Any]) -> FlowThresholds:
-        """Raises ValueError or TypeError."""
-        return FlowThresholds(*(FlowThreshold(*map(int, stored.get(name, ()))) for name in ("messages", "bytes")))
-
-
-NO_THRESHOLDS = FlowThresholds()
-
-
-def thresholds_of(settings: DestinationSettings | ServerSettings) -> FlowThresholds:
-    return FlowThresholds(
-        FlowThreshold(settings.messages_threshold_high, settings.messages_threshold_low),
-        FlowThreshold(settings.bytes_threshold_high, settings.bytes_threshold_low),
-    )
-
-
-@dataclass(frozen=True)
-class Arming:
-    """Which measures are armed."""
-
-    messages: bool = False
-    bytes: bool = False
-
-    def __bool__(self) -> bool:
-        return self.messages or self.bytes
-
-    def after(self, thresholds: FlowThresholds, messages: int, size: int) -> Arming:
-        """By a usage of so many messages and bytes."""
-        return Arming(
-            thresholds.messages.arms(messages, armed=self.messages), thresholds.bytes.arms(size, armed=self.bytes)
-        )
-
-
-UNARMED = Arming()

@@ -23,14 +23,14 @@ creates entry N + 1 if there is none: of several processes one succeeds, and the
 `TRANSITIONS` is this table, and every change goes through it.
 
 **The log ends a reservation.** A reservation has a slot of its destination and a number, that of its entry. The commit of its
-messages has the transaction (`quota/<ledger>/<slot>`, number), and is refused when the log has it. A sender that needs the room of
-an old reservation commits the same transaction without messages. The first of the two decides, as for transfers. So a sender
+messages has the transaction (`quota/<ledger>/<slot>`, number), and is refused when the log has it. A sender that needs the room
+of an old reservation commits the same transaction without messages. The first of the two decides, as for transfers. So a sender
 writes one entry, before its commit; the next entry that looks at the destination finds the transaction, and removes the
 reservation together with entering the new usage. Slots are used again, so a log has few such transactions.
 
-**Each process judges by its own clock.** A request is old when a process has seen it unchanged for some seconds (core/quota_watch.py).
-A sender that waits renews its request, which changes it. So no process compares its clock with another's, and a process that has
-just started ends nothing.
+**Each process judges by its own clock.** A request is old when a process has seen it unchanged for some seconds (`QuotaWatch`). A
+sender that waits renews its request, which changes it. So no process compares its clock with another's, and a process that has just
+started ends nothing.
 
 **Why used + reserved never exceeds the maximum.** A grant checks it, on the newest entry, after it has looked at its destination.
 What a destination commits is in an open reservation, until an entry looks at one version of its log and moves it from reserved
@@ -58,69 +58,16 @@ from typing import Any
 from spark_jms.core.destinations.destination import Subscription
 from spark_jms.core.messages.step_table import step_of
 
-# -- how long one process has seen the requests of a quota's ledger unchanged ------------------------------------------
-# Pure.
-#
-# Senders on other hosts have other clocks, so a process judges by its own: it notes when it has first seen a request as it is now.
-# A sender that waits renews its request every few seconds, which changes it. One that has died does not, and one whose reservation
-# stays the same has not committed.
-#
-#     a request is    and the process has seen it unchanged for    so it is
-#     ------------    -----------------------------------------    --------------------------------------------
-#     waiting         WAITING_S                                    old: it lapses
-#     reserved        RESERVED_S                                   old: the sender that needs the room ends it
-#
-# A process that lives for less than that, as `jmsq send`, would see no request as old. It takes those for old whose time by the
-# clock of their own sender ended ABANDONED_MS ago, far more than clocks differ.
-
-WAITING_S = 6.0
+FIFO, PREEMPTIVE = "FIFO", "Preemptive"
+UNLIMITED = -1
+FORMAT_VERSION = 1  # of a published usage
+WAITING_S = 6.0  # unchanged for so long, a waiting request is old
 RENEW_S = WAITING_S / 3
-RESERVED_S = 5.0
+RESERVED_S = 5.0  # unchanged for so long, a reservation is old
 ABANDONED_MS = 600_000
 
 
-@dataclass(frozen=True)
-class QuotaWatch:
-    """`since_s`: when the process first saw each request as it is, by its monotonic clock."""
-
-    since_s: Mapping[OpenRequest, float] = field(default_factory=dict)
-
-    def after(self, requests: Iterable[OpenRequest], now_s: float) -> QuotaWatch:
-        """The process sees these requests now, and no others."""
-        return QuotaWatch({one: self.since_s.get(one, now_s) for one in requests})
-
-    def old(self, now_s: float, now_ms: int) -> frozenset[OpenRequest]:
-        """`now_ms` is the wall clock's."""
-        return frozenset(
-            one
-            for one, since_s in self.since_s.items()
-            if now_s - since_s >= (WAITING_S if one.waits else RESERVED_S) or one.until_ms + ABANDONED_MS < now_ms
-        )
-
-
-# -- what a destination holds for its consumers: messages that are not finished, and their bytes -----------------------
-# Pure.
-#
-# Senders open no store, so they cannot read what consumers have finished. A process that can, publishes for each member what was
-# unfinished up to the member's last sequence at that time. A sender adds what its own snapshot of the log has behind that
-# sequence:
-#
-#     usage now = the published usage + the messages behind the published last sequences
-#
-# A subscription that began before these, and of which the publication does not know, may have all of them: then all messages in the
-# log count until the next publication.
-#
-# A purge publishes before it takes files out of the log. So the newest publication knows them as finished, and a late one, which does
-# not, is refused: usage that fell with the files does not rise again.
-#
-# Messages in flight, delayed and claimed ones are not finished. A topic's message is finished when every subscription has finished
-# it, and counts once. A publication that is late overstates the usage; nothing understates it.
-#
-# Bytes are those of the data files. A file counts with all its bytes until all its messages are finished.
-
-FORMAT_VERSION = 1
-
-
+# -- usage: what a destination holds for its consumers -----------------------------------------------------------------
 @dataclass(frozen=True)
 class MessageUsage:
     messages: int = 0
@@ -156,7 +103,25 @@ class MemberUsage:
 
 @dataclass(frozen=True)
 class PublishedUsage:
-    """Of one table. A member that is not in it has published nothing."""
+    """What a process has published of one table. A member that is not in it has published nothing.
+
+    Senders open no store, so they cannot read what consumers have finished. A process that can, publishes for each member what was
+    unfinished up to the member's last sequence at that time. A sender adds what its own snapshot of the log has behind that
+    sequence:
+
+        usage now = the published usage + the messages behind the published last sequences
+
+    A subscription that began before these, and of which the publication does not know, may have all of them: then all messages in
+    the log count until the next publication.
+
+    A purge publishes before it takes files out of the log. So the newest publication knows them as finished, and a late one, which
+    does not, is refused: usage that fell with the files does not rise again.
+
+    Messages in flight, delayed and claimed ones are not finished. A topic's message is finished when every subscription has
+    finished it, and counts once. A publication that is late overstates the usage; nothing understates it.
+
+    Bytes are those of the data files. A file counts with all its bytes until all its messages are finished.
+    """
 
     destination: str
     members: Mapping[int, MemberUsage] = field(default_factory=dict)
@@ -192,10 +157,7 @@ class PublishedUsage:
         return PublishedUsage(str(value["destination"]), members, subscriptions)
 
 
-FIFO, PREEMPTIVE = "FIFO", "Preemptive"
-UNLIMITED = -1
-
-
+# -- the ledger --------------------------------------------------------------------------------------------------------
 class QuotaRequestState(Enum):
     ABSENT = auto()
     WAITING = auto()
@@ -468,3 +430,37 @@ class Grant:
 
 def transaction_id(ledger: str, slot: int) -> str:
     return f"quota/{ledger}/{slot}"
+
+
+# -- old requests ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class QuotaWatch:
+    """How long one process has seen the requests of a quota's ledger unchanged. `since_s`: when the process first saw each request as
+    it is, by its monotonic clock.
+
+    Senders on other hosts have other clocks, so a process judges by its own: it notes when it has first seen a request as it is
+    now. A sender that waits renews its request every few seconds, which changes it. One that has died does not, and one whose
+    reservation stays the same has not committed.
+
+        a request is    and the process has seen it unchanged for    so it is
+        ------------    -----------------------------------------    --------------------------------------------
+        waiting         WAITING_S                                    old: it lapses
+        reserved        RESERVED_S                                   old: the sender that needs the room ends it
+
+    A process that lives for less than that, as `jmsq send`, would see no request as old. It takes those for old whose time by the
+    clock of their own sender ended ABANDONED_MS ago, far more than clocks differ.
+    """
+
+    since_s: Mapping[OpenRequest, float] = field(default_factory=dict)
+
+    def after(self, requests: Iterable[OpenRequest], now_s: float) -> QuotaWatch:
+        """The process sees these requests now, and no others."""
+        return QuotaWatch({one: self.since_s.get(one, now_s) for one in requests})
+
+    def old(self, now_s: float, now_ms: int) -> frozenset[OpenRequest]:
+        """`now_ms` is the wall clock's."""
+        return frozenset(
+            one
+            for one, since_s in self.since_s.items()
+            if now_s - since_s >= (WAITING_S if one.waits else RESERVED_S) or one.until_ms + ABANDONED_MS < now_ms
+        )

@@ -1,6 +1,6 @@
-"""What passed through each destination, minute by minute, and what it held then. Pure.
+"""What passed through each destination, minute by minute, and the most that destinations and servers have held. Pure.
 
-Each count has a position up to which the history has it, and the position is written with the count:
+Each count of the history is written with the position that it reaches to:
 
     sent       the sequences of a member: dense, never used twice; the window is that of JMSTimestamp
     finished   the rows of the acknowledgement table, which are numbered too; on a topic those of all subscriptions
@@ -29,8 +29,10 @@ WINDOW_MS = 60_000
 KEPT_MS = 30 * 86_400_000
 _SKEW_MS = 3_600_000
 _DROPPERS = frozenset((PURGER, LIMITER, LIMIT))
+FORMAT_VERSION = 1  # of high marks
 
 
+# -- the history -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class UsageWindow:
     """One destination in the minute that begins at `start_ms`. `used` None: no process looked, or nothing had changed."""
@@ -88,21 +90,7 @@ def acknowledged(destination: str, start_ms: int, consumer: str, messages: int) 
         yield UsageWindow(destination, start_ms, finished=messages)
 
 
-# -- the most that destinations and servers have held, also while no process watches -----------------------------------
-# Pure.
-#
-# A service looks at the domain every few seconds. A look raises marks and adds to what was received:
-#
-#     mark         the highest of all looks since the marks were made, or reset: a peak between two looks is not seen
-#     received     bytes of the files of the messages behind the last sequence of the look before; what came and was removed
-#                  between two looks is not counted
-#
-# Marks are a maximum, and what was received stands beside the sequence that it reaches to. So looks of several processes, and looks
-# that are repeated, add nothing twice; a look that is lost is made up for by the next.
-
-FORMAT_VERSION = 1
-
-
+# -- high marks --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class HeldMessages:
     """What is not finished: messages, those of them that are pending (claimed, or waiting for a redelivery), and bytes."""
@@ -184,6 +172,18 @@ class ServerMarks:
 
 @dataclass(frozen=True)
 class DomainMarks:
+    """The most that destinations and servers have held, also while no process watches.
+
+    A service looks at the domain every few seconds. A look raises marks and adds to what was received:
+
+        mark         the highest of all looks since the marks were made, or reset: a peak between two looks is not seen
+        received     bytes of the files of the messages behind the last sequence of the look before; what came and was removed
+                     between two looks is not counted
+
+    Marks are a maximum, and what was received stands beside the sequence that it reaches to. So looks of several processes, and
+    looks that are repeated, add nothing twice; a look that is lost is made up for by the next.
+    """
+
     destinations: Mapping[str, DestinationMarks] = field(default_factory=dict)
     servers: Mapping[str, ServerMarks] = field(default_factory=dict)
 

@@ -294,7 +294,7 @@ def check_message_sizes(
 ) -> None:
     """Raises MessageSizeError for stored rows that a destination of this limit does not take. Everything a message carries
     counts: body, names and values of properties, headers of text. The headers that are numbers (40 bytes) and what spark-jms
-    adds do not. `beside`: what counts of each row beside its columns, or does not count of them (target_rules.py), by its name."""
+    adds do not. `beside`: what counts of each row beside its columns, or does not count of them (records/refusal.py), by its name."""
     if not beside and rows.get_total_buffer_size() * rows.num_columns <= max_message_bytes:
         return  # no column has more than all buffers together, which columns may share
     carried = _carried(rows) | dict(beside or {})
@@ -446,7 +446,6 @@ def stored_columns(columns: tuple[str, ...]) -> list[str]:
     return [n for n in columns if n not in DERIVED_COLUMNS]
 
 
-# -- typed properties as Python values ------------------------------------------------------------------------------------
 def encode_properties(properties: Mapping[str, object] | None) -> dict[str, str] | None:
     """Python values to the stored text form: bool, int, float and str keep their JMS type."""
     if not properties:

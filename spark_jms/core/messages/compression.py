@@ -1,4 +1,4 @@
-"""Bodies that a sender compresses stay compressed until they are read.
+"""Compression: of bodies, from their sender to their reader, and of the files of a destination.
 
 A message whose body has at least so many bytes as its producer's compression threshold is stored with a GZIP body:
 
@@ -6,9 +6,17 @@ A message whose body has at least so many bytes as its producer's compression th
     text (or a map)    GZIP of its UTF-8 bytes   null     text
     bytes              GZIP of the bytes         null     body
 
-A body that does not get smaller stays as it is. Limits on the size of a message count what was sent. Moving messages, selectors and
-compaction leave the bodies compressed; the client decompresses one when the application reads it, and a query of Spark where its
-`columns` name `text` or `body`. Only rows with such a body are looked at one by one: GZIP has no kernel.
+A body that does not get smaller stays as it is. Limits on the size of a message count what was sent. Moving messages, selectors
+and compaction leave the bodies compressed; the client decompresses one when the application reads it, and a query of Spark where
+its `columns` name `text` or `body`. Only rows with such a body are looked at one by one: GZIP has no kernel.
+
+In files all columns are compressed with Snappy. With `storeMessageCompressionEnabled` the bodies, which are `text` and `body`, have
+the codec that `messageCompressionOptions` names instead; headers and properties, which planning and selectors read, stay fast.
+Parquet has no LZF: LZ4, which is as fast, stands for it. Readers find the codec in each file, so files of several kinds lie side by
+side.
+
+The body of a very large message stays uncompressed unless the setting says otherwise: a codec needs as much memory as the body
+once more, and a sender shall need at most three times its size.
 
 Features: T8 (docs/FEATURES.md)
 """
@@ -33,6 +41,9 @@ _GZIP = 31  # zlib's window bits for the format of GZIP
 _LEVEL = 6
 MOST_BYTES = 16 * 2**20  # that are decompressed at a time
 _MAP = pa.map_(pa.string(), pa.string())
+BODIES = ("text", "body")
+OTHERS = "snappy"
+VERY_LARGE_BYTES = 32 * 2**20
 
 
 def pack(data: bytes) -> bytes:
@@ -165,20 +176,7 @@ def _with(rows: pa.RecordBatch, columns: dict[str, pa.Array]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=rows.schema.names)
 
 
-# -- how the files of a destination are compressed ---------------------------------------------------------------------
-#
-# All columns are compressed with Snappy. With `storeMessageCompressionEnabled` the bodies, which are `text` and `body`, have the codec
-# that `messageCompressionOptions` names instead; headers and properties, which planning and selectors read, stay fast. Parquet has
-# no LZF: LZ4, which is as fast, stands for it. Readers find the codec in each file, so files of several kinds lie side by side.
-#
-# The body of a very large message stays uncompressed unless the setting says otherwise: a codec needs as much memory as the body
-# once more, and a sender shall need at most three times its size.
-
-BODIES = ("text", "body")
-OTHERS = "snappy"
-VERY_LARGE_BYTES = 32 * 2**20
-
-
+# -- files -------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Codec:
     name: str

@@ -1,4 +1,9 @@
-"""The entries of a column of maps, flat: which row each belongs to, and which entry of a row has a name.
+"""The properties of messages: typed text in a column of maps, columns of their own, operands of selectors, a trace context. Pure.
+
+In the map of properties all values are text; its entry JMS_JMSQ_Types names the types other than string, as in
+"amount:double,count:long". Byte, short, int and long are decimal digits with an optional minus; float and double what Java and
+Python write, Infinity and NaN included (a float is rounded to 32 bits first); boolean is `true` or `false`. No Python loop runs
+over rows, only over values that fail, distinct JMS_JMSQ_Types values and distinct names.
 
 Features: C2, C7, C20, M5 (docs/FEATURES.md)
 """
@@ -18,9 +23,60 @@ from spark_jms.core.messages.types import readable
 from spark_jms.errors import MessageFormatError
 from spark_jms.settings.fields import WHOLE_TYPES, DestinationKey, PromotedProperty
 
+LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1  # of a Java long
+DELIVERY_MODES: Mapping[object, str] = {1: "NON_PERSISTENT", 2: "PERSISTENT"}  # as selectors see JMSDeliveryMode
+TYPES_PROPERTY = "JMS_JMSQ_Types"
+NUMBERS: Mapping[str, pa.DataType] = {
+    "byte": pa.int64(),
+    "short": pa.int64(),
+    "int": pa.int64(),
+    "long": pa.int64(),
+    "float": pa.float64(),
+    "double": pa.float64(),
+}
+PROPERTIES_COLUMN = "properties"
+TYPES_ENTRY = "JMS_JMSQ_Types"
+HEADER_COLUMNS = (
+    "JMSMessageID",
+    "JMSTimestamp",
+    "JMSPriority",
+    "JMSDeliveryMode",
+    "JMSCorrelationID",
+    "JMSType",
+    "JMSXGroupID",
+    "JMSXGroupSeq",
+)
+_UNKNOWN, _TEXT, _BOOLEAN, _LONG, _DOUBLE, _FLOAT = range(6)  # types in JMS_JMSQ_Types
+_KINDS = {
+    "boolean": _BOOLEAN,
+    "byte": _LONG,
+    "short": _LONG,
+    "int": _LONG,
+    "long": _LONG,
+    "float": _FLOAT,
+    "double": _DOUBLE,
+    "string": _TEXT,
+}
+_LONG_TEXT = "^-?[0-9]{1,19}$"
+_DOUBLE_TEXT = r"^[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|(?i:inf|infinity|nan))$"
+_ARROW_TYPES: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "byte": pa.int8(),
+    "short": pa.int16(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+}
+TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
+_NAMES = (TRACEPARENT, TRACESTATE)
+_MAP = pa.map_(pa.string(), pa.string())
+
 
 class MapEntries:
-    """Of one array of type map<string, string>. `keys`, `items` and `row_of` have one value for each entry."""
+    """The entries of a column of maps, flat: which row each belongs to, and which entry of a row has a name. Of one array of type
+    map<string, string>. `keys`, `items` and `row_of` have one value for each entry."""
 
     def __init__(self, maps: Any) -> None:
         start, stop = maps.offsets[0].as_py(), maps.offsets[-1].as_py()
@@ -49,35 +105,76 @@ class MapEntries:
         return entries if self._present is None else pc.if_else(self._present, entries, None)
 
 
-# -- promoted properties: typed columns of a destination's table beside the map of properties --------------------------
-# Pure.
-#
-# A column repeats what the map says; the map stays the truth. So a selector's answer, and the order of a sorted destination,
-# must be the same with the column and without it, whenever the property was promoted. The rule that makes it so:
-#
-#     a column is *complete* in a file     it has the value of every message of the file that has the property
-#     the column of a file is complete     the file's statistics have its number of NULLs (Delta's nullCount)
-#     a file has such statistics           selectors and destination keys read the column, and skip the file by minimum and
-#                                          maximum
-#     it has none                          they read the map of properties
-#
-# A file has none when it was written before the promotion (or after its end), or when one of its messages has a value that the
-# column cannot take. The column takes the value that a selector sees: whole numbers of any of the four types where they fit,
-# float and double where the column has them exactly, text and booleans. A long is no double, as in selectors; text is no
-# number. Compaction writes the columns again, by the declaration of that moment.
-
-_ARROW_TYPES: dict[str, pa.DataType] = {
-    "string": pa.string(),
-    "boolean": pa.bool_(),
-    "byte": pa.int8(),
-    "short": pa.int16(),
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-}
+# -- typed properties --------------------------------------------------------------------------------------------------
+def declared_types(text: str) -> dict[str, str]:
+    """name -> type, from the entry JMS_JMSQ_Types."""
+    return dict(part.split(":", 1) for part in text.split(",") if ":" in part)
 
 
+def decode_property(text: str | None, kind: str) -> object:
+    """A property's value from its stored text. Raises ValueError."""
+    if text is None or kind == "string":
+        return text
+    if kind == "boolean":
+        if text not in ("true", "false"):
+            raise ValueError(f"{text!r} is not a boolean")
+        return text == "true"
+    if kind in ("float", "double"):
+        return float(text)
+    if kind not in NUMBERS:
+        raise ValueError(f"there is no property type {kind!r}")
+    return int(text)
+
+
+def check_typed_properties(properties: Any) -> None:
+    """`properties` is a map array of text. Raises MessageFormatError, which names row, property and type.
+
+    A sender may give the map of properties as it is stored, with the entry JMS_JMSQ_Types ("amount:double,count:long"), as a
+    stream does that is piped on. A value that does not have its declared type would make the message undecodable for every
+    reader, so the sender gets the error. Values are checked by columns; only a value that fails is looked at by itself.
+    """
+    if not pc.any(pc.equal(properties.keys, TYPES_PROPERTY)).as_py():
+        return
+    entries = MapEntries(properties)
+    types = entries.items.take(entries.of(pc.equal(entries.keys, TYPES_PROPERTY))).dictionary_encode()
+    types_of_entry = types.indices.take(entries.row_of)
+    for code, text in enumerate(types.dictionary.to_pylist()):
+        declared = pc.fill_null(pc.equal(types_of_entry, code), False)
+        for name, kind in declared_types(text or "").items():
+            chosen = pc.and_(declared, pc.equal(entries.keys, name))
+            if not _all_read(entries.items.filter(chosen), kind):
+                _refuse(entries, pc.indices_nonzero(chosen), name, kind)
+
+
+def _all_read(values: Any, kind: str) -> bool:
+    if kind == "string":
+        return True
+    if kind == "boolean":
+        known = pc.is_in(values, pa.array(["true", "false"], values.type))
+        return bool(pc.all(pc.or_(known, pc.is_null(values)), min_count=0).as_py())
+    if kind not in NUMBERS:
+        return False
+    try:
+        pc.cast(values, NUMBERS[kind])
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _refuse(entries: MapEntries, chosen: Any, name: str, kind: str) -> None:
+    """Raises the error for the first value that does not read; there may be none, since Arrow reads less than Python."""
+    for entry in chosen.tolist():
+        text = entries.items[entry].as_py()
+        try:
+            decode_property(text, kind)
+        except ValueError as error:
+            raise MessageFormatError(
+                f"row {entries.row_of[entry]}: property {name!r} is {text!r}, but {TYPES_PROPERTY} declares it as {kind!r}: "
+                "give the value in that type, or leave the type out"
+            ) from error
+
+
+# -- promoted properties -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class PromotedRows:
     """The promoted columns of some rows, in the order of `PromotedColumns.fields`. `incomplete`: those that lack the value of a
@@ -89,7 +186,22 @@ class PromotedRows:
 
 @dataclass(frozen=True)
 class PromotedColumns:
-    """The promoted properties of one destination."""
+    """The promoted properties of one destination: typed columns of its table beside the map of properties.
+
+    A column repeats what the map says; the map stays the truth. So a selector's answer, and the order of a sorted destination,
+    must be the same with the column and without it, whenever the property was promoted. The rule that makes it so:
+
+        a column is *complete* in a file     it has the value of every message of the file that has the property
+        the column of a file is complete     the file's statistics have its number of NULLs (Delta's nullCount)
+        a file has such statistics           selectors and destination keys read the column, and skip the file by minimum and
+                                             maximum
+        it has none                          they read the map of properties
+
+    A file has none when it was written before the promotion (or after its end), or when one of its messages has a value that the
+    column cannot take. The column takes the value that a selector sees: whole numbers of any of the four types where they fit,
+    float and double where the column has them exactly, text and booleans. A long is no double, as in selectors; text is no
+    number. Compaction writes the columns again, by the declaration of that moment.
+    """
 
     properties: tuple[PromotedProperty, ...] = ()
 
@@ -166,47 +278,16 @@ def _fitting(longs: Any, kind: pa.DataType) -> Any:
     return pc.cast(pc.if_else(fits, longs, pa.scalar(None, pa.int64())), kind)
 
 
-# -- the columns of a message table as operands of a selector ----------------------------------------------------------
-#
-# One property may have a different type in every message, so an operand is a set of lanes (longs, doubles, texts,
-# booleans), each of which is null in the rows whose value has another type; a literal is one lane that is a scalar. No Python
-# loop runs over rows, only over distinct `JMS_JMSQ_Types` values and over distinct names.
-#
-# Text of typed properties: byte, short, int and long are decimal digits with an optional minus; float and double what
-# Java and Python write, Infinity and NaN included (a float is rounded to 32 bits first); boolean is `true` or `false`.
-# A value that does not read as its declared type, or whose declared type is unknown, is NULL.
-
-_UNKNOWN, _TEXT, _BOOLEAN, _LONG, _DOUBLE, _FLOAT = range(6)  # types in JMS_JMSQ_Types
-HEADER_COLUMNS = (
-    "JMSMessageID",
-    "JMSTimestamp",
-    "JMSPriority",
-    "JMSDeliveryMode",
-    "JMSCorrelationID",
-    "JMSType",
-    "JMSXGroupID",
-    "JMSXGroupSeq",
-)
-PROPERTIES_COLUMN = "properties"
-TYPES_ENTRY = "JMS_JMSQ_Types"
-_KINDS = {
-    "boolean": _BOOLEAN,
-    "byte": _LONG,
-    "short": _LONG,
-    "int": _LONG,
-    "long": _LONG,
-    "float": _FLOAT,
-    "double": _DOUBLE,
-    "string": _TEXT,
-}
-_LONG_TEXT = "^-?[0-9]{1,19}$"
-_DOUBLE_TEXT = r"^[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|(?i:inf|infinity|nan))$"
-
-
+# -- operands of selectors ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Operand:
     """A value for each row, or one for all: in each lane an Arrow array or scalar, or None where no row has that type. A row
-    has a value in one lane at most; in none it is NULL."""
+    has a value in one lane at most; in none it is NULL.
+
+    One property may have a different type in every message, so an operand is a set of lanes (longs, doubles, texts, booleans); a
+    literal is one lane that is a scalar. A value that does not read as its declared type, or whose declared type is unknown, is
+    NULL.
+    """
 
     longs: Any = None
     doubles: Any = None
@@ -263,7 +344,7 @@ class Rows:
 
 
 def _promoted_operand(column: Any) -> Operand:
-    """A column of core/promoted_columns.py."""
+    """A column of `PromotedColumns`."""
     if pa.types.is_integer(column.type):
         return Operand(longs=pc.cast(column, pa.int64()))
     if pa.types.is_floating(column.type):
@@ -368,17 +449,7 @@ def _declared_types(text: str | None) -> Mapping[str, int]:
     return {name.strip(): _KINDS.get(kind.strip(), _UNKNOWN) for name, _, kind in entries}
 
 
-# -- the trace context of W3C in the properties of messages: which sender's span a message belongs to ------------------
-# Pure.
-#
-# Both names are identifiers, so they are property names of JMS, and selectors, `columns` and Spark can use them. A message keeps the
-# context that it was given; baggage is not carried.
-
-TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
-_NAMES = (TRACEPARENT, TRACESTATE)
-_MAP = pa.map_(pa.string(), pa.string())
-
-
+# -- trace contexts ----------------------------------------------------------------------------------------------------
 def carried_context(properties: Mapping[str, Any]) -> dict[str, str]:
     """The trace context of a message; {} when it has none."""
     return {name: properties[name] for name in _NAMES if isinstance(properties.get(name), str)}
@@ -390,7 +461,11 @@ def has_context(properties: Mapping[str, Any]) -> bool:
 
 def with_context(batch: pa.RecordBatch, context: Mapping[str, str]) -> pa.RecordBatch:
     """Columns of messages, where those without a trace context get this one. Properties that are neither a map nor a struct stay as
-    they are: the sender refuses them later."""
+    they are: the sender refuses them later.
+
+    The names of W3C's trace context are identifiers, so they are property names of JMS, and selectors, `columns` and Spark can use
+    them. A message keeps the context that it was given; baggage is not carried.
+    """
     rows = batch.num_rows
     if "properties" not in batch.schema.names:
         return batch.append_column("properties", _in_each(context, rows))
@@ -442,89 +517,3 @@ def _map(given: pa.MapArray, context: Mapping[str, str]) -> pa.MapArray:
     ends = pc.add(begins[1:], pc.cast(added, pa.int32()))
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), pc.cast(ends, pa.int32())])
     return pa.MapArray.from_arrays(offsets, pa.concat_arrays(keys).take(order), pa.concat_arrays(items).take(order))
-
-
-# -- checks that the typed properties of a batch can be read back ------------------------------------------------------
-#
-# A sender may give the map of properties as it is stored, with the entry JMS_JMSQ_Types ("amount:double,count:long"), as a
-# stream does that is piped on. A value that does not have its declared type would make the message undecodable for every
-# reader, so the sender gets the error. Values are checked by columns; only a value that fails is looked at by itself.
-
-TYPES_PROPERTY = "JMS_JMSQ_Types"
-NUMBERS: Mapping[str, pa.DataType] = {
-    "byte": pa.int64(),
-    "short": pa.int64(),
-    "int": pa.int64(),
-    "long": pa.int64(),
-    "float": pa.float64(),
-    "double": pa.float64(),
-}
-
-
-def declared_types(text: str) -> dict[str, str]:
-    """name -> type, from the entry JMS_JMSQ_Types."""
-    return dict(part.split(":", 1) for part in text.split(",") if ":" in part)
-
-
-def decode_property(text: str | None, kind: str) -> object:
-    """A property's value from its stored text. Raises ValueError."""
-    if text is None or kind == "string":
-        return text
-    if kind == "boolean":
-        if text not in ("true", "false"):
-            raise ValueError(f"{text!r} is not a boolean")
-        return text == "true"
-    if kind in ("float", "double"):
-        return float(text)
-    if kind not in NUMBERS:
-        raise ValueError(f"there is no property type {kind!r}")
-    return int(text)
-
-
-def check_typed_properties(properties: Any) -> None:
-    """`properties` is a map array of text. Raises MessageFormatError, which names row, property and type."""
-    if not pc.any(pc.equal(properties.keys, TYPES_PROPERTY)).as_py():
-        return
-    entries = MapEntries(properties)
-    types = entries.items.take(entries.of(pc.equal(entries.keys, TYPES_PROPERTY))).dictionary_encode()
-    types_of_entry = types.indices.take(entries.row_of)
-    for code, text in enumerate(types.dictionary.to_pylist()):
-        declared = pc.fill_null(pc.equal(types_of_entry, code), False)
-        for name, kind in declared_types(text or "").items():
-            chosen = pc.and_(declared, pc.equal(entries.keys, name))
-            if not _all_read(entries.items.filter(chosen), kind):
-                _refuse(entries, pc.indices_nonzero(chosen), name, kind)
-
-
-def _all_read(values: Any, kind: str) -> bool:
-    if kind == "string":
-        return True
-    if kind == "boolean":
-        known = pc.is_in(values, pa.array(["true", "false"], values.type))
-        return bool(pc.all(pc.or_(known, pc.is_null(values)), min_count=0).as_py())
-    if kind not in NUMBERS:
-        return False
-    try:
-        pc.cast(values, NUMBERS[kind])
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _refuse(entries: MapEntries, chosen: Any, name: str, kind: str) -> None:
-    """Raises the error for the first value that does not read; there may be none, since Arrow reads less than Python."""
-    for entry in chosen.tolist():
-        text = entries.items[entry].as_py()
-        try:
-            decode_property(text, kind)
-        except ValueError as error:
-            raise MessageFormatError(
-                f"row {entries.row_of[entry]}: property {name!r} is {text!r}, but {TYPES_PROPERTY} declares it as {kind!r}: "
-                "give the value in that type, or leave the type out"
-            ) from error
-
-
-DELIVERY_MODES: Mapping[object, str] = {1: "NON_PERSISTENT", 2: "PERSISTENT"}
-
-
-LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1

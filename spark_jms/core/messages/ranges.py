@@ -4,6 +4,9 @@ The pick of a whole backlog is one range, whatever its size; the pick of a selec
 Both must be cheap, so the bounds are two arrays of 64-bit integers. Most sets are few ranges, often one: Python combines
 them faster than a call of Arrow would. Many ranges are combined by Arrow's kernels. Values are immutable.
 
+Arrow's kernels work on whole arrays; Python finds, slices and compares single numbers faster through a `memoryview` of
+format "q". Neither direction copies. Both are read only by convention.
+
 Features: C5 (docs/FEATURES.md)
 """
 
@@ -20,15 +23,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# -- arrays of 64-bit integers, in one memory for Arrow and for Python -------------------------------------------------
-#
-# Arrow's kernels work on whole arrays; Python finds, slices and compares single numbers faster through a `memoryview` of
-# format "q". Neither direction copies. Both are read only by convention.
-
 FEW = 64  # numbers: below it a loop in Python is faster than a call of Arrow
 _ONE = pa.scalar(1, pa.int64())
+_LARGEST = 2**62  # a bound and its neighbours fit 64 bits
+_INLINE_RANGES = 16  # below this, JSON pairs are readable and small enough
 
 
+# -- arrays of 64-bit integers -----------------------------------------------------------------------------------------
 def counting(first: int, count: int) -> Any:
     """The Int64Array first, first + 1, …, of `count` numbers."""
     if count < FEW:
@@ -97,10 +98,9 @@ def inside(begins: memoryview, ends: memoryview, count: int) -> Any:
 
 
 _EMPTY = view_of(())
-_LARGEST = 2**62  # a bound and its neighbours fit 64 bits
-_INLINE_RANGES = 16  # below this, JSON pairs are readable and small enough
 
 
+# -- sets --------------------------------------------------------------------------------------------------------------
 class Ranges:
     """An immutable set of integers >= 1. `lo[i] <= hi[i] < lo[i+1] - 1`: neighbours are always merged.
 

@@ -1,7 +1,23 @@
-"""Arrow of other libraries: the same values in the types that message columns have. Pure.
+"""Values as messages have them: Arrow's plain types, points of time, text that is UTF-8. Pure.
 
 Libraries have several layouts for one kind of value: text with long offsets (Spark with `useLargeVarTypes`), as views (Polars,
 DuckDB) or as a dictionary (pandas' categories), runs, and their own names for a stored type. A sender may give any of them.
+
+Points of time are milliseconds since 1970 UTC:
+
+    given                                      it becomes
+    a time with a zone, after 1970             its millisecond; a fraction counts as a whole one
+    a time at or before the beginning of 1970  an error: 0 means never, or at once
+    a time without a zone                      an error: it is another moment in each zone
+
+So no message comes before its time, and no life becomes none. Durations are rounded by settings/types.py.
+
+Arrow, Parquet and Spark keep text whose bytes are not UTF-8 as it is: Spark's `CAST(value AS STRING)` makes it of any bytes. Python
+cannot read it. A sender's is refused (`first_invalid`). What an earlier version or another writer has stored stops no reader:
+
+    a consumer, a browser            finds the message undecodable, and shows its text as `readable` gives it
+    units, selectors, the planner    read names by `readable`, so one message hides no other
+    a move                           keeps the bytes: `map_rows` and `map_column` carry them as Python's surrogate escapes
 
 Features: C2, C20 (docs/FEATURES.md)
 """
@@ -17,7 +33,26 @@ import pyarrow.compute as pc
 
 from spark_jms.errors import MessageFormatError
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MOST_S = (2**63 - 1) // 1000
+_OF_UNIT = {"us": 1_000, "ns": 1_000_000}  # in a millisecond
+MOMENT_COLUMNS = ("JMSExpiration", "JMSDeliveryTime")
+_TOO_EARLY = "must be after the beginning of 1970: leave it out for a message without it"
+_ESCAPES, _SHOWS = "surrogateescape", "backslashreplace"
+_MAP, _BINARY_MAP = pa.map_(pa.string(), pa.string()), pa.map_(pa.binary(), pa.binary())
 
+
+class InvalidText(NamedTuple):
+    """The first value of an array that is not UTF-8."""
+
+    row: int
+    data: bytes
+
+    def __str__(self) -> str:
+        return f"{self.data[:60]!r}{'…' if len(self.data) > 60 else ''}, which is not UTF-8"
+
+
+# -- plain types -------------------------------------------------------------------------------------------------------
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """The plain type of values of this type; a type of one layout only is its own."""
     if isinstance(kind, pa.BaseExtensionType):
@@ -58,23 +93,7 @@ def plain(array: Any) -> Any:
     return array if wanted == kind else pc.cast(array, wanted)
 
 
-# -- points of time in messages: milliseconds since 1970 UTC -----------------------------------------------------------
-# Pure.
-#
-#     given                                      it becomes
-#     a time with a zone, after 1970             its millisecond; a fraction counts as a whole one
-#     a time at or before the beginning of 1970  an error: 0 means never, or at once
-#     a time without a zone                      an error: it is another moment in each zone
-#
-# So no message comes before its time, and no life becomes none. Durations are rounded by settings/duration.py.
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_MOST_S = (2**63 - 1) // 1000
-_OF_UNIT = {"us": 1_000, "ns": 1_000_000}  # in a millisecond
-MOMENT_COLUMNS = ("JMSExpiration", "JMSDeliveryTime")
-_TOO_EARLY = "must be after the beginning of 1970: leave it out for a message without it"
-
-
+# -- points of time ----------------------------------------------------------------------------------------------------
 def moment_ms(name: str, column: str, moment: object) -> int:
     """Of the argument `name`, which sets `column`. Raises MessageFormatError."""
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
@@ -122,30 +141,7 @@ def _refuse(name: str, times: pa.TimestampArray, bad: Any, why: str) -> None:
     raise MessageFormatError(f"row {row}: {name} is {value:,} {times.type.unit} since 1970, {why}")
 
 
-# -- text whose bytes are not UTF-8 ------------------------------------------------------------------------------------
-# Pure.
-#
-# Arrow, Parquet and Spark keep such text as it is: Spark's `CAST(value AS STRING)` makes it of any bytes. Python cannot read it. A
-# sender's is refused (`first_invalid`). What an earlier version or another writer has stored stops no reader:
-#
-#     a consumer, a browser            finds the message undecodable, and shows its text as `readable` gives it
-#     units, selectors, the planner    read names by `readable`, so one message hides no other
-#     a move                           keeps the bytes: `map_rows` and `map_column` carry them as Python's surrogate escapes
-
-_ESCAPES, _SHOWS = "surrogateescape", "backslashreplace"
-_MAP, _BINARY_MAP = pa.map_(pa.string(), pa.string()), pa.map_(pa.binary(), pa.binary())
-
-
-class InvalidText(NamedTuple):
-    """The first value of an array that is not UTF-8."""
-
-    row: int
-    data: bytes
-
-    def __str__(self) -> str:
-        return f"{self.data[:60]!r}{'…' if len(self.data) > 60 else ''}, which is not UTF-8"
-
-
+# -- text --------------------------------------------------------------------------------------------------------------
 def is_valid(column: Any) -> bool:
     """Of an array, also of maps or structs of text: all of its text is UTF-8."""
     try:

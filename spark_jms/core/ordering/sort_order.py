@@ -1,4 +1,4 @@
-"""The order of delivery of a sorted destination: its destination keys. Pure.
+"""The order in which a destination delivers: FIFO, by its destination keys, or units of work together. Pure.
 
 A destination without keys is FIFO: messages come in the order of their sequences. With keys, the first key decides, then the
 next, and last the sequence. Messages that lack a key come after the others. Within a unit of order the order of sending
@@ -107,6 +107,11 @@ class SortOrder:
 
 
 FIFO = SortOrder()
+DeliveryOrder = SortOrder | UnitOfWorkOrder
+
+
+def delivery_order(destination: DestinationSettings) -> DeliveryOrder:
+    return UnitOfWorkOrder() if destination.handles_units_of_work else SortOrder.of(destination.destination_keys)
 
 
 def _key_type(key: DestinationKey) -> pa.DataType:
@@ -167,13 +172,3 @@ def _with_units(order: Any, groups: pa.ChunkedArray) -> pa.Int64Array:
 def _inverse(permutation: Any) -> Any:
     """Where each position went: an Int64Array."""
     return pc.sort_indices(permutation).view(pa.int64())
-
-
-# -- the order in which a destination delivers: FIFO, its destination keys, or units of work together ------------------
-# Pure.
-
-DeliveryOrder = SortOrder | UnitOfWorkOrder
-
-
-def delivery_order(destination: DestinationSettings) -> DeliveryOrder:
-    return UnitOfWorkOrder() if destination.handles_units_of_work else SortOrder.of(destination.destination_keys)

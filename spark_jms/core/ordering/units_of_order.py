@@ -1,8 +1,21 @@
-"""Which member has which slots of the units of order, and the barriers behind slots that have moved. Pure.
+"""Units of order: which member has the messages of a unit, and which of them wait for an earlier one. Pure.
 
-A unit of order hashes to one of 1,024 slots, and a slot belongs to one member. When members are added or removed, slots
-move so that each member has its share, and no more of them than that takes. The commit that moves slots sees the last
-sequence of every member, so it splits the messages of these slots in two:
+The messages of a unit are delivered in the order of their sequences, so none is delivered while an earlier one cannot be:
+
+    the earlier message is                          it blocks
+    claimed by another consumer, or moving          its whole unit
+    on the member that the unit's slot has left     what comes behind the move
+    delayed: its delivery time, or a redelivery     what comes behind it
+    refused for good by its error destination       what comes behind it
+    refused by the consumer's selector, in a queue  what comes behind it, for this consumer
+
+A message that is finished, expired (refused or not) or lost blocks nothing. A topic's subscription finishes what its selector
+refuses.
+
+A unit hashes to one of 1,024 slots, and a slot belongs to one member; *paths* are the exceptions.
+
+**Slots move** when members are added or removed, so that each member has its share, and no more of them than that takes. The
+commit that moves slots sees the last sequence of every member, so it splits the messages of these slots in two:
 
     on the old member        up to `old_last`: all that were sent before the move. A sender that routed by the old map routes
                              again at its commit, so none of these slots comes later
@@ -36,6 +49,47 @@ A slot that had to stay follows when the barriers in its way are passed. A leavi
 Tables of earlier versions have slots that did return: their barriers run in circles, and are kept as they are until they are
 passed, because there the two numbers do split messages that wait.
 
+**Paths.** With `unitOfOrderRouting: path-service` a unit whose member is down when it begins goes to another one, and stays
+there. A unit belongs to the member of its slot, as with hashing, unless the table has a *path* for it, which names another
+member. So only exceptions are kept, and while all members are up there are none:
+
+    the unit ...                                             its messages go to
+    ------------                                             ------------------
+    has a path                                               the path's member; while that is down, the send fails
+    has none, and the member of its slot is up               that member
+    has none, that member is down, and the table has no      another member, which is up; the send makes the path
+      message of the unit: it is new
+    has none, that member is down, and the table has some    that member: the send fails
+
+Where paths are. Senders open no store, and a service of its own could be away by itself. So a path is an action of the
+destination's log: `txn`, application id `path/UNIT`, version member + 1; version 0 ends it. Every sender and task has the
+paths with the snapshot by which it routes. Delta's readers keep the newest `txn` of an application id, so the paths survive
+checkpoints of other programs too.
+
+Who decides. The commit of the send that begins the unit, and nothing before it. A task or a client only *places* a new unit,
+by its name, so that all tasks of a batch place it alike, and notes it with the staged file. The committer decides on the
+newest snapshot: it looks for older messages of the unit, and adds the path to the same commit as the messages. A sender that
+finds other paths than those by which it routed, or other members, routes again (`RouteId`); of two first senders of a unit
+the second follows the path of the first.
+
+Where older messages can be: on the member of the slot, and on the old members of the barriers of that slot. All later ones
+are on the path's member.
+
+How a path ends. Housekeeping ends it when the table has no message of the unit on the path's member any more. A file leaves
+the table only when every subscription has finished it, so nothing of the unit is left anywhere, and its next message may
+go to the member of its slot. The commit that ends the path has looked at every file of the snapshot that it follows, and a
+sender that routed by the path routes again. So there are never more paths than units with messages in the table.
+
+When the path's member leaves. The commit that takes its slots ends its paths too, and puts a barrier for the units' slots
+between it and their members, as if these slots had moved from it. Other units of these slots may then wait a little longer,
+which harms no order. A member that is removed is empty, and needs no barrier.
+
+When the slot moves, a unit with a path stays where it is. `unitOfOrderRouting: hash` makes no new paths, and keeps those that
+exist until they end.
+
+Transfers (`jmsq move`, redrive, error destinations) follow the paths that stand when they are appended, and make none. A send to
+`server@destination` does neither.
+
 Features: D5, T10 (docs/FEATURES.md)
 """
 
@@ -59,12 +113,15 @@ from spark_jms.errors import MessageFormatError
 
 SLOTS = 1024
 _ALL = frozenset(range(SLOTS))
+PATH_PREFIX = "path/"  # txn app id of a unit's path; its version is the member + 1, or 0 at the end of the path
+_SLOT_BITS = 10  # of the hash: those that the slot has used
 
 
 def slot_of(group_id: str) -> int:
     return zlib.crc32(group_id.encode()) % SLOTS
 
 
+# -- slots, and the barriers behind those that have moved --------------------------------------------------------------
 @dataclass(frozen=True)
 class Barrier:
     """`passed`: the subscriptions that have finished the slots' messages on `old` up to `old_last`."""
@@ -120,7 +177,7 @@ class SlotMap:
         paths: Mapping[str, int] = MappingProxyType({}),
     ) -> SlotMap:
         """Shared out among `members`. `present` are those that the destination still has, with members that are leaving; of
-        others nothing is left to wait for. `last` is the last sequence of a member. `paths` end (unit_paths.py): the slots
+        others nothing is left to wait for. `last` is the last sequence of a member. `paths` end: the slots
         of these units also move from the paths' members."""
         owners = _Sharing(self, members, present).owners()
         moves: dict[tuple[int, int], set[int]] = {}
@@ -218,7 +275,7 @@ class SlotMap:
 
 
 class _Sharing:
-    """Shares slots out among `members`; see the table above."""
+    """Shares slots out among `members`; see the table at the top."""
 
     def __init__(self, slots: SlotMap, members: Sequence[int], present: Collection[int]) -> None:
         self._slots, self._members, self._present = slots, members, present
@@ -354,22 +411,7 @@ def _runs(slots: Iterable[int]) -> list[list[int]]:
     return [[low, high] for low, high in Ranges.from_numbers(slots)]
 
 
-# -- units of order: which messages wait for an earlier one of their unit ----------------------------------------------
-# Pure.
-#
-# The messages of a unit are delivered in the order of their sequences, so none is delivered while an earlier one cannot be:
-#
-#     the earlier message is                          it blocks
-#     claimed by another consumer, or moving          its whole unit
-#     on the member that the unit's slot has left     what comes behind the move (slots.py)
-#     delayed: its delivery time, or a redelivery     what comes behind it
-#     refused for good by its error destination       what comes behind it
-#     refused by the consumer's selector, in a queue  what comes behind it, for this consumer
-#
-# A message that is finished, expired (refused or not) or lost blocks nothing. A topic's subscription finishes what its selector
-# refuses.
-
-
+# -- messages that wait for an earlier one of their unit ---------------------------------------------------------------
 @dataclass(frozen=True)
 class UnitMessages:
     """Messages that belong to units of order. `rows` has the columns `sequence` (int64), `unit` (string) and `expires_ms`
@@ -448,7 +490,7 @@ def refuse_units(rows: pa.RecordBatch, destination: str) -> None:
 
 
 class BlockedUnits:
-    """unit -> the sequence from which on its messages wait; and slots of units of which the same is known (slots.py). A pass
+    """unit -> the sequence from which on its messages wait; and slots of units of which the same is known. A pass
     over a member fills it, and nothing is ever taken out: what became available behind the pass must not come after what it
     blocked."""
 
@@ -498,53 +540,7 @@ class BlockedUnits:
         return since if of_slot is None else of_slot if since is None else min(since, of_slot)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The path service: units of order whose member is down when they begin go to another one, and stay there. Pure.
-#
-# `unitOfOrderRouting: path-service`. A unit belongs to the member of its slot (slots.py), as with hashing, unless the table has
-# a *path* for it, which names another member. So only exceptions are kept, and while all members are up there are none:
-#
-#     the unit ...                                             its messages go to
-#     ------------                                             ------------------
-#     has a path                                               the path's member; while that is down, the send fails
-#     has none, and the member of its slot is up               that member
-#     has none, that member is down, and the table has no      another member, which is up; the send makes the path
-#       message of the unit: it is new
-#     has none, that member is down, and the table has some    that member: the send fails
-#
-# Where paths are. Senders open no store, and a service of its own could be away by itself. So a path is an action of the
-# destination's log: `txn`, application id `path/UNIT`, version member + 1; version 0 ends it. Every sender and task has the
-# paths with the snapshot by which it routes. Delta's readers keep the newest `txn` of an application id, so the paths survive
-# checkpoints of other programs too.
-#
-# Who decides. The commit of the send that begins the unit, and nothing before it. A task or a client only *places* a new unit,
-# by its name, so that all tasks of a batch place it alike, and notes it with the staged file. The committer decides on the
-# newest snapshot: it looks for older messages of the unit, and adds the path to the same commit as the messages. A sender that
-# finds other paths than those by which it routed, or other members, routes again (`RouteId`); of two first senders of a unit
-# the second follows the path of the first.
-#
-# Where older messages can be: on the member of the slot, and on the old members of the barriers of that slot. All later ones
-# are on the path's member.
-#
-# How a path ends. Housekeeping ends it when the table has no message of the unit on the path's member any more. A file leaves
-# the table only when every subscription has finished it, so nothing of the unit is left anywhere, and its next message may
-# go to the member of its slot. The commit that ends the path has looked at every file of the snapshot that it follows, and a
-# sender that routed by the path routes again. So there are never more paths than units with messages in the table.
-#
-# When the path's member leaves. The commit that takes its slots ends its paths too, and puts a barrier for the units' slots
-# between it and their members, as if these slots had moved from it. Other units of these slots may then wait a little longer,
-# which harms no order. A member that is removed is empty, and needs no barrier.
-#
-# When the slot moves, a unit with a path stays where it is. `unitOfOrderRouting: hash` makes no new paths, and keeps those that
-# exist until they end.
-#
-# Transfers (`jmsq move`, redrive, error destinations) follow the paths that stand when they are appended, and make none. A send to
-# `server@destination` does neither.
-
-PATH_PREFIX = "path/"  # txn app id of a unit's path; its version is the member + 1, or 0 at the end of the path
-_SLOT_BITS = 10  # of the hash: those that the slot has used
-
-
+# -- the path service --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class UnitPaths:
     """How one sender finds the members of units. `known`: unit -> member. While a member is `down`, new units go to `others`;

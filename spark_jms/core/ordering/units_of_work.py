@@ -1,15 +1,28 @@
-"""The unfinished parts of units of work of one member, as a consumer knows them from plan to plan. Pure.
+"""Units of work: messages that are delivered together or not at all. Pure.
 
-A million parts may wait for the rest of their units, and a plan comes several times a second. So a plan judges only the parts
-that are *awake*:
+Three properties make a message part of a unit of work, on a destination that handles them
+(`unitOfWorkHandlingPolicy: SingleMessageDelivery`):
 
-    the unit of a part ...                                 the part is
-    ----------------------                                 -----------
-    is incomplete, not expired, and has no faulty part     asleep, until a part of the unit arrives or the unit may expire
-    anything else                                          awake
+    JMS_BEA_UnitOfWork                 string    the unit's name; never use one again
+    JMS_BEA_UnitOfWorkSequenceNumber   integer   from 1 on
+    JMS_BEA_IsUnitOfWorkEnd            boolean   true for the last one
 
-What is asleep gets no verdict: only another part can complete its unit, and only time can end it. All parts of a unit are
-awake, or all are asleep.
+The parts of a unit go to one member, in any order and from any number of senders. Each subscription judges, over its
+unfinished messages, in the order of arrival:
+
+    a part                                                    is faulty, and leaves the unit
+    no number, or one below 1; with a unit of order too       always
+    a number that is there already                            the later one
+    a number above that of the end, or a second end           the later one
+    an end below a number that is there already               the end
+
+    the unit of the other parts is                            then
+    expired: one of them has expired, or it is incomplete     what is there of it is finished, undelivered
+             and its first part was sent too long ago
+    complete: 1, 2 … to the end; available and due            it is delivered, in the order of the numbers
+    anything else                                             it waits
+
+A unit has its place in the order of delivery where its last part arrived.
 
 Features: T12 (docs/FEATURES.md)
 """
@@ -28,33 +41,6 @@ from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.messages.types import readable
 from spark_jms.errors import MessageFormatError
 
-# -- units of work: messages that are delivered together or not at all -------------------------------------------------
-# Pure.
-#
-# Three properties make a message part of a unit of work, on a destination that handles them
-# (`unitOfWorkHandlingPolicy: SingleMessageDelivery`):
-#
-#     JMS_BEA_UnitOfWork                 string    the unit's name; never use one again
-#     JMS_BEA_UnitOfWorkSequenceNumber   integer   from 1 on
-#     JMS_BEA_IsUnitOfWorkEnd            boolean   true for the last one
-#
-# The parts of a unit go to one member, in any order and from any number of senders. Each subscription judges, over its
-# unfinished messages, in the order of arrival:
-#
-#     a part                                                    is faulty, and leaves the unit
-#     no number, or one below 1; with a unit of order too       always
-#     a number that is there already                            the later one
-#     a number above that of the end, or a second end           the later one
-#     an end below a number that is there already               the end
-#
-#     the unit of the other parts is                            then
-#     expired: one of them has expired, or it is incomplete     what is there of it is finished, undelivered
-#              and its first part was sent too long ago
-#     complete: 1, 2 … to the end; available and due            it is delivered, in the order of the numbers
-#     anything else                                             it waits
-#
-# A unit has its place in the order of delivery where its last part arrived.
-
 UNIT, NUMBER, END = "JMS_BEA_UnitOfWork", "JMS_BEA_UnitOfWorkSequenceNumber", "JMS_BEA_IsUnitOfWorkEnd"
 PARTS_SCHEMA = pa.schema(
     [
@@ -71,8 +57,10 @@ PARTS_SCHEMA = pa.schema(
 )
 PART_COLUMNS = ("JMSXGroupID", "properties", "JMSTimestamp", "JMSDeliveryTime", "JMSExpiration")  # what `parts` reads
 NO_PARTS = PARTS_SCHEMA.empty_table()
-ASLEEP_SCHEMA = PARTS_SCHEMA.append(pa.field("wakes_ms", pa.int64()))  # when the unit may expire (known_parts.py)
+ASLEEP_SCHEMA = PARTS_SCHEMA.append(pa.field("wakes_ms", pa.int64()))  # when the unit may expire
 _FOR_EVER_MS = 2**63 - 1
+_MOST_CHUNKS = 64
+_NONE_ASLEEP = ASLEEP_SCHEMA.empty_table()
 
 
 @dataclass(frozen=True)
@@ -340,14 +328,24 @@ def _places(sequences: Any, units: Any, numbers: Any) -> tuple[Any, Any]:
     return pc.sort_indices(keys, sort_keys=by).view(pa.int64()), ranks
 
 
-_MOST_CHUNKS = 64
-_NONE_ASLEEP = ASLEEP_SCHEMA.empty_table()
-
-
+# -- from plan to plan -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class PendingParts:
-    """`looked_at`: all messages, `sequences` those that are parts. `awake` is PARTS_SCHEMA in the order of the sequences, `asleep`
-    ASLEEP_SCHEMA in no order. `patience_ms`: by which the times in `asleep` were found."""
+    """The unfinished parts of units of work of one member, as a consumer knows them from plan to plan. `looked_at`: all messages,
+    `sequences` those that are parts. `awake` is PARTS_SCHEMA in the order of the sequences, `asleep` ASLEEP_SCHEMA in no order.
+    `patience_ms`: by which the times in `asleep` were found.
+
+    A million parts may wait for the rest of their units, and a plan comes several times a second. So a plan judges only the parts
+    that are *awake*:
+
+        the unit of a part ...                                 the part is
+        ----------------------                                 -----------
+        is incomplete, not expired, and has no faulty part     asleep, until a part of the unit arrives or the unit may expire
+        anything else                                          awake
+
+    What is asleep gets no verdict: only another part can complete its unit, and only time can end it. All parts of a unit are
+    awake, or all are asleep.
+    """
 
     looked_at: Ranges = EMPTY
     sequences: Ranges = EMPTY

@@ -1,4 +1,17 @@
-"""A batch as a Spark offset, and the limits and shares by which it is made.
+"""A batch, the messages that a consumer claims at once: its form as a Spark offset, when it is made, and of which messages.
+
+`messagingPerformancePreference` of a destination trades the time that a message waits against the number of batches:
+
+    preference   a client's batch has              waits for a full batch, from the first message on
+    ----------   ------------------------------   --------------------------------------------------
+    0            one message                       not at all
+    25           up to `messagesMaximum`           not at all
+    50           up to `messagesMaximum`           20 ms
+    75           up to `messagesMaximum`           100 ms
+    100          up to `messagesMaximum`           500 ms
+
+A query of Spark has no `messagesMaximum`: its batches have no limit unless `maxMessagesPerTrigger` sets one, so 0 is like 25
+there, and a batch of FULL_BATCH messages is full.
 
 Features: C5, C6, C9, C18, T9, T13 (docs/FEATURES.md)
 """
@@ -16,6 +29,10 @@ from spark_jms.errors import FormatVersionError, OffsetError, RecordSetError
 
 OFFSET_VERSION = 3  # of offsets with messages of an earlier claim; all others have 2
 MAX_RANGES_PER_MEMBER = 20_000  # keeps an offset small; the next batch takes the rest
+WAITS_MS = {0: 0, 25: 0, 50: 20, 75: 100, 100: 500}
+FULL_BATCH = 10_000  # of a query without maxMessagesPerTrigger
+FORMAT_VERSION = 3  # of a query's progress with messages that a trial withholds; without any, version 2
+PROGRESS = "progress"  # the key
 
 
 @dataclass(frozen=True)
@@ -160,25 +177,7 @@ def fair_shares(limit: int, wanted: Mapping[int, int]) -> dict[int, int]:
     return shares
 
 
-# -- when a batch of messages is made: at once, or when more have come -------------------------------------------------
-#
-# `messagingPerformancePreference` of a destination trades the time that a message waits against the number of batches:
-#
-#     preference   a client's batch has              waits for a full batch, from the first message on
-#     ----------   ------------------------------   --------------------------------------------------
-#     0            one message                       not at all
-#     25           up to `messagesMaximum`           not at all
-#     50           up to `messagesMaximum`           20 ms
-#     75           up to `messagesMaximum`           100 ms
-#     100          up to `messagesMaximum`           500 ms
-#
-# A query of Spark has no `messagesMaximum`: its batches have no limit unless `maxMessagesPerTrigger` sets one, so 0 is like 25
-# there, and a batch of FULL_BATCH messages is full.
-
-WAITS_MS = {0: 0, 25: 0, 50: 20, 75: 100, 100: 500}
-FULL_BATCH = 10_000  # of a query without maxMessagesPerTrigger
-
-
+# -- when a batch is made ----------------------------------------------------------------------------------------------
 def client_limits(preference: int, maximum: int | None, max_bytes: int) -> Limits:
     """Of a client's consumer. `maximum` None: any number of messages."""
     if preference == 0:
@@ -239,18 +238,7 @@ class Admission:
         self._made_ms, self._due_ms = now_ms, None
 
 
-# -- how consumers share members: which records a consumer asks for ----------------------------------------------------
-#
-# No consumer decides for another. Each one looks at the holders and waiters and asks for the records it lacks; an owner
-# hands every requested record over at its next boundary. A consumer asks for:
-#
-#     members that it needs, to acknowledge an open claim there     always
-#     free members                                                  always
-#     every member, in turn                                         with a selector: only it can take its messages
-#     as many as it has fewer than members // consumers             from the consumers that hold most
-#     one, where the fewest wait                                    if it holds none, with more consumers than members
-
-
+# -- of which members: how consumers share them ------------------------------------------------------------------------
 def wanted(
     me: str,
     holders: Mapping[int, str | None],
@@ -259,7 +247,17 @@ def wanted(
     visits_all: bool,
     needed: Set[int],
 ) -> list[int]:
-    """The members to ask for, most urgent first. `holders` maps every member to the session that holds it, or None."""
+    """The members to ask for, most urgent first. `holders` maps every member to the session that holds it, or None.
+
+    No consumer decides for another. Each one looks at the holders and waiters and asks for the records it lacks; an owner
+    hands every requested record over at its next boundary. A consumer asks for:
+
+        members that it needs, to acknowledge an open claim there     always
+        free members                                                  always
+        every member, in turn                                         with a selector: only it can take its messages
+        as many as it has fewer than members // consumers             from the consumers that hold most
+        one, where the fewest wait                                    if it holds none, with more consumers than members
+    """
     mine = {m for m, holder in holders.items() if holder == me}
     out = [m for m in sorted(holders) if m in needed and m not in mine]
     out += [m for m in sorted(holders) if holders[m] is None and m not in out]
@@ -287,15 +285,13 @@ def consumers_of(me: str, holders: Mapping[int, str | None], waiters: Mapping[in
     return {h for h in holders.values() if h} | {w for queue in waiters.values() for w in queue} | {me}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The pipeline of a consumer: how many of the messages that it claimed it keeps, and how many it should claim.
-#
-# A consumer claims `messagesMaximum` messages at a time. Together they have at most `maxMessageSize` bytes. The planner chooses by
-# the averages of files, which are compressed; the consumer counts what it reads, and returns what is too much.
-
-
+# -- how large: the pipeline of a consumer -----------------------------------------------------------------------------
 def fitting(sizes: Iterable[int], limit_bytes: int) -> int:
-    """How many of the first messages have at most so many bytes together; at least one, however large."""
+    """How many of the first messages have at most so many bytes together; at least one, however large.
+
+    A consumer claims `messagesMaximum` messages at a time. Together they have at most `maxMessageSize` bytes. The planner chooses
+    by the averages of files, which are compressed; the consumer counts what it reads, and returns what is too much.
+    """
     used = count = 0
     for size in sizes:
         used += size
@@ -312,23 +308,20 @@ def advised_maximum(acknowledged: int, times: int) -> int | None:
     return 2 * interval + 1 if interval else None
 
 
-# -- what a query has claimed and acknowledged, in a record of its own -------------------------------------------------
-#
-# A query holds this record for life, and its handle takes part in every write of the query's claims and acknowledgements.
-# So of two instances of one query, as a copied Spark checkpoint makes them, only one can commit anything.
-#
-# A trial (poison.py) is stored here and not in the claim's record sets: they may be handed over while the batch runs, and a
-# failure has to be noted at once.
-
-FORMAT_VERSION = 3  # with messages that a trial withholds; without any, version 2
-PROGRESS = "progress"  # the key
-
-
+# -- a query's progress ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class QueryProgress:
-    """`claimed` is the number of the newest claim ever, `acknowledged` the newest claim that Spark has in its commit log.
-    `trial` is of the open claim, once its batch was replayed or has failed. `left` are the messages of the acknowledged batch
-    that its acknowledgement has not finished: they were revoked, set aside or withheld, or another consumer holds their record."""
+    """What a query has claimed and acknowledged, in a record of its own. `claimed` is the number of the newest claim ever,
+    `acknowledged` the newest claim that Spark has in its commit log. `trial` is of the open claim, once its batch was replayed or
+    has failed. `left` are the messages of the acknowledged batch that its acknowledgement has not finished: they were revoked, set
+    aside or withheld, or another consumer holds their record.
+
+    A query holds this record for life, and its handle takes part in every write of the query's claims and acknowledgements.
+    So of two instances of one query, as a copied Spark checkpoint makes them, only one can commit anything.
+
+    A trial (poison.py) is stored here and not in the claim's record sets: they may be handed over while the batch runs, and a
+    failure has to be noted at once.
+    """
 
     claimed: int = 0
     acknowledged: str = ""

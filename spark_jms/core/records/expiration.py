@@ -1,4 +1,4 @@
-"""When messages expire, and who counts them. Pure.
+"""When messages expire, who counts them, and what the log tells of them. Pure.
 
 A message expires when its time is over, no consumer has it and no transfer takes it. The holder of its record set finishes
 it there, so it is counted once, whether a consumer's plan or the scan of a process found it:
@@ -20,6 +20,15 @@ from spark_jms.settings.fields import MESSAGE_ID, LoggedFields
 EXPIRER = "message expiration"  # the consumer in the acknowledgements of redirected messages
 REASON = "found expired"
 NEVER = 2**63 - 1
+LONGEST, SHOWN = 32, 30
+_OURS = (TYPES_PROPERTY, BODY_TYPE_PROPERTY)
+_JMSX = ("JMSXGroupID", "JMSXGroupSeq", "JMSXDeliveryCount")  # properties to JMS, columns here
+_CONTROLS = {
+    **dict.fromkeys([*range(32), 0xFFFE, 0xFFFF], "\ufffd"),  # XML cannot have them, even escaped
+    **{code: f"&#{code};" for code in (9, 10, 13, *range(0x7F, 0xA0), 0x2028, 0x2029)},
+    ord("'"): "&apos;",
+}
+_ESCAPES = {**_CONTROLS, ord("&"): "&amp;", ord("<"): "&lt;"}
 
 
 class DueLooks:
@@ -40,28 +49,7 @@ class DueLooks:
         self._next_ms = {what: when for what, when in self._next_ms.items() if what in known}
 
 
-# -- the line of the log that tells of an expired message, in the texts' format ----------------------------------------
-# Pure.
-#
-#     <ExpiredJMSMessage JMSMessageID='ID:…' >
-#      <HeaderFields JMSPriority='7' JMSRedelivered='false' />
-#      <UserProperties Make='Honda' Model='Civic' />
-#     </ExpiredJMSMessage>
-#
-# Without header fields there is no line for them, nor for properties without properties; without both the entry is
-# `<ExpiredJMSMessage JMSMessageID='ID:…' />`. A requested field that the message does not have is left out; one without a
-# value is `Name=null`, an empty string is `Name=''`.
-#
-# Where the format contradicts itself, we follow its examples: the attribute is JMSMessageID, values stand in single quotes,
-# and a string of more than 32 characters is shown as its first 30 and " ...". Within a value, the quote, `&`, `<` and control
-# characters are escaped as in XML; the id is the exact string, as in the examples, though a `<` in it is not XML. spark-jms
-# gives ids without such characters, so an entry without nulls is XML.
-
-LONGEST, SHOWN = 32, 30
-_OURS = (TYPES_PROPERTY, BODY_TYPE_PROPERTY)
-_JMSX = ("JMSXGroupID", "JMSXGroupSeq", "JMSXDeliveryCount")  # properties to JMS, columns here
-
-
+# -- what the log tells of an expired message --------------------------------------------------------------------------
 def columns_of(fields: LoggedFields) -> tuple[str, ...]:
     """The message columns that `entry` reads."""
     jmsx = [name for name in _JMSX if name in fields.properties]
@@ -70,7 +58,23 @@ def columns_of(fields: LoggedFields) -> tuple[str, ...]:
 
 
 def entry(row: Mapping[str, object], properties: Mapping[str, str | None], fields: LoggedFields) -> str:
-    """`row`: the message's columns. `properties` as they are stored."""
+    """The line of the log that tells of an expired message, in the texts' format. `row`: the message's columns. `properties` as they
+    are stored.
+
+        <ExpiredJMSMessage JMSMessageID='ID:…' >
+         <HeaderFields JMSPriority='7' JMSRedelivered='false' />
+         <UserProperties Make='Honda' Model='Civic' />
+        </ExpiredJMSMessage>
+
+    Without header fields there is no line for them, nor for properties without properties; without both the entry is
+    `<ExpiredJMSMessage JMSMessageID='ID:…' />`. A requested field that the message does not have is left out; one without a
+    value is `Name=null`, an empty string is `Name=''`.
+
+    Where the format contradicts itself, we follow its examples: the attribute is JMSMessageID, values stand in single quotes,
+    and a string of more than 32 characters is shown as its first 30 and " ...". Within a value, the quote, `&`, `<` and control
+    characters are escaped as in XML; the id is the exact string, as in the examples, though a `<` in it is not XML. spark-jms
+    gives ids without such characters, so an entry without nulls is XML.
+    """
     names = dict.fromkeys([*(properties if fields.all_properties else ()), *fields.properties])
     values = {**properties, **{name: row[name] for name in _JMSX if row.get(name) is not None}}
     lines = [
@@ -92,14 +96,6 @@ def _value(value: object) -> str:
         return "null"
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return f"'{_escaped(text if len(text) <= LONGEST else f'{text[:SHOWN]} ...')}'"
-
-
-_CONTROLS = {
-    **dict.fromkeys([*range(32), 0xFFFE, 0xFFFF], "\ufffd"),  # XML cannot have them, even escaped
-    **{code: f"&#{code};" for code in (9, 10, 13, *range(0x7F, 0xA0), 0x2028, 0x2029)},
-    ord("'"): "&apos;",
-}
-_ESCAPES = {**_CONTROLS, ord("&"): "&amp;", ord("<"): "&lt;"}
 
 
 def _escaped(text: str) -> str:

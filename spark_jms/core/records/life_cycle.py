@@ -1,7 +1,7 @@
-"""The life-cycle log: what became of messages, in a record set until it is a row of a table.
+"""The life-cycle log, and the outbox: what a record set tells of its messages until it is rows of tables.
 
 A destination with `messageLoggingEnabled` logs events. Those of a subscription come from the transitions of its record set
-(message_state.py), and `LOGGED` says which:
+(redelivery.py), and `LOGGED` says which:
 
     event         transition                                                    consumer
     -----         ----------                                                    --------
@@ -40,8 +40,9 @@ MAX_EVENTS = 10_000  # of one record set, that wait for the table: about what a 
 MAX_EVENT_BYTES = 2 * 2**20  # but the newest one stays
 SERVER_WAS_DOWN = "sent while its server was down"  # the detail of a skipped message
 _ROW_BYTES, _RANGE_BYTES = 200, 24  # upper bounds of a stored row and of each of its ranges
-
-
+MAX_OUTBOX = 1000  # rows
+MAX_OUTBOX_BYTES = 4 * 2**20  # if a single row is larger, consumers claim nothing until the table has it
+PURGER, LIMITER = "jmsq purge", "redelivery limit"  # consumers in the rows of messages that they have discarded
 LOGGED: Mapping[MessageEvent, LifeEvent] = {
     MessageEvent.CLAIM: LifeEvent.CLAIMED,
     MessageEvent.ACKNOWLEDGE: LifeEvent.ACKNOWLEDGED,
@@ -134,16 +135,7 @@ class LifeCycle:
 OFF = LifeCycle()
 
 
-# -- the outbox of a record set: acknowledgements that wait for the acknowledgement table ------------------------------
-#
-# The outbox is bounded in rows and in bytes. While the table cannot be written, the two oldest rows are folded into one:
-# the outbox keeps every message and loses only which claim it belonged to.
-
-MAX_OUTBOX = 1000  # rows
-MAX_OUTBOX_BYTES = 4 * 2**20  # if a single row is larger, consumers claim nothing until the table has it
-PURGER, LIMITER = "jmsq purge", "redelivery limit"  # consumers in the rows of messages that they have discarded
-
-
+# -- the outbox: acknowledgements that wait for the acknowledgement table ----------------------------------------------
 @dataclass(frozen=True)
 class Acknowledgement:
     """One row of the acknowledgement table, waiting in the outbox."""
@@ -163,7 +155,11 @@ class Acknowledgement:
 
 class Outbox(tuple[Acknowledgement, ...]):
     """Rows in the order of their positions, and the size of all. One more row costs the same behind 10 rows and behind 1,000,
-    but for the copying of the references."""
+    but for the copying of the references.
+
+    The outbox is bounded in rows and in bytes. While the table cannot be written, the two oldest rows are folded into one:
+    the outbox keeps every message and loses only which claim it belonged to.
+    """
 
     bytes: int
 
@@ -217,6 +213,7 @@ def outbox_change(before: Outbox, after: Outbox) -> OutboxChange:
     return OutboxChange([*removed, *old], written)
 
 
+# -- how far the tables have a record set ------------------------------------------------------------------------------
 def sent_id(table_id: str, member: int) -> str:
     """The txn app id that keeps up to which message the sent ones of a member are in the table."""
     return f"sent/{table_id}/{member}"

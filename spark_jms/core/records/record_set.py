@@ -1,17 +1,17 @@
 """The record set: the finished state of one (destination, subscription, member), and all its changes.
 
-Sets represent the states of messages; message_state.py has the table of their transitions:
+Sets represent the states of messages; redelivery.py has the table of their transitions:
 
     AVAILABLE   in none of the sets below; a redelivery that waits is in `delays` too, and a message that is refused for
                 good in `refusals` (refusal.py): an administrator may take both, a consumer neither
     CLAIMED     in `claims[id].picks`, with `in_doubt_since_ms` 0
     IN_DOUBT    in `claims[id].picks`, with `in_doubt_since_ms` set
-    MOVING      in `intents[slot].picks`: a transfer to another destination is open (transfer.py)
-    PLEDGED     in `pledges[key].picks`: a transaction will acknowledge it, or return it (transaction.py)
+    MOVING      in `intents[slot].picks`: a transfer to another destination is open (transactions/transfer.py)
+    PLEDGED     in `pledges[key].picks`: a transaction will acknowledge it, or return it (transactions/transaction.py)
     DONE        at or below `floor`, or in `done`
 
 A message is in exactly one of them. Every method returns a new record set and reads neither clock nor disk. The holder of
-the record writes the result to the store in one commit; record_set_form.py has the stored form.
+the record writes the result to the store in one commit; stored_form.py has the stored form.
 
 Features: C5, C8, C9, T4 (docs/FEATURES.md)
 """
@@ -73,7 +73,7 @@ class RecordSet:
     life: LifeCycle = OFF
     expired: int = 0  # how many messages have expired, each counted once
     pledges: Mapping[str, Pledge] = field(default_factory=dict)  # key -> messages of an open transaction
-    left_orders: Set[str] = frozenset()  # in the store, of claims that ended: see record_set_form.py
+    left_orders: Set[str] = frozenset()  # in the store, of claims that ended: see stored_form.py
     refusals: Refusals = ()  # of unfinished messages
 
     # -- reading --------------------------------------------------------------------------------------------------

@@ -1,5 +1,4 @@
-"""Redelivery: when a claim is revoked, how often and when each of its messages comes again, and when it no longer does
-.
+"""Redelivery: the states of a message, when a claim is revoked, and when each of its messages comes again, or comes no longer.
 
 A claim whose session died is revoked at once, unless its consumer can replay the batch: then it is in doubt until the
 consumer comes back or the in-doubt timeout is over. A revoked message goes to another consumer, flagged and counted.
@@ -23,11 +22,11 @@ how many. So `DeliveryCounts` has, of each unfinished message, how often it was 
     the store was restored from a copy                                + 1       as before
 
 The flag and the delivery count of a message cover both numbers: an application may have seen it. The redelivery limit and the
-redelivery delay go by what was shown: a message that no application has seen is never discarded, moved or held back because others of
-its claim killed their consumers. A claim of a message that is claimed *alone* has no other message (a unit of work whole), so what it
-does to its consumer is counted for it and for no other. It is claimed alone until it is acknowledged, or a live consumer gives it back
-that has delivered it: claimed with others, a message that kills its consumers could stand behind them, and not be counted, each
-second time.
+redelivery delay go by what was shown: a message that no application has seen is never discarded, moved or held back because
+others of its claim killed their consumers. A claim of a message that is claimed *alone* has no other message (a unit of work
+whole), so what it does to its consumer is counted for it and for no other. It is claimed alone until it is acknowledged, or a
+live consumer gives it back that has delivered it: claimed with others, a message that kills its consumers could stand behind
+them, and not be counted, each second time.
 
 A message that was shown more often than the destination's redelivery limit allows (limit 0: once) goes to the error
 destination, or is discarded where there is none.
@@ -51,9 +50,111 @@ from spark_jms.core.messages.ranges import EMPTY, Ranges, union
 from spark_jms.core.messages.types import map_column, map_rows
 from spark_jms.settings.destination import UNLIMITED
 
+_SHORTEST_STEP_MS, _STEPS = 100, 64
+MAX_ORDER = 100
 Deliveries = Mapping[int, ChunkedRanges]
 Delays = Mapping[int, ChunkedRanges]  # ms since 1970 -> messages
-_SHORTEST_STEP_MS, _STEPS = 100, 64
+
+
+# -- the states of a message -------------------------------------------------------------------------------------------
+class MessageState(Enum):
+    """Of a message in a record set.
+
+    AVAILABLE   a consumer may claim it
+    CLAIMED     a consumer has it, and that consumer's session lives
+    IN_DOUBT    the session died, but the consumer (a Spark query) can come back and replay the same batch
+    MOVING      a transfer takes it to another destination; only the transfer's end changes it
+    PLEDGED     a transaction acknowledges it if it commits; only the transaction's end changes it
+    DONE        acknowledged, expired, refused by a topic's selector, dropped by a limit, purged or lost; final
+    """
+
+    __hash__ = object.__hash__  # Enum's own runs in Python; every change looks a row up
+
+    AVAILABLE = auto()
+    CLAIMED = auto()
+    IN_DOUBT = auto()
+    MOVING = auto()
+    PLEDGED = auto()
+    DONE = auto()
+
+
+class MessageEvent(Enum):
+    __hash__ = object.__hash__
+
+    CLAIM = auto()
+    ACKNOWLEDGE = auto()
+    RETURN = auto()  # no application has seen it: a release of prefetched messages, a claim that Spark never logged
+    REDELIVER = auto()  # an application may have seen it: a release after delivery, a revoked claim
+    DOUBT = auto()  # the session of the claim died
+    RECOVER = auto()  # the consumer is back, or its session was only slow
+    SKIP = auto()  # refused, dropped, purged, missed or lost
+    EXPIRE = auto()  # its time is over, and no consumer has it
+    MOVE = auto()  # the intent of a transfer is durable
+    ARRIVE = auto()  # all targets of the transfer have it
+    REFUSE = auto()  # no target has it, and none will
+    PLEDGE = auto()  # a transaction that is not decided will acknowledge it if it commits
+
+
+class MessageTransition(NamedTuple):
+    """`redelivers`: the next delivery is flagged and counted. `RecordSet._move` looks every change up in TRANSITIONS."""
+
+    to: MessageState
+    redelivers: bool = False
+
+
+_S, _E = MessageState, MessageEvent
+TRANSITIONS: Mapping[tuple[MessageState, MessageEvent], MessageTransition] = {
+    (_S.AVAILABLE, _E.CLAIM): MessageTransition(_S.CLAIMED),
+    (_S.AVAILABLE, _E.SKIP): MessageTransition(_S.DONE),
+    (_S.AVAILABLE, _E.EXPIRE): MessageTransition(_S.DONE),
+    (_S.CLAIMED, _E.ACKNOWLEDGE): MessageTransition(_S.DONE),
+    (_S.CLAIMED, _E.RETURN): MessageTransition(_S.AVAILABLE),
+    (_S.CLAIMED, _E.REDELIVER): MessageTransition(_S.AVAILABLE, redelivers=True),
+    (_S.CLAIMED, _E.DOUBT): MessageTransition(_S.IN_DOUBT),
+    (_S.CLAIMED, _E.RECOVER): MessageTransition(_S.CLAIMED),
+    (_S.CLAIMED, _E.MOVE): MessageTransition(_S.MOVING),
+    (_S.CLAIMED, _E.PLEDGE): MessageTransition(_S.PLEDGED),
+    (_S.IN_DOUBT, _E.ACKNOWLEDGE): MessageTransition(_S.DONE),
+    (_S.IN_DOUBT, _E.RETURN): MessageTransition(_S.AVAILABLE),
+    (_S.IN_DOUBT, _E.REDELIVER): MessageTransition(_S.AVAILABLE, redelivers=True),
+    (_S.IN_DOUBT, _E.RECOVER): MessageTransition(_S.CLAIMED),
+    (_S.MOVING, _E.ARRIVE): MessageTransition(_S.DONE),
+    (_S.MOVING, _E.REFUSE): MessageTransition(_S.AVAILABLE, redelivers=True),
+    (_S.PLEDGED, _E.ACKNOWLEDGE): MessageTransition(_S.DONE),
+    (_S.PLEDGED, _E.REDELIVER): MessageTransition(_S.AVAILABLE, redelivers=True),
+}
+
+
+# -- claims and deliveries ---------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Claim:
+    """`session` guards the claim. A `replayable` one belongs to a consumer that can come back and ask for the same batch;
+    others wait `in_doubt_timeout_ms` for it, as its own consumer wished (None: as the destination says).
+
+    `order` has what the consumer shows to the application at a time, one after the other: single messages, or units of work whole.
+    None: message by message, in the order of the sequences. It has MAX_ORDER entries at most, and none where the consumer shows
+    messages of another member first; what comes behind its end is not known."""
+
+    id: str
+    consumer: str
+    session: str
+    picks: Ranges
+    made_ms: int
+    replayable: bool
+    in_doubt_since_ms: int = 0  # 0 = not in doubt: its session lives, as far as the record set knows
+    in_doubt_timeout_ms: int | None = None
+    order: tuple[Ranges, ...] | None = None
+
+    @property
+    def shown_first(self) -> Ranges:
+        """What an application has for certain got of these messages, if it got any."""
+        if self.order is None:
+            return self.picks.take(1)
+        return next((found for one in self.order if (found := one & self.picks)), EMPTY)
+
+    @property
+    def state(self) -> MessageState:
+        return MessageState.IN_DOUBT if self.in_doubt_since_ms else MessageState.CLAIMED
 
 
 def event_of_session(
@@ -179,54 +280,7 @@ def delayed(delays: Delays, picks: Ranges, until_ms: int) -> Delays:
     return {**delays, until_ms: delays.get(until_ms, NONE) | picks} if until_ms and picks else delays
 
 
-# -- A claim: messages that a consumer has taken and not acknowledged --------------------------------------------------
-
-MAX_ORDER = 100
-
-
-@dataclass(frozen=True)
-class Claim:
-    """`session` guards the claim. A `replayable` one belongs to a consumer that can come back and ask for the same batch;
-    others wait `in_doubt_timeout_ms` for it, as its own consumer wished (None: as the destination says).
-
-    `order` has what the consumer shows to the application at a time, one after the other: single messages, or units of work whole.
-    None: message by message, in the order of the sequences. It has MAX_ORDER entries at most, and none where the consumer shows
-    messages of another member first; what comes behind its end is not known."""
-
-    id: str
-    consumer: str
-    session: str
-    picks: Ranges
-    made_ms: int
-    replayable: bool
-    in_doubt_since_ms: int = 0  # 0 = not in doubt: its session lives, as far as the record set knows
-    in_doubt_timeout_ms: int | None = None
-    order: tuple[Ranges, ...] | None = None
-
-    @property
-    def shown_first(self) -> Ranges:
-        """What an application has for certain got of these messages, if it got any."""
-        if self.order is None:
-            return self.picks.take(1)
-        return next((found for one in self.order if (found := one & self.picks)), EMPTY)
-
-    @property
-    def state(self) -> MessageState:
-        return MessageState.IN_DOUBT if self.in_doubt_since_ms else MessageState.CLAIMED
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What an error destination keeps of a message beside the message itself: where it failed, why, how often, when.
-#
-# Properties say so, typed, so that selectors, SQL and `jmsq redrive` can use them:
-#
-#     JMS_JMSQ_ErrorFrom         the destination it comes from
-#     JMS_JMSQ_ErrorPosition     destination/subscription/member#sequence
-#     JMS_JMSQ_ErrorReason       text
-#     JMS_JMSQ_ErrorDeliveries   int: how often it was delivered there
-#     JMS_JMSQ_ErrorTime         long: when it was moved, ms since 1970
-#     JMS_JMSQ_ErrorExpiration   long: its JMSExpiration, if it had one; in the error destination it does not expire
-
+# -- what an error destination keeps of a message ----------------------------------------------------------------------
 FROM, POSITION, REASON = "JMS_JMSQ_ErrorFrom", "JMS_JMSQ_ErrorPosition", "JMS_JMSQ_ErrorReason"
 DELIVERIES, TIME, EXPIRATION = "JMS_JMSQ_ErrorDeliveries", "JMS_JMSQ_ErrorTime", "JMS_JMSQ_ErrorExpiration"
 _TYPES = {DELIVERIES: "int", TIME: "long", EXPIRATION: "long"}
@@ -242,7 +296,17 @@ _ADDED_TYPE = rf"(^|,)({'|'.join(_TYPES)}):[a-z]+"
 
 @dataclass(frozen=True)
 class MessageFailure:
-    """Why messages of one member move to an error destination. `label` names the record set they come from."""
+    """Why messages of one member move to an error destination. `label` names the record set they come from.
+
+    The error destination keeps it beside each message, as typed properties, so that selectors, SQL and `jmsq redrive` can use it:
+
+        JMS_JMSQ_ErrorFrom         the destination it comes from
+        JMS_JMSQ_ErrorPosition     destination/subscription/member#sequence
+        JMS_JMSQ_ErrorReason       text
+        JMS_JMSQ_ErrorDeliveries   int: how often it was delivered there
+        JMS_JMSQ_ErrorTime         long: when it was moved, ms since 1970
+        JMS_JMSQ_ErrorExpiration   long: its JMSExpiration, if it had one; in the error destination it does not expire
+    """
 
     destination: str
     label: str
@@ -330,73 +394,3 @@ def _replaced(batch: pa.RecordBatch, properties: list[dict[str, str]], expiratio
     for name, column in (("properties", rows), ("JMSExpiration", expirations)):
         batch = batch.set_column(batch.schema.get_field_index(name), name, column)
     return batch
-
-
-# -- the states of a message in a record set, and the table of its transitions -----------------------------------------
-# The table executes: `RecordSet._move` looks every change up here.
-#
-#     AVAILABLE   a consumer may claim it
-#     CLAIMED     a consumer has it, and that consumer's session lives
-#     IN_DOUBT    the session died, but the consumer (a Spark query) can come back and replay the same batch
-#     MOVING      a transfer takes it to another destination; only the transfer's end changes it (transfer.py)
-#     PLEDGED     a transaction acknowledges it if it commits; only the transaction's end changes it (transaction.py)
-#     DONE        acknowledged, expired, refused by a topic's selector, dropped by a limit, purged or lost; final
-#
-# `redelivers` marks the transitions after which the next delivery is flagged and counted. redelivery.py decides when they
-# happen.
-
-
-class MessageState(Enum):
-    __hash__ = object.__hash__  # Enum's own runs in Python; every change looks a row up
-
-    AVAILABLE = auto()
-    CLAIMED = auto()
-    IN_DOUBT = auto()
-    MOVING = auto()
-    PLEDGED = auto()
-    DONE = auto()
-
-
-class MessageEvent(Enum):
-    __hash__ = object.__hash__
-
-    CLAIM = auto()
-    ACKNOWLEDGE = auto()
-    RETURN = auto()  # no application has seen it: a release of prefetched messages, a claim that Spark never logged
-    REDELIVER = auto()  # an application may have seen it: a release after delivery, a revoked claim
-    DOUBT = auto()  # the session of the claim died
-    RECOVER = auto()  # the consumer is back, or its session was only slow
-    SKIP = auto()  # refused, dropped, purged, missed or lost
-    EXPIRE = auto()  # its time is over, and no consumer has it
-    MOVE = auto()  # the intent of a transfer is durable
-    ARRIVE = auto()  # all targets of the transfer have it
-    REFUSE = auto()  # no target has it, and none will
-    PLEDGE = auto()  # a transaction that is not decided will acknowledge it if it commits
-
-
-class MessageTransition(NamedTuple):
-    to: MessageState
-    redelivers: bool = False
-
-
-_S, _E = MessageState, MessageEvent
-TRANSITIONS: Mapping[tuple[MessageState, MessageEvent], MessageTransition] = {
-    (_S.AVAILABLE, _E.CLAIM): MessageTransition(_S.CLAIMED),
-    (_S.AVAILABLE, _E.SKIP): MessageTransition(_S.DONE),
-    (_S.AVAILABLE, _E.EXPIRE): MessageTransition(_S.DONE),
-    (_S.CLAIMED, _E.ACKNOWLEDGE): MessageTransition(_S.DONE),
-    (_S.CLAIMED, _E.RETURN): MessageTransition(_S.AVAILABLE),
-    (_S.CLAIMED, _E.REDELIVER): MessageTransition(_S.AVAILABLE, redelivers=True),
-    (_S.CLAIMED, _E.DOUBT): MessageTransition(_S.IN_DOUBT),
-    (_S.CLAIMED, _E.RECOVER): MessageTransition(_S.CLAIMED),
-    (_S.CLAIMED, _E.MOVE): MessageTransition(_S.MOVING),
-    (_S.CLAIMED, _E.PLEDGE): MessageTransition(_S.PLEDGED),
-    (_S.IN_DOUBT, _E.ACKNOWLEDGE): MessageTransition(_S.DONE),
-    (_S.IN_DOUBT, _E.RETURN): MessageTransition(_S.AVAILABLE),
-    (_S.IN_DOUBT, _E.REDELIVER): MessageTransition(_S.AVAILABLE, redelivers=True),
-    (_S.IN_DOUBT, _E.RECOVER): MessageTransition(_S.CLAIMED),
-    (_S.MOVING, _E.ARRIVE): MessageTransition(_S.DONE),
-    (_S.MOVING, _E.REFUSE): MessageTransition(_S.AVAILABLE, redelivers=True),
-    (_S.PLEDGED, _E.ACKNOWLEDGE): MessageTransition(_S.DONE),
-    (_S.PLEDGED, _E.REDELIVER): MessageTransition(_S.AVAILABLE, redelivers=True),
-}

@@ -15,7 +15,7 @@ set keeps a `MessageRefusal` of it until it is finished, or
     message expiration        the policy is another one                   it expires by that policy
     unit of work              the destination delivers no units of work   consumers get it, as a single message
 
-`ends` is this table, but for its first row, which another destination decides. target_rules.py finds what breaks a rule.
+`ends` is this table, but for its first row, which another destination decides. `Sieve` finds what breaks a rule.
 
 Features: C2, C8 (docs/FEATURES.md)
 """
@@ -44,6 +44,7 @@ JUDGE = "unit of work"  # the consumer of faulty parts, in the acknowledgement t
 ISOLATION = "poison isolation"  # that of poison messages
 ASIDE = "set aside"  # what cannot be decoded; in the acknowledgement table it is the consumer that found it
 MESSAGE_SIZE, QUOTA = "maxMessageSize", "quota"  # the rules that a target can have
+SEQUENCE = "sequence"
 
 
 @dataclass(frozen=True)
@@ -112,54 +113,17 @@ def ends(refusal: MessageRefusal, destination: Destination, beyond_limit: Ranges
     return EMPTY
 
 
-# -- stored form -------------------------------------------------------------------------------------------------------
-def refusals_to_json(refusals: Refusals) -> list[dict[str, Any]]:
-    return [
-        {
-            "picks": one.picks.to_json(),
-            "consumer": one.consumer,
-            "failure": one.failure,
-            "target": one.target,
-            "declared": one.declared,
-            "rule": one.broken.rule,
-            "reason": one.broken.text,
-            "sinceMs": one.since_ms,
-        }
-        for one in refusals
-    ]
-
-
-def refusals_from_json(values: Iterable[Mapping[str, Any]]) -> Refusals:
-    """Raises ValueError, KeyError or TypeError."""
-    return tuple(
-        MessageRefusal(
-            Ranges.from_json(value["picks"]),
-            str(value["consumer"]),
-            str(value["failure"]),
-            str(value["target"]),
-            str(value["declared"]),
-            BrokenRule(str(value["rule"]), str(value["reason"])),
-            int(value["sinceMs"]),
-        )
-        for value in values
-    )
-
-
-# -- which messages of a transfer its target refuses for good, and what counts for its maxMessageSize ------------------
-# Pure.
-#
-# What was sent counts: not what spark-jms has added since, and what compression has saved does count. So a message that a destination
-# has taken fits into every other one with the same limit.
-#
-# Of a unit of work all messages are refused with the one that breaks a rule: neither the part that moved nor the part that stayed would
-# ever be complete.
-
-SEQUENCE = "sequence"
-
-
+# -- what breaks a rule of its target ----------------------------------------------------------------------------------
 @dataclass
 class Sieve:
-    """Finds the rows of one transfer that its target refuses for good. `whole_units`: units of work stay together."""
+    """Finds the rows of one transfer that its target refuses for good. `whole_units`: units of work stay together.
+
+    What was sent counts: not what spark-jms has added since, and what compression has saved does count. So a message that a
+    destination has taken fits into every other one with the same limit.
+
+    Of a unit of work all messages are refused with the one that breaks a rule: neither the part that moved nor the part that stayed
+    would ever be complete.
+    """
 
     whole_units: bool = False
     refused: dict[BrokenRule, Ranges] = field(default_factory=dict)
@@ -216,3 +180,36 @@ def _beside(rows: pa.RecordBatch) -> dict[str, pa.Int64Array]:
     saved, added = saved_bytes(rows), added_bytes(rows)
     found = {"compression": saved, "added by spark-jms": None if added is None else pc.negate(added)}
     return {name: by_row for name, by_row in found.items() if by_row is not None}
+
+
+# -- stored form -------------------------------------------------------------------------------------------------------
+def refusals_to_json(refusals: Refusals) -> list[dict[str, Any]]:
+    return [
+        {
+            "picks": one.picks.to_json(),
+            "consumer": one.consumer,
+            "failure": one.failure,
+            "target": one.target,
+            "declared": one.declared,
+            "rule": one.broken.rule,
+            "reason": one.broken.text,
+            "sinceMs": one.since_ms,
+        }
+        for one in refusals
+    ]
+
+
+def refusals_from_json(values: Iterable[Mapping[str, Any]]) -> Refusals:
+    """Raises ValueError, KeyError or TypeError."""
+    return tuple(
+        MessageRefusal(
+            Ranges.from_json(value["picks"]),
+            str(value["consumer"]),
+            str(value["failure"]),
+            str(value["target"]),
+            str(value["declared"]),
+            BrokenRule(str(value["rule"]), str(value["reason"])),
+            int(value["sinceMs"]),
+        )
+        for value in values
+    )

@@ -1,5 +1,32 @@
-"""The names of records in the store. They carry the id of the destination's table, not its name: a destination
-that is dropped and created again starts with records of its own, and renaming one moves nothing.
+"""The stored form of records: their names in the store, and the objects of a record set.
+
+The names carry the id of the destination's table, not its name: a destination that is dropped and created again starts with
+records of its own, and renaming one moves nothing.
+
+A record set is several objects of one record, so that a change writes only what it changed:
+
+    key                     value
+    ---                     -----
+    head                    JSON: version, floor, positions, consumers, nonce and slots of transfers, expired messages
+    done/<chunk>            finished messages above the floor, in chunks (`ChunkedRanges`)
+    deliveries/<n>/<chunk>  unfinished messages that were shown to an application n times
+    perhaps/<n>/<chunk>     unfinished messages that were perhaps shown n more times (redelivery.py)
+    alone/<chunk>           of both: those that are claimed alone
+    delays/<until>/<chunk>  available messages that no consumer gets before this time
+    claim/<id>              JSON: consumer, session, messages, times
+    order/<id>              JSON: the order in which a claim's consumer shows them (`Claim`); earlier releases leave it behind
+    outbox/<position>       JSON: an acknowledgement that waits for its table
+    intent/<slot>           JSON: an open transfer (`Intent`)
+    pledge/<ticket>/<claim> JSON: messages that wait for the decision of a transaction (`Pledge`)
+    limit                   JSON: how far the subscription's limit was applied, and how many messages it has dropped
+    event/<position>        JSON: an event that waits for the life-cycle table (life_cycle.py)
+    refusals                JSON: messages that are refused for good, and why (refusal.py)
+
+Earlier releases read past `refusals` and leave it as it is: they try to move these messages as they always did. So it needs no
+format version of its own, and what they have finished meanwhile is taken out when it is read.
+
+A claim's object keeps messages of it that were acknowledged later: finished messages are taken out when it is read. So an
+acknowledgement writes the head, one row of the outbox and the chunks it touches, however large the claim is.
 
 Features: C5, C9, C16, C18, C19 (docs/FEATURES.md)
 """
@@ -33,8 +60,12 @@ from spark_jms.settings.fields import LifeEvent
 
 MEMBERS_PREFIX = "members/"
 DOMAIN_RECORD = "domain"  # of the domain's own store: which domain it serves
+FORMAT_VERSION = 4
+_WITHOUT_PERHAPS, _WITHOUT_PLEDGES = 3, 2  # earlier releases read a record set that has none of them
+HEAD, LIMIT_ACCOUNT, REFUSALS = "head", "limit", "refusals"
 
 
+# -- names -------------------------------------------------------------------------------------------------------------
 def member_record(table_id: str, subscription: str, member: int) -> str:
     """The record set of a member."""
     return f"{members_prefix(table_id, subscription)}{member}"
@@ -73,37 +104,7 @@ def prefixes_of_table(table_id: str) -> list[str]:
     return [f"members/{table_id}/", consumers_prefix(table_id), lease_record(table_id), uses_record(table_id)]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The stored form of a record set: several objects of one record, so that a change writes only what it changed.
-#
-#     key                     value
-#     ---                     -----
-#     head                    JSON: version, floor, positions, consumers, nonce and slots of transfers, expired messages
-#     done/<chunk>            finished messages above the floor, in chunks (chunked_ranges.py)
-#     deliveries/<n>/<chunk>  unfinished messages that were shown to an application n times
-#     perhaps/<n>/<chunk>     unfinished messages that were perhaps shown n more times (redelivery.py)
-#     alone/<chunk>           of both: those that are claimed alone
-#     delays/<until>/<chunk>  available messages that no consumer gets before this time
-#     claim/<id>              JSON: consumer, session, messages, times
-#     order/<id>              JSON: the order in which a claim's consumer shows them (claim.py); earlier releases leave it behind
-#     outbox/<position>       JSON: an acknowledgement that waits for its table
-#     intent/<slot>           JSON: an open transfer (transfer.py)
-#     pledge/<ticket>/<claim> JSON: messages that wait for the decision of a transaction (pledge.py)
-#     limit                   JSON: how far the subscription's limit was applied, and how many messages it has dropped
-#     event/<position>        JSON: an event that waits for the life-cycle table (life_cycle.py)
-#     refusals                JSON: messages that are refused for good, and why (refusal.py)
-#
-# Earlier releases read past `refusals` and leave it as it is: they try to move these messages as they always did. So it needs no
-# format version of its own, and what they have finished meanwhile is taken out when it is read.
-#
-# A claim's object keeps messages of it that were acknowledged later: finished messages are taken out when it is read. So an
-# acknowledgement writes the head, one row of the outbox and the chunks it touches, however large the claim is.
-
-FORMAT_VERSION = 4
-_WITHOUT_PERHAPS, _WITHOUT_PLEDGES = 3, 2  # earlier releases read a record set that has none of them
-HEAD, LIMIT_ACCOUNT, REFUSALS = "head", "limit", "refusals"
-
-
+# -- a record set as objects -------------------------------------------------------------------------------------------
 def to_objects(state: RecordSet) -> dict[str, bytes]:
     """All objects of a record set. Keys and values as a store takes them."""
     return {key: value for key, value in changed_objects(None, state).items() if value is not None}
@@ -359,7 +360,6 @@ def _read_event(value: bytes) -> LoggedEvent:
 
 
 # -- record sets of format version 1, one JSON value each, as `jmsq upgrade` reads them --------------------------------
-
 STATE_KEY = "state"
 
 
@@ -407,22 +407,20 @@ def from_v1(data: bytes, name: str) -> RecordSetV1:
 
 
 # -- the record set that a restored consumer finds ---------------------------------------------------------------------
-# Pure.
-#
-# A backup reads the store at one moment and each table later. Compared with the table, the record set is old in three ways,
-# and `restored` mends each:
-#
-#     a message of the record set's backlog is missing from the table   it was finished and purged in between: DONE
-#     a message of the backlog is in the table                          it may have been delivered since: flagged
-#     a claim is open                                                   its consumer lives in another domain: released, flagged
-#
-# A message that an open transfer moves stays with its transfer. What was finished at the moment of the store stays finished.
-
-
 def restored(state: RecordSet, last: int, present: Ranges, written: int, logged: int = 0) -> RecordSet:
     """`present`: the sequences of 1..`last` that the table still holds; `written`: the position up to which the
     acknowledgement table has this record set's rows; `logged`: the same of the life-cycle table. The next delivery of every
-    unfinished message is flagged."""
+    unfinished message is flagged.
+
+    A backup reads the store at one moment and each table later. Compared with the table, the record set is old in three ways, and
+    each is mended:
+
+        a message of the record set's backlog is missing from the table   it was finished and purged in between: DONE
+        a message of the backlog is in the table                          it may have been delivered since: flagged
+        a claim is open                                                   its consumer lives in another domain: released, flagged
+
+    A message that an open transfer moves stays with its transfer. What was finished at the moment of the store stays finished.
+    """
     after = state
     for claim_id in state.claims:
         after = after.release(claim_id, delivered=False)

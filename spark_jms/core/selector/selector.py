@@ -65,6 +65,22 @@ __all__ = ["HEADER_COLUMNS", "PROPERTIES_COLUMN", "InvalidSelectorError", "Selec
 _INTEGER_HEADERS = frozenset(("JMSPriority", "JMSTimestamp", "JMSXGroupSeq"))
 _EXACT_DOUBLE = 2**53
 _FLIPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+MIN_BATCH_ROWS = 4096
+_UNKNOWN = pa.scalar(None, pa.bool_())
+_COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
+    "=": pc.equal,
+    "<>": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+_CALCULATE: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": pc.add,
+    "-": pc.subtract,
+    "*": pc.multiply,
+    "/": pc.divide,
+}
 
 
 @dataclass(frozen=True)
@@ -200,30 +216,7 @@ def _is_safe(name: str, op: str, value: object) -> bool:
     return (name in _INTEGER_HEADERS and isinstance(value, int)) or abs(value) < _EXACT_DOUBLE
 
 
-# -- A selector on a table of messages, vectorised ---------------------------------------------------------------------
-#
-# `columns` reads the columns into operands: lanes of numbers, texts and booleans, null where a row's value has another type.
-# Here a condition becomes a boolean for each row, null where it is unknown, and AND, OR and NOT are Kleene's. Literals alone
-# make a scalar. The theory is that of `matching`.
-
-MIN_BATCH_ROWS = 4096
-_UNKNOWN = pa.scalar(None, pa.bool_())
-_COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
-    "=": pc.equal,
-    "<>": pc.not_equal,
-    "<": pc.less,
-    "<=": pc.less_equal,
-    ">": pc.greater,
-    ">=": pc.greater_equal,
-}
-_CALCULATE: Mapping[str, Callable[[Any, Any], Any]] = {
-    "+": pc.add,
-    "-": pc.subtract,
-    "*": pc.multiply,
-    "/": pc.divide,
-}
-
-
+# -- on a table of messages --------------------------------------------------------------------------------------------
 def mask(
     tree: Expression,
     columns: tuple[str, ...],
@@ -231,7 +224,12 @@ def mask(
     promoted: Collection[str] = (),
 ) -> pa.BooleanArray:
     """Where the selector is TRUE, without nulls; needs the columns `columns`, ignores the others. The properties in
-    `promoted` are columns of the table, complete ones (core/promoted_columns.py)."""
+    `promoted` are columns of the table, complete ones (`PromotedColumns`).
+
+    `Rows` reads the columns into operands: lanes of numbers, texts and booleans, null where a row's value has another type. Here a
+    condition becomes a boolean for each row, null where it is unknown, and AND, OR and NOT are Kleene's. Literals alone make a
+    scalar. The theory is that of tree.py.
+    """
     missing = [name for name in columns if name not in table.schema.names]
     if missing:
         present = ", ".join(table.schema.names)

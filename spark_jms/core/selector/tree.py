@@ -1,8 +1,13 @@
-"""The syntax tree of a message selector, and its text.
+"""The syntax tree of a message selector, its text, and its value on one message.
 
-Nodes are frozen values made by grammar.py and read by matching.py (one message) and evaluation.py (a table). `unparse`
+Nodes are frozen values made by grammar.py; `evaluate` reads them for one message, selector.py for a table. `unparse`
 writes the text of a tree, so that parsing that text gives an equal tree. Chains of AND, OR and arithmetic are flat tuples,
 not left-leaning trees: a selector of a thousand ANDed terms must not be a thousand frames deep.
+
+The result of a condition is True, False or None (unknown). An operand is NULL, a string, a boolean, an exact number (Java long)
+or an approximate one (Java double). A comparison with NULL is unknown, one of unlike types is false; so are IN and LIKE, and NOT
+IN and NOT LIKE, of a value that is not a string. A condition in parentheses is a boolean, or NULL where it is unknown. Arithmetic
+on anything but numbers is NULL.
 
 Features: C7 (docs/FEATURES.md)
 """
@@ -119,6 +124,16 @@ class Or:
 
 
 Expression = Literal | Name | Sign | Arithmetic | Comparison | Between | In | Like | IsNull | Not | And | Or
+Lookup = Callable[[str], object]
+
+_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
 def children(node: Expression) -> tuple[Expression, ...]:
@@ -233,25 +248,7 @@ def unparse(node: Expression) -> str:
     return _inside(node, _OR)
 
 
-# -- A selector on one message, with typed Python values ---------------------------------------------------------------
-#
-# The result of a condition is True, False or None (unknown). The theory, shared with `selector_eval`:
-# an operand is NULL, a string, a boolean, an exact number (Java long) or an approximate one (Java double).
-# A comparison with NULL is unknown, one of unlike types is false; so are IN and LIKE, and NOT IN and NOT LIKE, of a value
-# that is not a string. A condition in parentheses is a boolean, or NULL where it is unknown. Arithmetic on anything but numbers is NULL.
-
-Lookup = Callable[[str], object]
-
-_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq,
-    "<>": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-
-
+# -- on one message, with typed Python values --------------------------------------------------------------------------
 def evaluate(node: Expression, lookup: Lookup) -> bool | None:
     """True, False or None (unknown) for the message whose names `lookup` reads."""
     match node:

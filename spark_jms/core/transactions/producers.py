@@ -1,10 +1,50 @@
-"""One-way sends: which sends need not wait, and what a failed one does to its producer. Pure.
+"""Producers: the numbers of a producer id, and sends that need not wait. Pure.
 
-A connection factory with `oneWaySendMode` lets producers send without waiting. The first rule of UPGRADES that holds makes a send
-two-way: it waits, also for the one-way sends before it. WebLogic's other cases cannot occur here, or concern other calls: XA
-and transacted sessions are `send_many(transaction=…)`, which always waits, as `send_table` and `send_unit_of_work` do.
+**Idempotent producers.** The messages of a producer id are numbered 1, 2, 3 … in each destination. The destination's table keeps
+one Delta transaction for each producer id, `producer/<id>`. Its version holds two numbers:
 
-Every `oneWaySendWindowSize`-th send in a row is two-way too. What a one-way send that fails does depends on its error:
+    version = epoch * 2**40 + last        epoch: of the last opening of the id       last: of the last message of the id
+
+Every commit with messages of the id writes the version that holds their last number, so the messages and their count are in the
+log together or not at all. Delta forgets no transaction, so a number is recognised for ever.
+
+Opening a producer with an id commits (epoch + 1, last). From that commit on, the table refuses messages of earlier openings, also
+those that are staged: their commit has to decide again on the newer log. So `last` is exact once an id is open. A commit whose
+outcome is unknown may arrive later, but only as the log version that it was written for; a producer that resumes commits its
+version unchanged, which takes that place. Before a program has resumed, it can only repeat a message by its number.
+
+`VERDICTS` is what a table says to messages with the numbers first … first + count - 1:
+
+    opening of the table's version    the numbers             verdict
+    ------------------------------    -----------             -------
+    the producer's                    begin with last + 1     APPEND   also those of messages without a number of their own
+                                      end with last or less   DROP     they are in the table: repeating them sends nothing
+                                      both                    CONFLICT some are in the table: an earlier attempt has arrived late
+                                      begin above last + 1    GAP
+    a later one                       any                     FENCED
+    an earlier one, or none           any                     LOST     the table is older than the opening: a restored backup
+
+A gap is refused, not allowed: the missing message has failed, and once a later one is in the table, repeating the missing one
+would drop it as a duplicate. A program whose own numbers have gaps counts its messages instead.
+
+Messages that the producer counts by itself get their number in the commit, so the threads that share a producer leave no gap. An
+application that waits for each send learns of an error before it sends the next message. One that does not wait would send
+message k + 1 as number k after message k has failed, and after a restart it would continue at the wrong message. So the producer
+stops:
+
+    state       event                                        next        sends without a number
+    -----       -----                                        ----        ----------------------
+    COUNTING    FAILED: an asynchronous send has failed      STOPPED     are sent
+    COUNTING    UNKNOWN: the outcome of a send is unknown    STOPPED
+    STOPPED     RESUMED: the application has read `last`     COUNTING    raise SequenceGapError
+    any         FENCED                                       FENCED      raise ProducerFencedError
+
+**One-way sends.** A connection factory with `oneWaySendMode` lets producers send without waiting. The first rule of UPGRADES that
+holds makes a send two-way: it waits, also for the one-way sends before it. WebLogic's other cases cannot occur here, or concern
+other calls: XA and transacted sessions are `send_many(transaction=…)`, which always waits, as `send_table` and
+`send_unit_of_work` do.
+
+Every `oneWaySendWindowSize`-th send in a row is two-way too. What a one-way send that fails does to its producer depends on its error:
 
     state      event      next       so
     -----      -----      ----       --
@@ -28,46 +68,6 @@ from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.messages.columns import NON_PERSISTENT
 from spark_jms.errors import CommitConflictError, JmsqError, OptionError, ProducerFencedError, SequenceGapError
 from spark_jms.settings.connection_factory import TOPIC_ONLY, ConnectionFactory
-
-# -- idempotent producers: the messages of a producer id are numbered 1, 2, 3 … in each destination --------------------
-# Pure.
-#
-# The destination's table keeps one Delta transaction for each producer id, `producer/<id>`. Its version holds two numbers:
-#
-#     version = epoch * 2**40 + last        epoch: of the last opening of the id       last: of the last message of the id
-#
-# Every commit with messages of the id writes the version that holds their last number, so the messages and their count are in the
-# log together or not at all. Delta forgets no transaction, so a number is recognised for ever.
-#
-# Opening a producer with an id commits (epoch + 1, last). From that commit on, the table refuses messages of earlier openings,
-# also those that are staged: their commit has to decide again on the newer log. So `last` is exact once an id is open. A commit whose
-# outcome is unknown may arrive later, but only as the log version that it was written for; a producer that resumes commits its version
-# unchanged, which takes that place. Before a program has resumed, it can only repeat a message by its number.
-#
-# `VERDICTS` is what a table says to messages with the numbers first … first + count - 1:
-#
-#     opening of the table's version    the numbers             verdict
-#     ------------------------------    -----------             -------
-#     the producer's                    begin with last + 1     APPEND   also those of messages without a number of their own
-#                                       end with last or less   DROP     they are in the table: repeating them sends nothing
-#                                       both                    CONFLICT some are in the table: an earlier attempt has arrived late
-#                                       begin above last + 1    GAP
-#     a later one                       any                     FENCED
-#     an earlier one, or none           any                     LOST     the table is older than the opening: a restored backup
-#
-# A gap is refused, not allowed: the missing message has failed, and once a later one is in the table, repeating the missing one would
-# drop it as a duplicate. A program whose own numbers have gaps counts its messages instead.
-#
-# Messages that the producer counts by itself get their number in the commit, so the threads that share a producer leave no gap. An
-# application that waits for each send learns of an error before it sends the next message. One that does not wait would send message
-# k + 1 as number k after message k has failed, and after a restart it would continue at the wrong message. So the producer stops:
-#
-#     state       event                                        next        sends without a number
-#     -----       -----                                        ----        ----------------------
-#     COUNTING    FAILED: an asynchronous send has failed      STOPPED     are sent
-#     COUNTING    UNKNOWN: the outcome of a send is unknown    STOPPED
-#     STOPPED     RESUMED: the application has read `last`     COUNTING    raise SequenceGapError
-#     any         FENCED                                       FENCED      raise ProducerFencedError
 
 MAX_SEQUENCE = 2**40 - 1
 _PREFIX = "producer/"
@@ -240,7 +240,7 @@ def check_sequence(sequence: object) -> int:
     raise OptionError(f"sequence is {sequence!r}, but must be a whole number of 1 to {MAX_SEQUENCE:,}")
 
 
-# -- counting ---------------------------------------------------------------------------------------------------------
+# -- counting ----------------------------------------------------------------------------------------------------------
 class CountingState(Enum):
     COUNTING = "counting"
     STOPPED = "stopped"
@@ -267,6 +267,7 @@ TRANSITIONS: Mapping[tuple[CountingState, CountingEvent], CountingState] = {
 }
 
 
+# -- one-way sends -----------------------------------------------------------------------------------------------------
 class OneWayState(Enum):
     OPEN = "open"
     TWO_WAY = "two-way"

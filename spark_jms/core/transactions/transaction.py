@@ -2,7 +2,7 @@
 
 A commit has a *coordinator*: a record in the domain's home store, `transactions/<slot>`, which one process holds at a time and uses
 for one commit after the other. Its state is a life (`nonce`), the newest number given in it, and the transaction that is open.
-Life, slot and number are the transaction's ticket (transfer.py), by which every target's log and every origin's record set knows it.
+Life, slot and number are the transaction's ticket (`Ticket`), by which every target's log and every origin's record set knows it.
 
     step                                               written where                       a crash behind it
     ----                                               -------------                       -----------------
@@ -141,6 +141,24 @@ class OpenTransaction:
 
 
 @dataclass(frozen=True)
+class Pledge:
+    """Messages of a claim that a transaction acknowledges if its coordinator decides so. `coordinator` is the record in the domain's
+    home store that has the decision on `ticket`. `consumer` and `claim` stand in the acknowledgement."""
+
+    ticket: Ticket
+    coordinator: str
+    picks: Ranges
+    consumer: str
+    claim: str
+    made_ms: int
+
+    @property
+    def key(self) -> str:
+        """Unique in a record set."""
+        return f"{self.ticket.nonce}-{self.ticket.slot}-{self.ticket.number}/{self.claim}"
+
+
+@dataclass(frozen=True)
 class CoordinatorState:
     """Of one slot. Every method returns a new state; the holder of the record writes it. A step that the state does not allow raises
     IllegalStateException."""
@@ -236,7 +254,12 @@ def coordinator_record(slot: int) -> str:
     return f"{COORDINATORS_PREFIX}{slot}"
 
 
-# -- stored form --------------------------------------------------------------------------------------------------------
+def with_ticket(pledges: Mapping[str, Pledge], ticket: Ticket) -> list[Pledge]:
+    """Those of one transaction."""
+    return [pledge for pledge in pledges.values() if pledge.ticket == ticket]
+
+
+# -- stored form -------------------------------------------------------------------------------------------------------
 def coordinator_to_bytes(state: CoordinatorState) -> bytes:
     found = state.open
     value: dict[str, Any] = {"v": FORMAT_VERSION, "slot": state.slot, "nonce": state.nonce, "number": state.number}
@@ -302,28 +325,6 @@ def _file(stored: list[Any]) -> StagedFile:
     return StagedFile(path, member, rows, size, modified_ms, stats, frozenset(placed))
 
 
-# -- A pledge: messages of a claim that a transaction acknowledges if its coordinator decides so -----------------------
-# transaction.py has the theory.
-
-
-@dataclass(frozen=True)
-class Pledge:
-    """`coordinator` is the record in the domain's home store that has the decision on `ticket`. `consumer` and `claim` stand in
-    the acknowledgement."""
-
-    ticket: Ticket
-    coordinator: str
-    picks: Ranges
-    consumer: str
-    claim: str
-    made_ms: int
-
-    @property
-    def key(self) -> str:
-        """Unique in a record set."""
-        return f"{self.ticket.nonce}-{self.ticket.slot}-{self.ticket.number}/{self.claim}"
-
-
 def pledge_to_json(pledge: Pledge) -> list[Any]:
     ticket = pledge.ticket
     return [
@@ -347,8 +348,3 @@ def pledge_from_json(value: list[Any]) -> Pledge:
         str(claim),
         int(made_ms),
     )
-
-
-def with_ticket(pledges: Mapping[str, Pledge], ticket: Ticket) -> list[Pledge]:
-    """Those of one transaction."""
-    return [pledge for pledge in pledges.values() if pledge.ticket == ticket]

@@ -24,6 +24,8 @@ A slot has one open intent at a time, and its numbers rise, so a target keeps on
 that was lost or restored from an older copy would count from an older number again and read transactions of other
 messages as its own; `nonce` tells its lives apart: a record set that meets a number it has not given takes a new one.
 
+`forwards` decides which messages the members of a distributed queue forward to each other.
+
 Features: C5, C18, D5, T8 (docs/FEATURES.md)
 """
 
@@ -39,6 +41,7 @@ from spark_jms.core.messages.ranges import EMPTY, Ranges
 
 MAX_SLOTS = 8  # open intents of one record set
 _FILE = re.compile(r"m\d+-t([0-9a-f]{16})-(\d+)-(\d+)-")
+COMPRESSED_BODIES = "jmsqCompressedBodies"  # among the statistics of a file; Delta readers ignore it
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,42 @@ def is_undecided(path: str, transactions: Mapping[str, int]) -> bool:
     """The file may be the only copy of messages that a transfer will still append: clean-up must spare it."""
     ticket = ticket_of_file(path)
     return ticket is not None and transactions.get(ticket.app_id, -1) < ticket.appended
+
+
+@dataclass(frozen=True)
+class StagedFile:
+    """A data file that is written and not in a log yet. It has rows but no sequence numbers. `stats` are Delta's statistics, as JSON
+    text. `placed`: the units of order that are on this member if they are new (`UnitPaths`)."""
+
+    path: str
+    member: int
+    rows: int
+    bytes: int
+    modified_ms: int
+    stats: str
+    placed: frozenset[str] = frozenset()
+
+    @property
+    def token(self) -> str:
+        """The unique part of the file's name, with which the ids of its messages begin."""
+        return self.path.removeprefix(f"m{self.member}-").removesuffix(".parquet")
+
+    @property
+    def has_compressed(self) -> bool:
+        """Bodies of some messages are compressed."""
+        return f'"{COMPRESSED_BODIES}":true' in self.stats
+
+    def add_action(self, first_sequence: int, *, data_change: bool) -> dict[str, dict[str, object]]:
+        return {
+            "add": {
+                "path": self.path,
+                "size": self.bytes,
+                "modificationTime": self.modified_ms,
+                "dataChange": data_change,
+                "partitionValues": {"member": str(self.member), "first_sequence": str(first_sequence)},
+                "stats": self.stats,
+            }
+        }
 
 
 @dataclass(frozen=True)
@@ -181,7 +220,7 @@ def free_ticket(nonce: str, used: Mapping[int, int], open_slots: Iterable[int]) 
     return None if slot is None else Ticket(nonce, slot, used.get(slot, 0) + 1)
 
 
-# -- stored form --------------------------------------------------------------------------------------------------------
+# -- stored form -------------------------------------------------------------------------------------------------------
 def intent_to_json(intent: Intent) -> dict[str, Any]:
     return {
         "nonce": intent.ticket.nonce,
@@ -226,21 +265,7 @@ def intent_from_json(value: Mapping[str, Any]) -> Intent:
     )
 
 
-# -- forwarding between the members of a distributed queue: which member's messages go where, and when -----------------
-# Pure.
-#
-#     a member ...                                                 is
-#     ------------                                                 --
-#     has messages, is not paused for consumption, and has had     a source
-#     no consumers at every look for `forwardDelay`
-#     has consumers, and is paused for nothing                     a target
-#
-# Messages whose redelivery is delayed, or that were delivered too often, stay: the store of their member alone knows that.
-#
-# A member whose server did not answer, or is down, is neither, and its wait begins again. Where no member has consumers, nothing
-# is forwarded. Each source's messages are shared evenly among the targets.
-
-
+# -- forwarding between the members of a distributed queue -------------------------------------------------------------
 @dataclass(frozen=True)
 class LookedAt:
     """A member that answered. `messages` are available, belong to no consumer and do not stay."""
@@ -281,7 +306,20 @@ def forwards(
     not_inserting: Collection[int] = (),
     turn: int = 0,
 ) -> list[Forward]:
-    """`not_consuming` and `not_inserting`: members that are paused. The first target of each source changes with `turn`."""
+    """Which member's messages go where. `not_consuming` and `not_inserting`: members that are paused. The first target of each source
+    changes with `turn`.
+
+        a member ...                                                 is
+        ------------                                                 --
+        has messages, is not paused for consumption, and has had     a source
+        no consumers at every look for `forwardDelay`
+        has consumers, and is paused for nothing                     a target
+
+    Messages whose redelivery is delayed, or that were delivered too often, stay: the store of their member alone knows that.
+
+    A member whose server did not answer, or is down, is neither, and its wait begins again. Where no member has consumers, nothing
+    is forwarded. Each source's messages are shared evenly among the targets.
+    """
     targets = sorted(
         look.member for look in looks if look.consumers and look.member not in {*not_consuming, *not_inserting}
     )
@@ -293,44 +331,3 @@ def forwards(
             if share:
                 found.append(Forward(look.member, targets[(place + turn) % len(targets)], share))
     return found
-
-
-# -- A data file that is written and not in a log yet ------------------------------------------------------------------
-
-COMPRESSED_BODIES = "jmsqCompressedBodies"  # among the statistics of a file; Delta readers ignore it
-
-
-@dataclass(frozen=True)
-class StagedFile:
-    """It has rows but no sequence numbers. `stats` are Delta's statistics, as JSON text. `placed`: the units of order that are on
-    this member if they are new (unit_paths.py)."""
-
-    path: str
-    member: int
-    rows: int
-    bytes: int
-    modified_ms: int
-    stats: str
-    placed: frozenset[str] = frozenset()
-
-    @property
-    def token(self) -> str:
-        """The unique part of the file's name, with which the ids of its messages begin."""
-        return self.path.removeprefix(f"m{self.member}-").removesuffix(".parquet")
-
-    @property
-    def has_compressed(self) -> bool:
-        """Bodies of some messages are compressed."""
-        return f'"{COMPRESSED_BODIES}":true' in self.stats
-
-    def add_action(self, first_sequence: int, *, data_change: bool) -> dict[str, dict[str, object]]:
-        return {
-            "add": {
-                "path": self.path,
-                "size": self.bytes,
-                "modificationTime": self.modified_ms,
-                "dataChange": data_change,
-                "partitionValues": {"member": str(self.member), "first_sequence": str(first_sequence)},
-                "stats": self.stats,
-            }
-        }

@@ -1,7 +1,9 @@
-"""Applying declarations: destinations created and changed as the module file declares them.
+"""Applying declarations: destinations created and changed as the module file declares them; paused, and subscribed to.
 
-A declaration lives in the metadata of the destination's table, so a change is a commit to the log that also orders the
-messages: a sender that routed by an older declaration notices at its commit.
+A declaration lives in the metadata of the destination's table, so a change is a commit to the log that also orders the messages: a
+sender that routed by an older declaration notices at its commit, and whatever commits after a pause obeys it. A durable
+subscription is a part of the declaration too: a purge either sees it, or was committed before it. core/destinations/pause.py has
+the rules of pauses.
 
 Features: C3, C8, C10, C16, D6, T1, T6, T10, T14 (docs/FEATURES.md)
 """
@@ -50,6 +52,8 @@ from spark_jms.settings.destination import KEYS, UNLIMITED
 from spark_jms.settings.fields import DISCARD
 
 log = logging.getLogger("spark_jms")
+
+# -- creating and changing ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -400,8 +404,7 @@ def _difference(old: Destination, new: Destination) -> str:
     return ", ".join(changed) or "the same values, others of them from the template"
 
 
-# -- pausing and resuming a destination: commits to its table's metadata -----------------------------------------------
-# core/pause.py has the rules.
+# -- pausing and resuming ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -438,7 +441,7 @@ def _changed(pauses: Pauses, order: PauseOrder, epoch: int, now: int) -> Pauses:
     return pauses.pause(operations, order.members, epoch, now)
 
 
-# -- durable subscriptions of a topic: made and dropped by commits to its table's metadata -----------------------------
+# -- durable subscriptions ---------------------------------------------------------------------------------------------
 
 
 def create_subscription(
@@ -480,7 +483,7 @@ def drop_subscription(log: DeltaLog, name: str) -> bool:
     return commit(log, decide) is not None
 
 
-# -- which destination is the error destination of which, and whether it takes what the other one does -----------------
+# -- which destination is the error destination of which ---------------------------------------------------------------
 
 
 def check_error_destinations(domain: Domain, declared: Sequence[Destination]) -> None:

@@ -3,24 +3,24 @@
 ROOT/<destination>/                          the Delta table of a destination, unless the register names another path
 ROOT/_jmsq/domain.json                       format version, id, store, interval of the search for expired messages
 ROOT/_jmsq/destinations/<destination>        the register: where its tables lie
-ROOT/_jmsq/temporary/                        temporary destinations: log/temporary.py
+ROOT/_jmsq/temporary/                        temporary destinations: log/destinations/temporary.py
 ROOT/_jmsq/health/<destination>              failures of senders' housekeeping
 ROOT/_jmsq/acknowledgements/<destination>/   the Delta table of its acknowledgements
 ROOT/_jmsq/life-cycles/<destination>/        the Delta table of its life-cycle log
 ROOT/_jmsq/servers/<server>                  its store, and the length of its lease
 ROOT/_jmsq/connection-factories/<name>       its settings
 ROOT/_jmsq/stopped-servers/<server>          since when an administrator has stopped it
-ROOT/_jmsq/leases/<server>                   its lease: log/server_leases.py
-ROOT/_jmsq/lease-terms/<server>/             the terms of its lease: log/server_terms.py
+ROOT/_jmsq/leases/<server>                   its lease: log/destinations/servers.py
+ROOT/_jmsq/lease-terms/<server>/             the terms of its lease: log/destinations/servers.py
 ROOT/_jmsq/quotas/<quota>                    its settings
-ROOT/_jmsq/quota-ledgers/<ledger>/           who has reserved room in a quota: log/quota_ledger.py
-ROOT/_jmsq/published-usage/<table id>/<n>    what a destination holds, for its senders: log/usage.py
-ROOT/_jmsq/usage-history/                    what passed through the destinations: log/usage_history.py
-ROOT/_jmsq/flow/<table id>/<query id>        how fast a query's sink may send: spark/flow.py
-ROOT/_jmsq/left-out/<table id>/<consumer>/   messages left out of a batch: claims/left_out.py
-ROOT/_jmsq/query-progress/<table id>/        what queries acknowledge while a server is away: claims/noted_progress.py
-ROOT/_jmsq/boots/<host>                      the boot that wrote last: log/boots.py
-ROOT/_jmsq/lost/<boot>/                      what a loss of power has damaged: log/power_loss.py
+ROOT/_jmsq/quota-ledgers/<ledger>/           who has reserved room in a quota: log/limits/quota_ledger.py
+ROOT/_jmsq/published-usage/<table id>/<n>    what a destination holds, for its senders: log/limits/usage.py
+ROOT/_jmsq/usage-history/                    what passed through the destinations: log/upkeep/usage_history.py
+ROOT/_jmsq/flow/<table id>/<query id>        how fast a query's sink may send: spark/sink.py
+ROOT/_jmsq/left-out/<table id>/<consumer>/   messages withheld from a batch: claims/consumers/absent_servers.py
+ROOT/_jmsq/query-progress/<table id>/        what queries acknowledge while a server is away: claims/consumers/absent_servers.py
+ROOT/_jmsq/boots/<host>                      the boot that wrote last: log/upkeep/power_loss.py
+ROOT/_jmsq/lost/<boot>/                      what a loss of power has damaged: log/upkeep/power_loss.py
 ROOT/_jmsq/store/                            the default file store
 ROOT/_jmsq/stores/<server>/                  the file store of a server
 
@@ -67,10 +67,15 @@ from spark_jms.store.contract import Store
 from spark_jms.store.errors import shown_uri
 
 DOMAIN_FILE = "_jmsq/domain.json"
+REGISTER = "_jmsq/destinations"
+ACKNOWLEDGEMENTS = "_jmsq/acknowledgements"
+LIFE_CYCLES = "_jmsq/life-cycles"
+CONNECTION_FACTORIES = "_jmsq/connection-factories"
 DEFAULT_STORE = "file"
+FORMAT_VERSION = 2  # of the domain: how record sets are named and stored
 _SCAN_INTERVAL = "expirationScanIntervalMs"
 _DEFAULT_SCAN_MS = settings_of(DomainSettings)["expirationScanInterval"].default
-FORMAT_VERSION = 2  # of the domain: how record sets are named and stored
+_SERVERS_KEPT_S = 60.0
 _JDBC = ("jdbc:", "sqlite:", "postgresql:")
 _ID = "id"
 _OWN_TIMEOUT_MS = 10_000
@@ -408,51 +413,7 @@ def declare_servers(domain: Domain, servers: Iterable[ServerSettings]) -> None:
         domain.servers.add(server.name, ServerEntry(server.store, server.lease_ms, thresholds_of(server)))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The connection factories of a domain: one small file for each, ROOT/_jmsq/connection-factories/<name>, which `apply`
-# writes. A connection reads its own once, when it is opened.
-
-CONNECTION_FACTORIES = "_jmsq/connection-factories"
-
-
-class ConnectionFactories:
-    """Thread-safe: every call reads or writes the storage."""
-
-    def __init__(self, storage: Storage) -> None:
-        self._root, self._files = storage.uri, NamedFiles(storage, CONNECTION_FACTORIES)
-
-    def names(self) -> list[str]:
-        return self._files.names()
-
-    def get(self, name: str) -> ConnectionFactory:
-        """Raises DomainError, which lists the connection factories."""
-        data = self._files.get(name)
-        if data is None:
-            raise DomainError(
-                f"{self._root} has no connection factory {name!r} (there are: {', '.join(self.names()) or 'none'}): add it "
-                "under `connectionFactories:` in the module file"
-            )
-        try:
-            return from_stored(json.loads(data))
-        except (ValueError, KeyError, TypeError, AttributeError, OptionError) as error:
-            raise DomainError(
-                f"{self._files.shown(name)} is damaged, or a later spark-jms wrote it ({error!r}): apply "
-                "the module file again, or install that version"
-            ) from error
-
-    def put(self, name: str, factory: ConnectionFactory) -> None:
-        """Durable on return."""
-        self._files.put(name, json.dumps(to_stored(factory), indent=1).encode())
-
-
-# -- the register of a domain: which destinations there are, and where their tables lie --------------------------------
-#
-# One small file for each destination. It names the paths, so a destination that is renamed moves no data, and one that is
-# created while its name's path is occupied gets a path of its own.
-
-REGISTER = "_jmsq/destinations"
-ACKNOWLEDGEMENTS = "_jmsq/acknowledgements"
-LIFE_CYCLES = "_jmsq/life-cycles"
+# -- the register ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -476,7 +437,9 @@ class RegisterEntry:
 
 
 class Register:
-    """Thread-safe: every call reads or writes the storage."""
+    """Which destinations there are, and where their tables lie: one small file for each destination. It names the paths, so a
+    destination that is renamed moves no data, and one that is created while its name's path is occupied gets a path of its own.
+    Thread-safe: every call reads or writes the storage."""
 
     def __init__(self, storage: Storage) -> None:
         self._files = NamedFiles(storage, REGISTER)
@@ -535,7 +498,43 @@ def _is_below_the_root(path: str) -> bool:
     return bool(path) and not path.startswith("/") and ".." not in PurePosixPath(path).parts
 
 
-_SERVERS_KEPT_S = 60.0
+# -- connection factories ----------------------------------------------------------------------------------------------
+
+
+class ConnectionFactories:
+    """The connection factories of a domain: one small file for each, which `apply` writes. A connection reads its own once, when it
+    is opened. Thread-safe: every call reads or writes the storage."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._root, self._files = storage.uri, NamedFiles(storage, CONNECTION_FACTORIES)
+
+    def names(self) -> list[str]:
+        return self._files.names()
+
+    def get(self, name: str) -> ConnectionFactory:
+        """Raises DomainError, which lists the connection factories."""
+        data = self._files.get(name)
+        if data is None:
+            raise DomainError(
+                f"{self._root} has no connection factory {name!r} (there are: {', '.join(self.names()) or 'none'}): add it "
+                "under `connectionFactories:` in the module file"
+            )
+        try:
+            return from_stored(json.loads(data))
+        except (ValueError, KeyError, TypeError, AttributeError, OptionError) as error:
+            raise DomainError(
+                f"{self._files.shown(name)} is damaged, or a later spark-jms wrote it ({error!r}): apply "
+                "the module file again, or install that version"
+            ) from error
+
+    def put(self, name: str, factory: ConnectionFactory) -> None:
+        """Durable on return."""
+        self._files.put(name, json.dumps(to_stored(factory), indent=1).encode())
+
+
+# -- what a domain's senders watch -------------------------------------------------------------------------------------
+
+_known: dict[tuple[str, str], tuple[float, FlowThresholds]] = {}  # of servers: until when, what
 
 
 def watched_of(domain: Domain, table: DeltaLog) -> list[Watched]:
@@ -568,6 +567,3 @@ def _of_server(domain: Domain, server: str) -> FlowThresholds:
             log.warning("server %s: its thresholds cannot be read, so flow control stays as it is: %s", server, error)
         _known[key] = (now_s + _SERVERS_KEPT_S, thresholds)
     return thresholds
-
-
-_known: dict[tuple[str, str], tuple[float, FlowThresholds]] = {}  # of servers: until when, what

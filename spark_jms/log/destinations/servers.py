@@ -1,7 +1,18 @@
-"""The servers of a domain: names, each with a store of its own, for the record sets of the members on it.
+"""The servers of a domain: names, each with a store of its own; their leases, and taking them down and up.
 
-One small file for each: ROOT/_jmsq/servers/<name>. The store in it is never changed. The server `home` has none: its store is the
-domain's own.
+ROOT/_jmsq/servers/<name> is one small file for each server. The store in it is never changed; it has the record sets of the
+members on the server. The server `home` has no file: its store is the domain's own.
+
+What leases and their terms are, core/destinations/servers.py tells. Their files are:
+
+    ROOT/_jmsq/leases/<server>                       the token of the last renewal, and the marks of a challenge and of a doubt
+    ROOT/_jmsq/lease-terms/<server>/<number>         since when the lease has lapsed, or that it is held
+    ROOT/_jmsq/lease-terms/<server>/<number>.done    all destinations have this term
+
+A server is down for a destination once its table says so: because an administrator has stopped it, or because its lease has
+lapsed. The two are kept apart, so the end of one does not end the other. The commit begins a new routing epoch, so it is ordered
+with the messages: senders that planned before it route again at their commit, and whatever commits after it obeys it. Of a
+replicated topic it also begins or ends an outage.
 
 Features: D1, D4, M10, T5 (docs/FEATURES.md)
 """
@@ -29,14 +40,19 @@ from spark_jms.settings.table import settings_of
 from spark_jms.store.errors import shown_uri
 
 SERVERS = "_jmsq/servers"
-DEFAULT_LEASE_MS = settings_of(ServerSettings)["lease"].default
 STOPPED = "_jmsq/stopped-servers"
+LEASES = "_jmsq/leases"
+TERMS = "_jmsq/lease-terms"
+DEFAULT_LEASE_MS = settings_of(ServerSettings)["lease"].default
+FORMAT_VERSION = 1  # of the file of a lease
+_KINDS = {field.name: type(field.default) for field in fields(LeaseFile)}
+_DONE = ".done"
 
 
 @dataclass(frozen=True)
 class ServerEntry:
-    """`store` as the module file has it: `file`, a path or a URI. `lease_ms`: so long a store may be silent before its server
-    counts as away. `thresholds`: of flow control."""
+    """A server, as its file has it. `store` as the module file has it: `file`, a path or a URI. `lease_ms`: so long a store may be
+    silent before its server counts as away. `thresholds`: of flow control."""
 
     store: str
     lease_ms: int = DEFAULT_LEASE_MS
@@ -44,7 +60,7 @@ class ServerEntry:
 
 
 class Servers:
-    """Thread-safe: every call reads or writes the storage."""
+    """The servers' own files. Thread-safe: every call reads or writes the storage."""
 
     def __init__(self, storage: Storage) -> None:
         self._root = storage.uri
@@ -119,20 +135,13 @@ def _stored(entry: ServerEntry) -> bytes:
     return json.dumps({"store": entry.store, "leaseMs": entry.lease_ms, **thresholds}, indent=1).encode()
 
 
-# -- the files of the servers' leases: core/server_lease.py has the theory ---------------------------------------------
-#
-# ROOT/_jmsq/leases/<server>      the token of the last renewal, and the marks of a challenge and of a doubt
-#
-# A process replaces the whole file. Of two that do so at once the later one counts: a renewal that is lost is made again, because
-# the mark is still there, and a mark that is lost was answered.
-
-LEASES = "_jmsq/leases"
-FORMAT_VERSION = 1
-_KINDS = {field.name: type(field.default) for field in fields(LeaseFile)}
+# -- leases ------------------------------------------------------------------------------------------------------------
 
 
 class ServerLeases:
-    """Thread-safe: every call reads or writes the storage. `by` names this process for people."""
+    """The files of the servers' leases. A process replaces the whole file. Of two that do so at once the later one counts: a
+    renewal that is lost is made again, because the mark is still there, and a mark that is lost was answered. Thread-safe: every
+    call reads or writes the storage. `by` names this process for people."""
 
     def __init__(self, storage: Storage, by: str = "") -> None:
         self._storage, self._by = storage, by
@@ -177,57 +186,6 @@ class ServerLeases:
         self._storage.put(f"{LEASES}/{server}", json.dumps({"v": FORMAT_VERSION, **asdict(lease)}).encode())
 
 
-# -- taking a server down and up: a commit to the table of each destination that is on it ------------------------------
-#
-# A server is down for a destination once its table says so: because an administrator has stopped it, or because its lease has
-# lapsed (core/server_lease.py). The two are kept apart, so the end of one does not end the other. The commit begins a new routing
-# epoch, so it is ordered with the messages: senders that planned before it route again at their commit, and whatever commits
-# after it obeys it. Of a replicated topic it also begins or ends an outage (core/outages.py).
-
-
-def decide_stop(snapshot: Snapshot, server: str, since_ms: int | None) -> Decision | None:
-    """Pure. `since_ms` None: the administrator has started it. None when it is so already, or the destination is not on the
-    server."""
-    declared = snapshot.destination
-    stopped = {name: since for name, since in declared.stopped.items() if name != server}
-    if since_ms is not None and server in declared.servers_in_use():
-        stopped[server] = declared.stopped.get(server, since_ms)
-    return _decide(snapshot, attrs.evolve(declared, stopped=stopped))
-
-
-def follow_term(log: DeltaLog, server: str, term: LeaseTerm) -> bool:
-    """Commit the newest term of a server's lease to a destination's table. False when the table had it, or a later one."""
-    return commit(log, lambda snapshot: decide_term(snapshot, server, term)) is not None
-
-
-def decide_term(snapshot: Snapshot, server: str, term: LeaseTerm) -> Decision | None:
-    """Pure. None when the table has this term or a later one, or the destination is not on the server."""
-    declared = snapshot.destination
-    if server not in declared.servers_in_use() or declared.terms.get(server, HELD).number >= term.number:
-        return None
-    return _decide(snapshot, attrs.evolve(declared, terms={**declared.terms, server: term}))
-
-
-def _decide(snapshot: Snapshot, after: Destination) -> Decision | None:
-    """Every change of `down` is decided here."""
-    before = snapshot.destination
-    if after == before:
-        return None
-    after = with_outages(snapshot, attrs.evolve(after, epoch=before.epoch + 1))
-    return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])
-
-
-# -- the terms of the servers' leases, in the domain: core/lease_term.py has the theory --------------------------------
-#
-# ROOT/_jmsq/lease-terms/<server>/<number>         since when the lease has lapsed, or that it is held
-# ROOT/_jmsq/lease-terms/<server>/<number>.done    all destinations have this term
-#
-# A term begins when one process has created its file. The files before the newest one are deleted.
-
-TERMS = "_jmsq/lease-terms"
-_DONE = ".done"
-
-
 @dataclass(frozen=True)
 class KnownTerm:
     """The newest term of a server's lease. `done`: all destinations have it."""
@@ -237,7 +195,8 @@ class KnownTerm:
 
 
 class ServerTerms:
-    """Thread-safe: every call reads or writes the storage, but the content of a term, which never changes, is read once."""
+    """The terms of the servers' leases. A term begins when one process has created its file. The files before the newest one are
+    deleted. Thread-safe: every call reads or writes the storage, but the content of a term, which never changes, is read once."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -309,6 +268,41 @@ class ServerTerms:
 
 def _path(server: str, number: int) -> str:
     return f"{TERMS}/{server}/{number:010d}"
+
+
+# -- down and up: a commit to the table of each destination that is on the server --------------------------------------
+
+
+def decide_stop(snapshot: Snapshot, server: str, since_ms: int | None) -> Decision | None:
+    """Pure. `since_ms` None: the administrator has started it. None when it is so already, or the destination is not on the
+    server."""
+    declared = snapshot.destination
+    stopped = {name: since for name, since in declared.stopped.items() if name != server}
+    if since_ms is not None and server in declared.servers_in_use():
+        stopped[server] = declared.stopped.get(server, since_ms)
+    return _decide(snapshot, attrs.evolve(declared, stopped=stopped))
+
+
+def follow_term(log: DeltaLog, server: str, term: LeaseTerm) -> bool:
+    """Commit the newest term of a server's lease to a destination's table. False when the table had it, or a later one."""
+    return commit(log, lambda snapshot: decide_term(snapshot, server, term)) is not None
+
+
+def decide_term(snapshot: Snapshot, server: str, term: LeaseTerm) -> Decision | None:
+    """Pure. None when the table has this term or a later one, or the destination is not on the server."""
+    declared = snapshot.destination
+    if server not in declared.servers_in_use() or declared.terms.get(server, HELD).number >= term.number:
+        return None
+    return _decide(snapshot, attrs.evolve(declared, terms={**declared.terms, server: term}))
+
+
+def _decide(snapshot: Snapshot, after: Destination) -> Decision | None:
+    """Every change of `down` is decided here."""
+    before = snapshot.destination
+    if after == before:
+        return None
+    after = with_outages(snapshot, attrs.evolve(after, epoch=before.epoch + 1))
+    return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])
 
 
 def with_outages(snapshot: Snapshot, after: Destination) -> Destination:

@@ -1,10 +1,17 @@
-"""What destinations with a quota hold, as a sender looks at their logs for the quota's ledger. core/quota.py has the theory.
+"""The quotas of a domain: their limits, room for the messages of its senders, and what destinations hold.
 
-A look costs one question for the log's next version and one for the published usage. What follows from both is kept until one of
-them changes.
+core/limits/quota.py has the theory.
 
-A destination of the quota that cannot be read (its log is damaged, its folder cannot be opened) keeps in the ledger what it had,
-and the others continue. Only its own senders get the error.
+    ROOT/_jmsq/quotas/<quota>               its settings, which `apply` writes
+    ROOT/_jmsq/quota-ledgers/<ledger>/      its ledger: quota_ledger.py
+
+A shared quota has one ledger, called as the quota; of one that is not shared, each destination has its own:
+`<quota>@<destination>`. A sender that waits looks at the ledger and at what consumers have published every few milliseconds.
+
+A QuotaObserver looks at the logs of the destinations for a ledger. A look costs one question for the log's next version and one
+for the published usage. What follows from both is kept until one of them changes. A destination of the quota that cannot be read
+(its log is damaged, its folder cannot be opened) keeps in the ledger what it had, and the others continue. Only its own senders
+get the error.
 
 Features: T1, T2 (docs/FEATURES.md)
 """
@@ -48,145 +55,16 @@ from spark_jms.log.tables.storage import NamedFiles, Storage, now_ms
 from spark_jms.settings.quota import SERVER_QUOTA, QuotaSettings, from_stored, to_stored
 
 log = logging.getLogger("spark_jms")
-
-
-@dataclass(frozen=True)
-class QuotaLook:
-    """The state with what the destinations hold. `unreadable`: why a destination keeps what it had, by name."""
-
-    state: QuotaState
-    unreadable: dict[str, str]
-
-
-@dataclass(frozen=True, eq=False)
-class _Known:
-    """The usage of a destination for one ledger, by what it follows from."""
-
-    snapshot: Snapshot
-    published: PublishedUsage | None
-    usage: MessageUsage
-
-
-class QuotaObserver:
-    """Thread-safe. `log_of` gives a destination's log by name."""
-
-    def __init__(self, usages: UsageFiles, log_of: Callable[[str], DeltaLog]) -> None:
-        self._usages, self._log_of = usages, log_of
-        self._known: dict[tuple[str, str], _Known] = {}  # by ledger and destination
-        self._told: dict[str, str] = {}  # unreadable destinations, as logged
-
-    def look(self, ledger: QuotaLedger, state: QuotaState, destinations: Iterable[str], own: str = "") -> QuotaLook:
-        """Raises JmsqError or OSError when the destination `own` cannot be read, InvalidDestinationError when there is none."""
-        found: dict[str, Observation | None] = {}
-        unreadable: dict[str, str] = {}
-        for name in destinations:
-            try:
-                found[name] = self._observation(ledger, name, state)
-                self._told.pop(name, None)
-            except (JmsqError, OSError) as error:
-                if name == own:
-                    raise
-                if isinstance(error, InvalidDestinationError):
-                    found[name] = None
-                    continue
-                unreadable[name] = str(error)
-                self._tell(ledger, name, str(error))
-        return QuotaLook(state.observe(found), unreadable)
-
-    def look_at_all(
-        self, ledger: QuotaLedger, state: QuotaState, old: Container[OpenRequest], now_ms: int, own: str
-    ) -> QuotaLook:
-        """The same of all its destinations, after the old ones of its reservations have ended."""
-        self._end(ledger, [one for one in state.reservations if one in old], now_ms)
-        return self.look(ledger, state, state.usages, own)
-
-    def _end(self, ledger: QuotaLedger, reservations: Iterable[OpenRequest], now_ms: int) -> None:
-        """So that their senders cannot commit. One whose destination cannot be read stays."""
-        for one in reservations:
-            reservation = TransactionId(transaction_id(ledger.name, one.slot), one.number)
-            try:
-                commit(self._log_of(one.request.destination), partial(decide_end, reservation, now_ms))
-            except InvalidDestinationError:
-                continue  # it was dropped or renamed: a look removes its reservations
-            except (JmsqError, OSError) as error:
-                self._tell(ledger, one.request.destination, str(error))
-
-    def _observation(self, ledger: QuotaLedger, destination: str, state: QuotaState) -> Observation | None:
-        """None: it has another quota."""
-        snapshot, published = self._read(self._log_of(destination))
-        if ledger.quota not in snapshot.destination.quotas:
-            return None
-        numbers = {slot: _number(snapshot, ledger, slot) for slot in state.slots(destination)}
-        highest = 0 if destination in state.usages else _highest(snapshot, ledger)
-        return Observation(self._usage(ledger, destination, snapshot, published), numbers, highest)
-
-    def _read(self, table: DeltaLog) -> tuple[Snapshot, PublishedUsage | None]:
-        """The publication before the log: a later one might count messages that the snapshot does not have, nor the end of their
-        reservations, and they would count twice."""
-        while True:
-            table_id = table.snapshot.table_id
-            published = self._usages.read(table_id)
-            snapshot = table.refresh()
-            if snapshot.table_id == table_id:
-                return snapshot, published
-
-    def _usage(
-        self, ledger: QuotaLedger, destination: str, snapshot: Snapshot, published: PublishedUsage | None
-    ) -> MessageUsage:
-        key = ledger.name, destination
-        known = self._known.get(key)
-        if known is None or known.snapshot is not snapshot or known.published is not published:
-            declared = snapshot.destination
-            members = {member for member in declared.member_ids if declared.quota_of(member) == ledger.quota}
-            known = _Known(snapshot, published, self._usages.by(published, snapshot, members))
-            self._known[key] = known
-        return known.usage
-
-    def _tell(self, ledger: QuotaLedger, destination: str, why: str) -> None:
-        """Once for each reason."""
-        if self._told.get(destination) != why:
-            self._told[destination] = why
-            log.warning(
-                "quota %s: %s cannot be read, so it counts with what it had, and its reservations stay: %s",
-                ledger.name,
-                destination,
-                why,
-            )
-
-
-def decide_end(reservation: TransactionId, now: int, snapshot: Snapshot) -> Decision | None:
-    """Pure. End an old reservation, whose sender then cannot commit. None: the log has ended it."""
-    return None if reservation.is_in(snapshot) else Decision("QUOTA", [reservation.action(now)])
-
-
-def _number(snapshot: Snapshot, ledger: QuotaLedger, slot: int) -> int:
-    return snapshot.transactions.get(transaction_id(ledger.name, slot), 0)
-
-
-def _highest(snapshot: Snapshot, ledger: QuotaLedger) -> int:
-    """Slots are given in order, from 0 on."""
-    highest = slot = 0
-    while (number := _number(snapshot, ledger, slot)) > 0:
-        highest, slot = max(highest, number), slot + 1
-    return highest
-
-
-# -- the quotas of a domain: their limits, and room for the messages of its senders ------------------------------------
-# core/quota.py has the theory.
-#
-# ROOT/_jmsq/quotas/<quota>               its settings, which `apply` writes
-# ROOT/_jmsq/quota-ledgers/<ledger>/      its ledger: log/quota_ledger.py
-#
-# A shared quota has one ledger, called as the quota; of one that is not shared, each destination has its own: `<quota>@<destination>`.
-# A sender that waits looks at the ledger and at what consumers have published every few milliseconds.
-
 QUOTAS = "_jmsq/quotas"
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.002, 0.02
 _ATTEMPTS = 200
 
+# -- limits, and room for messages -------------------------------------------------------------------------------------
+
 
 class Quotas:
-    """Thread-safe. `log_of` gives a destination's log by name. `clock_ms` is for people: nothing is judged by it."""
+    """The quotas of a domain. Thread-safe. `log_of` gives a destination's log by name. `clock_ms` is for people: nothing is judged
+    by it."""
 
     def __init__(
         self,
@@ -205,7 +83,7 @@ class Quotas:
             str, tuple[bytes, QuotaSettings]
         ] = {}  # by name: the newest content, which every send asks for
 
-    # -- the resources ------------------------------------------------------------------------------------------------
+    # -- the resources --------------------------------------------------------------------------------------------
     def names(self, *, servers: bool = False) -> list[str]:
         """Also of the quotas of servers, or without them."""
         return [name for name in self._files.names() if servers or not name.startswith(SERVER_QUOTA)]
@@ -261,7 +139,7 @@ class Quotas:
     def _ledger_names(self) -> list[str]:
         return sorted({info.path.removeprefix(f"{LEDGERS}/").split("/", 1)[0] for info in self._storage.list(LEDGERS)})
 
-    # -- senders ------------------------------------------------------------------------------------------------------
+    # -- senders --------------------------------------------------------------------------------------------------
     def reserve(self, request: Request, quota: str, epoch: int, wait_s: float, *, stays: bool) -> Grant | None:
         """Room in the quota, by the declaration of this epoch. None: the quota does not count the destination any more. Raises
         QuotaExceededError when there is none within `wait_s`, when the messages are more than the maximum, or when the
@@ -326,7 +204,7 @@ class Quotas:
         state = entry.state.lapse(ledger.old(entry, self.monotonic_s(), self._clock_ms()))
         return self._observer.look(ledger, state, {*state.usages, *destinations})
 
-    # -- inside -------------------------------------------------------------------------------------------------------
+    # -- inside ---------------------------------------------------------------------------------------------------
     def _try(self, attempt: _Attempt, quota: str, epoch: int, *, waits: bool) -> Grant | None:
         """None: there is no room now, or the quota does not count the destination any more."""
         request, limit = attempt.request, self.limit(quota)
@@ -464,3 +342,127 @@ def _unreadable(destinations: dict[str, str]) -> str:
 def _maximum(limit: Limit) -> str:
     messages = "any number of messages" if limit.messages < 0 else f"{limit.messages:,} message(s)"
     return messages if limit.bytes < 0 else f"{messages} and {limit.bytes:,} bytes"
+
+
+# -- what destinations hold --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class QuotaLook:
+    """The state with what the destinations hold. `unreadable`: why a destination keeps what it had, by name."""
+
+    state: QuotaState
+    unreadable: dict[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """The usage of a destination for one ledger, by what it follows from."""
+
+    snapshot: Snapshot
+    published: PublishedUsage | None
+    usage: MessageUsage
+
+
+class QuotaObserver:
+    """Looks at what destinations hold. Thread-safe. `log_of` gives a destination's log by name."""
+
+    def __init__(self, usages: UsageFiles, log_of: Callable[[str], DeltaLog]) -> None:
+        self._usages, self._log_of = usages, log_of
+        self._known: dict[tuple[str, str], _Known] = {}  # by ledger and destination
+        self._told: dict[str, str] = {}  # unreadable destinations, as logged
+
+    def look(self, ledger: QuotaLedger, state: QuotaState, destinations: Iterable[str], own: str = "") -> QuotaLook:
+        """Raises JmsqError or OSError when the destination `own` cannot be read, InvalidDestinationError when there is none."""
+        found: dict[str, Observation | None] = {}
+        unreadable: dict[str, str] = {}
+        for name in destinations:
+            try:
+                found[name] = self._observation(ledger, name, state)
+                self._told.pop(name, None)
+            except (JmsqError, OSError) as error:
+                if name == own:
+                    raise
+                if isinstance(error, InvalidDestinationError):
+                    found[name] = None
+                    continue
+                unreadable[name] = str(error)
+                self._tell(ledger, name, str(error))
+        return QuotaLook(state.observe(found), unreadable)
+
+    def look_at_all(
+        self, ledger: QuotaLedger, state: QuotaState, old: Container[OpenRequest], now_ms: int, own: str
+    ) -> QuotaLook:
+        """The same of all its destinations, after the old ones of its reservations have ended."""
+        self._end(ledger, [one for one in state.reservations if one in old], now_ms)
+        return self.look(ledger, state, state.usages, own)
+
+    def _end(self, ledger: QuotaLedger, reservations: Iterable[OpenRequest], now_ms: int) -> None:
+        """So that their senders cannot commit. One whose destination cannot be read stays."""
+        for one in reservations:
+            reservation = TransactionId(transaction_id(ledger.name, one.slot), one.number)
+            try:
+                commit(self._log_of(one.request.destination), partial(decide_end, reservation, now_ms))
+            except InvalidDestinationError:
+                continue  # it was dropped or renamed: a look removes its reservations
+            except (JmsqError, OSError) as error:
+                self._tell(ledger, one.request.destination, str(error))
+
+    def _observation(self, ledger: QuotaLedger, destination: str, state: QuotaState) -> Observation | None:
+        """None: it has another quota."""
+        snapshot, published = self._read(self._log_of(destination))
+        if ledger.quota not in snapshot.destination.quotas:
+            return None
+        numbers = {slot: _number(snapshot, ledger, slot) for slot in state.slots(destination)}
+        highest = 0 if destination in state.usages else _highest(snapshot, ledger)
+        return Observation(self._usage(ledger, destination, snapshot, published), numbers, highest)
+
+    def _read(self, table: DeltaLog) -> tuple[Snapshot, PublishedUsage | None]:
+        """The publication before the log: a later one might count messages that the snapshot does not have, nor the end of their
+        reservations, and they would count twice."""
+        while True:
+            table_id = table.snapshot.table_id
+            published = self._usages.read(table_id)
+            snapshot = table.refresh()
+            if snapshot.table_id == table_id:
+                return snapshot, published
+
+    def _usage(
+        self, ledger: QuotaLedger, destination: str, snapshot: Snapshot, published: PublishedUsage | None
+    ) -> MessageUsage:
+        key = ledger.name, destination
+        known = self._known.get(key)
+        if known is None or known.snapshot is not snapshot or known.published is not published:
+            declared = snapshot.destination
+            members = {member for member in declared.member_ids if declared.quota_of(member) == ledger.quota}
+            known = _Known(snapshot, published, self._usages.by(published, snapshot, members))
+            self._known[key] = known
+        return known.usage
+
+    def _tell(self, ledger: QuotaLedger, destination: str, why: str) -> None:
+        """Once for each reason."""
+        if self._told.get(destination) != why:
+            self._told[destination] = why
+            log.warning(
+                "quota %s: %s cannot be read, so it counts with what it had, and its reservations stay: %s",
+                ledger.name,
+                destination,
+                why,
+            )
+
+
+def decide_end(reservation: TransactionId, now: int, snapshot: Snapshot) -> Decision | None:
+    """Pure. End an old reservation, whose sender then cannot commit. None: the log has ended it."""
+    return None if reservation.is_in(snapshot) else Decision("QUOTA", [reservation.action(now)])
+
+
+def _number(snapshot: Snapshot, ledger: QuotaLedger, slot: int) -> int:
+    return snapshot.transactions.get(transaction_id(ledger.name, slot), 0)
+
+
+def _highest(snapshot: Snapshot, ledger: QuotaLedger) -> int:
+    """Slots are given in order, from 0 on."""
+    highest = slot = 0
+    while (number := _number(snapshot, ledger, slot)) > 0:
+        highest, slot = max(highest, number), slot + 1
+    return highest

@@ -1,4 +1,4 @@
-"""The ledger of a quota: numbered files, each created only if there is none. core/quota.py has the theory.
+"""The ledger of a quota: numbered files, each created only if there is none. core/limits/quota.py has the theory.
 
 ROOT/_jmsq/quota-ledgers/<ledger>/<number>     the state after entry <number>, its own mark, and the mark of the entry before it
 
@@ -41,7 +41,7 @@ _UNFINISHED_MS = 60_000  # a temporary file that is so much older than the newes
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """`mark` is random, `previous` the mark of the entry before. `at_ms` and `what` are for people."""
+    """One file of a ledger. `mark` is random, `previous` the mark of the entry before. `at_ms` and `what` are for people."""
 
     state: QuotaState
     mark: str = ""
@@ -58,7 +58,8 @@ _NOTHING = LedgerEntry(QuotaState())
 
 
 class QuotaLedger:
-    """Thread-safe: every call reads or writes the storage. `name` is that of the quota, or `<quota>@<destination>`."""
+    """The ledger of one quota. Thread-safe: every call reads or writes the storage. `name` is that of the quota, or
+    `<quota>@<destination>`."""
 
     def __init__(self, storage: Storage, name: str) -> None:
         self.name, self.quota = name, name.partition("@")[0]

@@ -1,11 +1,13 @@
-"""The usage of destinations as senders read it, without a store. core/usage.py has the rule.
+"""The usage of destinations as senders read it, without a store, and whether it tells them to slow down.
 
-ROOT/_jmsq/published-usage/<table id>/<number>     what was unfinished when a process with the record sets looked
+ROOT/_jmsq/published-usage/<table id>/<number> has what was unfinished when a process with the record sets looked. The newest
+number counts. A process reads it, looks at the record sets, and creates the next number, which only one process can: so what is
+published never becomes older, however long a process stands still in between. The one that was late looks again. Files before the
+newest one are deleted; one that is created late, below the newest, is never read. A missing or damaged file is like none: all
+messages in the log then count. core/limits/quota.py has the rule.
 
-The newest number counts. A process reads it, looks at the record sets, and creates the next number, which only one process can: so
-what is published never becomes older, however long a process stands still in between. The one that was late looks again. Files
-before the newest one are deleted; one that is created late, below the newest, is never read. A missing or damaged file is like
-none: all messages in the log then count.
+A FlowWatch looks at the usage once a second at most, while its process sends; and not at all where there are no thresholds.
+core/limits/flow_control.py has the rule.
 
 Features: T1, T3, T5 (docs/FEATURES.md)
 """
@@ -28,10 +30,14 @@ from spark_jms.log.tables.storage import Storage
 
 log = logging.getLogger("spark_jms")
 USAGE = "_jmsq/published-usage"
+FLOW = "_jmsq/flow"
+LOOK_EVERY_S = 1.0
+
+# -- published usage ---------------------------------------------------------------------------------------------------
 
 
 class UsageFiles:
-    """Thread-safe: every call reads or writes the storage."""
+    """The published usage of destinations. Thread-safe: every call reads or writes the storage."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -159,13 +165,7 @@ def _behind(files: Iterable[DataFile], after: int) -> MessageUsage:
     return MessageUsage(messages, size)
 
 
-# -- whether a destination, or a server that it is on, tells its senders to slow down ----------------------------------
-# core/thresholds.py has the rule.
-#
-# A process looks at the usage once a second at most, while it sends; and not at all where there are no thresholds.
-
-FLOW = "_jmsq/flow"
-LOOK_EVERY_S = 1.0
+# -- flow control ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -198,8 +198,8 @@ class Watched:
 
 
 class FlowWatch:
-    """Of a destination and its servers, for the senders of one process. Thread-safe. One that begins while the usage is
-    between low and high takes them for unarmed."""
+    """Whether a destination, or a server that it is on, tells its senders to slow down. Of a destination and its servers, for the
+    senders of one process. Thread-safe. One that begins while the usage is between low and high takes them for unarmed."""
 
     def __init__(self, watched: Iterable[Watched], monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._watched, self._monotonic_s = tuple(watched), monotonic_s

@@ -1,4 +1,6 @@
-"""Reading one data file by ranges of sequences.
+"""One data file: reading its rows by ranges of sequences, writing them, and the time until the log names it.
+
+A file that is written and not in the log yet is staged: a sender owns it until it commits or deletes it.
 
 Features: C3, C5, C13, T8 (docs/FEATURES.md)
 """
@@ -27,9 +29,15 @@ from spark_jms.errors import InvalidDestinationError, UnreadableTableError
 from spark_jms.log.tables.files import OWN_STATISTICS, SMALL_BYTES, FileHint
 from spark_jms.log.tables.storage import Storage, naming_no_room, now_ms
 
-_READ_BATCH_BYTES = 4 * 2**20
-
 StoredRows = tuple[pa.RecordBatch, pa.Int64Array]  # rows and their sequences
+_READ_BATCH_BYTES = 4 * 2**20
+ROW_GROUP_BYTES, SORTED_ROW_GROUP_BYTES = 8 * 2**20, 2**20  # a batch of a sorted destination takes a few rows of each
+FEW = 16  # rows: a dictionary for fewer takes longer to write and to read than it saves, and more room
+_MAX_STATISTICS_TEXT = 32
+ORDER_KEY = b"jmsq.order"  # in a file's footer: see message_writer.py
+_STAGED_GRACE_MS = 600_000
+
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -135,16 +143,12 @@ def _damaged(storage: Storage, file: FileHint, error: Exception) -> UnreadableTa
     return UnreadableTableError(f"data file {file.path} of {storage.uri} cannot be read: {error}")
 
 
-# -- writing one data file: rows, ordinals, message ids and statistics -------------------------------------------------
-
-ROW_GROUP_BYTES, SORTED_ROW_GROUP_BYTES = 8 * 2**20, 2**20  # a batch of a sorted destination takes a few rows of each
-FEW = 16  # rows: a dictionary for fewer takes longer to write and to read than it saves, and more room
-_MAX_STATISTICS_TEXT = 32
-ORDER_KEY = b"jmsq.order"  # in a file's footer: see reroute.py
+# -- writing -----------------------------------------------------------------------------------------------------------
 
 
 class FileWriter:
-    """Writes one file of one member. Rows get `ordinal` 0, 1, 2 … and a JMSMessageID of the file's token and the ordinal."""
+    """Writes one file of one member: rows, ordinals, message ids and statistics. Rows get `ordinal` 0, 1, 2 … and a JMSMessageID of
+    the file's token and the ordinal."""
 
     def __init__(
         self,
@@ -255,7 +259,7 @@ class FileWriter:
 
 class FileStatistics:
     """What Delta readers and our planner can know of a file without opening it. A promoted column that is not complete has
-    none, so it is not taken for the property (core/promoted_columns.py)."""
+    none, so it is not taken for the property (core/messages/properties.py)."""
 
     def __init__(self, promoted: Collection[str] = ()) -> None:
         self._names = (*OWN_STATISTICS, *promoted)
@@ -316,10 +320,7 @@ def _bounds(column: pa.Array) -> tuple[Any, Any]:
     return low, high
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Data files that are written and not in the log yet: a sender owns them until it commits or deletes them.
-
-_STAGED_GRACE_MS = 600_000
+# -- staged files ------------------------------------------------------------------------------------------------------
 
 
 def staged_grace_ms(destination: Destination) -> int:

@@ -1,5 +1,10 @@
 """Staging messages: rows are routed to members, and each member's rows go to a file of its own.
 
+A member may be removed between the staging and the commit; then `rewrite` routes its rows again. A member keeps the order of one
+producer's messages. So the rows of removed members cannot just follow those of the members that remain: the rows of one producer,
+a task or a send, are written again in their order. Each file says in its footer which of its producer's rows it has. Only files
+for members that can be removed need that (those added after the creation), so other destinations write none of it.
+
 Features: C4, T15 (docs/FEATURES.md)
 """
 
@@ -31,6 +36,9 @@ from spark_jms.log.messages.data_files import ORDER_KEY, ROW_GROUP_BYTES, SORTED
 from spark_jms.log.tables.storage import Storage, naming_destination, now_ms
 
 MAX_FILE_BYTES = 256 * 2**20
+_WINDOW_ROWS = 16_384
+_COLUMNS = [name for name in STORED_SCHEMA.names if name not in (ORDINAL, "JMSMessageID")]
+_SCHEMA = pa.schema([STORED_SCHEMA.field(name) for name in _COLUMNS])
 
 
 class MessageWriter:
@@ -153,15 +161,7 @@ class MessageWriter:
         discard(self._storage, self._staged)
 
 
-# -- routing staged files again whose members were removed before the commit -------------------------------------------
-#
-# A member keeps the order of one producer's messages. So the rows of removed members cannot just follow those of the members
-# that remain: the rows of one producer, a task or a send, are written again in their order. Each file says in its footer which
-# of its producer's rows it has. Only files for members that can be removed need that (those added after the creation), so
-# other destinations write none of it.
-
-_WINDOW_ROWS = 16_384
-_COLUMNS = [name for name in STORED_SCHEMA.names if name not in (ORDINAL, "JMSMessageID")]
+# -- routing again -----------------------------------------------------------------------------------------------------
 
 
 def rewrite(
@@ -244,9 +244,6 @@ class _StagedRows:
         with self._storage.open_input(self.file.path) as source:
             for batch in pq.ParquetFile(source).iter_batches(columns=_COLUMNS):
                 yield batch.select(_COLUMNS).cast(_SCHEMA)
-
-
-_SCHEMA = pa.schema([STORED_SCHEMA.field(name) for name in _COLUMNS])
 
 
 def _write(writer: MessageWriter, producer: Sequence[_StagedRows], destination: Destination, routing: Routing) -> None:

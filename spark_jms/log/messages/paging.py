@@ -1,7 +1,11 @@
 """The message buffer of a process: rows that wait, in memory or in its paging files.
 
 A Context has one for the messages of its transacted sessions and its consumers; a task of Spark has one while it sorts the
-messages of its partition. core/message_buffer.py has the rule of what pages.
+messages of its partition. core/messages/paging.py has the rule of what pages.
+
+The paging files have no name: the directory shows none of them, and the system deletes them when the process closes them or dies,
+also by `kill -9`. So nothing of an earlier process has to be looked for. On a file system that knows no nameless files (O_TMPFILE)
+a file is created and removed in one step; a process that is killed between the two leaves one without bytes.
 
 Features: T7 (docs/FEATURES.md)
 """
@@ -33,20 +37,15 @@ log = logging.getLogger("spark_jms")
 LEAST_PIECE_BYTES, PIECE_BYTES = 2**14, 2**20
 _PIECE_BATCHES = 1_000
 _OVERHEAD_BYTES = 8 * 2**10  # of the Arrow objects of a batch of one row
+_VOLATILE = "/tmp"
+_CGROUP = "/proc/self/cgroup"
+_MOUNT = PurePosixPath("/sys/fs/cgroup")
 
-
-@dataclass
-class _Piece:
-    """`rows` or `page`."""
-
-    messages: int
-    bytes: int
-    rows: pa.RecordBatch | None = None
-    page: StoredPage | None = None
+# -- the buffer --------------------------------------------------------------------------------------------------------
 
 
 class MessageBuffer:
-    """Thread-safe."""
+    """Rows that wait, at most so many bytes of them in memory. Thread-safe."""
 
     def __init__(self, limit_bytes: int, directory: str | None = None, codec: Codec | None = None) -> None:
         self._account = BufferAccount(limit_bytes)
@@ -86,7 +85,7 @@ class MessageBuffer:
         self._lock = threading.Lock()
         self.files.abandon()
 
-    # -- for PagedRows ------------------------------------------------------------------------------------------------
+    # -- for PagedRows --------------------------------------------------------------------------------------------
     def hold(self, rows: pa.RecordBatch, kept_bytes: int) -> _Piece:
         """Rows that are needed later, of which `kept_bytes` were kept so far: on return the piece counts instead of them. Rows
         stay in memory when the paging directory does not take them."""
@@ -191,7 +190,7 @@ class PagedRows:
 
 
 def buffer_of(factory: ConnectionFactory) -> MessageBuffer:
-    """Of a connection. What its factory leaves open is as the environment says. Raises OptionError."""
+    """The buffer of a connection. What its factory leaves open is as the environment says. Raises OptionError."""
     here = environment()
     limit = factory.message_buffer_bytes or here.message_buffer_bytes or default_limit_bytes(memory_bytes())
     kind = (
@@ -201,7 +200,7 @@ def buffer_of(factory: ConnectionFactory) -> MessageBuffer:
 
 
 def process_buffer() -> MessageBuffer:
-    """Of a process without a connection, as the environment says. Raises OptionError."""
+    """The buffer of a process without a connection, as the environment says. Raises OptionError."""
     return buffer_of(ConnectionFactory())
 
 
@@ -210,6 +209,16 @@ def environment() -> Environment:
     names = [row.name for row in settings_of(Environment).values() if "paging" in row.field or "buffer" in row.field]
     given = {name: text for name in names if (text := os.environ.get(name))}
     return Environment(**read_texts(Environment, given, _refuse))
+
+
+@dataclass
+class _Piece:
+    """`rows` or `page`."""
+
+    messages: int
+    bytes: int
+    rows: pa.RecordBatch | None = None
+    page: StoredPage | None = None
 
 
 def _refuse(row: Setting, text: str, allowed: str) -> Exception:
@@ -228,18 +237,12 @@ def _unpacked(data: pa.Buffer) -> pa.RecordBatch:
         return reader.read_next_batch()
 
 
-# -- the paging files of one process: bytes that left its memory for a while -------------------------------------------
-#
-# The files have no name: the directory shows none of them, and the system deletes them when the process closes them or dies, also
-# by `kill -9`. So nothing of an earlier process has to be looked for. On a file system that knows no nameless files (O_TMPFILE) a
-# file is created and removed in one step; a process that is killed between the two leaves one without bytes.
-
-_VOLATILE = "/tmp"
+# -- paging files ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class StoredPage:
-    """`plain_bytes`: of the data, where the page is compressed."""
+    """A page in a paging file. `plain_bytes`: of the data, where the page is compressed."""
 
     place: PagePlace
     checksum: int
@@ -254,7 +257,8 @@ def default_directory() -> str:
 
 
 class PagingFiles:
-    """Thread-safe. `directory` None: the default; it is created when the first page is written. `codec`: of the pages."""
+    """The paging files of one process: bytes that left its memory for a while. Thread-safe. `directory` None: the default; it is
+    created when the first page is written. `codec`: of the pages."""
 
     def __init__(self, directory: str | None = None, codec: Codec | None = None) -> None:
         self.directory = directory or default_directory()
@@ -362,15 +366,12 @@ def _read(descriptor: int, place: PagePlace) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-# -- how much memory this process may use: the limit of its control group, or what the machine has ---------------------
-
-_CGROUP = "/proc/self/cgroup"
-_MOUNT = PurePosixPath("/sys/fs/cgroup")
+# -- memory ------------------------------------------------------------------------------------------------------------
 
 
 def memory_bytes(read: Callable[[str], str] | None = None, physical_bytes: int | None = None) -> int:
-    """The least of the limits of its control groups, of version 1 or 2, and the machine's memory. `read` returns the text of a
-    file, or raises OSError."""
+    """How much memory this process may use: the least of the limits of its control groups, of version 1 or 2, and the machine's
+    memory. `read` returns the text of a file, or raises OSError."""
     reading = read or _text
     known = [_physical_bytes() if physical_bytes is None else physical_bytes]
     for path in _limit_files(reading):

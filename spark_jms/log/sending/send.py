@@ -10,6 +10,14 @@ What happens on a send:
 4. `commit_prepared` creates the next log file; another writer may be first, then 2 to 4 run again. While insertion is
    paused, or the destination's quota has no room, `send` waits for as long as its caller allows.
 
+The destination names its quota, or the servers whose quotas count its members, in its own metadata, so the commit that gives it
+another quota orders before or after each send. Members on several servers need room in the quota of each: of all, or of none.
+core/limits/quota.py has the theory.
+
+    decide on a snapshot -- no quota, or grants cover the files -> commit
+            |
+            +-- QuotaNeeded -> reserve room (log/limits/quota.py), then decide again
+
 Features: C4, C5, M1, R13, T1, T8 (docs/FEATURES.md)
 """
 
@@ -98,6 +106,19 @@ class SendDecision(Decision):
     files: Sequence[StagedFile] = ()
 
 
+@dataclass(frozen=True)
+class Sender:
+    """Who sends, for quotas. `by` names the sender for people. `id` is unique to a send. A sender that `stays` keeps its place in
+    the queue when it gives up for now, and asks again within seconds."""
+
+    by: str
+    id: str
+    stays: bool = False
+
+
+# -- a send ------------------------------------------------------------------------------------------------------------
+
+
 def send(
     log: DeltaLog,
     staged: Sequence[StagedFile],
@@ -109,16 +130,15 @@ def send(
     sender: Sender | None = None,
     numbered: Sequence[NumberedMessages] = (),
 ) -> Sent:
-    """Commit staged files as new messages, in the given order. `routed_by` is the `route_id` of the snapshot by whose
-    declaration they were routed. When the declaration or a pause has changed since, `reroute` stages them again, which
-    makes them new messages; without it only the rows of removed members are routed again, by `balancing`. Of several sends with one
-    transaction exactly one counts, and the others delete their files. `numbered`: which of the messages are of producers with an id,
-    in their order. While insertion is paused, or the destination's
-    quota has no room, this waits up to `wait_s`.
+    """Commit staged files as new messages, in the given order. `routed_by` is the `route_id` of the snapshot by whose declaration
+    they were routed. When the declaration or a pause has changed since, `reroute` stages them again, which makes them new messages;
+    without it only the rows of removed members are routed again, by `balancing`. Of several sends with one transaction exactly one
+    counts, and the others delete their files. `numbered`: which of the messages are of producers with an id, in their order. While
+    insertion is paused, or the destination's quota has no room, this waits up to `wait_s`.
 
-    Raises QuotaExceededError, what `new_versions` raises, ProductionPausedError, InsertionPausedError, DestinationReplacedError when
-    they were routed for another table, and CommitOutcomeUnknownError when the storage cannot tell whether it has the commit. After
-    any error but the latter nothing was committed. ResourceAllocationException while the domain's store is overloaded."""
+    Raises QuotaExceededError, what `new_versions` raises, ProductionPausedError, InsertionPausedError, DestinationReplacedError
+    when they were routed for another table, and CommitOutcomeUnknownError when the storage cannot tell whether it has the commit.
+    After any error but the latter nothing was committed. ResourceAllocationException while the domain's store is overloaded."""
     shipment, now = _Send(log, list(staged), routed_by, transaction, reroute, balancing), now_ms()
     deadline = time.monotonic() + wait_s
     room = Room(log, sender, deadline)
@@ -202,41 +222,6 @@ def wait_for_change(log: DeltaLog, epoch: int, deadline: float) -> bool:
     return True
 
 
-class Room:
-    """The reservations of one commit in the quotas of its destination. The commit ends them. After an interrupt they stay until
-    other senders need the room: whether the commit is in the log is unknown."""
-
-    def __init__(self, log: DeltaLog, sender: Sender | None, deadline: float) -> None:
-        self._log, self._sender, self._deadline = log, sender, deadline
-        self.grants: tuple[Grant, ...] = ()
-
-    def reserve(self, needed: QuotaNeeded) -> None:
-        """In all quotas, or in none. Raises QuotaExceededError at the deadline, a time of time.monotonic()."""
-        quotas = self._log.quotas
-        if quotas is None:
-            raise AssertionError(f"{self._log.name} has a quota, but its log was opened without quotas")
-        self.give_back()
-        self._sender = sender = self._sender or _this_process()
-        for quota, need in sorted(needed.needs.items(), key=itemgetter(0)):  # in one order: no two wait for each other
-            request = Request(sender.id, self._log.name, need, sender.by)
-            wait_s = self._deadline - time.monotonic()
-            grant = quotas.reserve(request, quota, needed.epoch, wait_s, stays=sender.stays)
-            self.grants += (grant,) if grant is not None else ()
-
-    def reserve_for(self, files: Sequence[StagedFile]) -> None:
-        """Ahead of the first attempt to commit, which would find out that it needs room."""
-        declared = self._log.snapshot.destination
-        if declared.measures_usage and not declared.pauses and (needs := needs_of(declared, files)):
-            self.reserve(QuotaNeeded(needs, declared.epoch))
-
-    def give_back(self) -> None:
-        """When there will be no commit. Raises nothing."""
-        grants, self.grants = self.grants, ()
-        for grant in grants:
-            if self._log.quotas is not None:
-                self._log.quotas.withdraw(grant)
-
-
 class _Send:
     """The files of one send. They change when the destination's members do."""
 
@@ -284,10 +269,6 @@ class _Send:
         return Shipping(tuple(self.files), self._planned_epoch)
 
 
-def _this_process() -> Sender:
-    return Sender(f"process {os.getpid()} of {socket.gethostname()}", uuid.uuid4().hex)
-
-
 def decide_send(
     snapshot: Snapshot,
     shipping: Shipping,
@@ -332,15 +313,11 @@ def number(snapshot: Snapshot, files: Sequence[StagedFile], now: int) -> Numberi
     return Numbering(actions, sequences)
 
 
-# -- room for messages in a destination with a quota: what a commit to its log must have -------------------------------
-# core/quota.py has the theory.
-#
-#     decide on a snapshot -- no quota, or grants cover the files -> commit
-#             |
-#             +-- QuotaNeeded -> reserve room (log/quotas.py), then decide again
-#
-# The destination names its quota, or the servers whose quotas count its members, in its own metadata, so the commit that gives it
-# another quota orders before or after each send. Members on several servers need room in the quota of each: of all, or of none.
+def _this_process() -> Sender:
+    return Sender(f"process {os.getpid()} of {socket.gethostname()}", uuid.uuid4().hex)
+
+
+# -- room in the quotas of the destination -----------------------------------------------------------------------------
 
 
 class QuotaExceededError(JmsqError, ResourceAllocationException):
@@ -360,14 +337,39 @@ class QuotaNeeded(Exception):
         self.needs, self.epoch = needs, epoch
 
 
-@dataclass(frozen=True)
-class Sender:
-    """`by` names the sender for people. `id` is unique to a send. A sender that `stays` keeps its place in the queue when it gives
-    up for now, and asks again within seconds."""
+class Room:
+    """The reservations of one commit in the quotas of its destination. The commit ends them. After an interrupt they stay until
+    other senders need the room: whether the commit is in the log is unknown."""
 
-    by: str
-    id: str
-    stays: bool = False
+    def __init__(self, log: DeltaLog, sender: Sender | None, deadline: float) -> None:
+        self._log, self._sender, self._deadline = log, sender, deadline
+        self.grants: tuple[Grant, ...] = ()
+
+    def reserve(self, needed: QuotaNeeded) -> None:
+        """In all quotas, or in none. Raises QuotaExceededError at the deadline, a time of time.monotonic()."""
+        quotas = self._log.quotas
+        if quotas is None:
+            raise AssertionError(f"{self._log.name} has a quota, but its log was opened without quotas")
+        self.give_back()
+        self._sender = sender = self._sender or _this_process()
+        for quota, need in sorted(needed.needs.items(), key=itemgetter(0)):  # in one order: no two wait for each other
+            request = Request(sender.id, self._log.name, need, sender.by)
+            wait_s = self._deadline - time.monotonic()
+            grant = quotas.reserve(request, quota, needed.epoch, wait_s, stays=sender.stays)
+            self.grants += (grant,) if grant is not None else ()
+
+    def reserve_for(self, files: Sequence[StagedFile]) -> None:
+        """Ahead of the first attempt to commit, which would find out that it needs room."""
+        declared = self._log.snapshot.destination
+        if declared.measures_usage and not declared.pauses and (needs := needs_of(declared, files)):
+            self.reserve(QuotaNeeded(needs, declared.epoch))
+
+    def give_back(self) -> None:
+        """When there will be no commit. Raises nothing."""
+        grants, self.grants = self.grants, ()
+        for grant in grants:
+            if self._log.quotas is not None:
+                self._log.quotas.withdraw(grant)
 
 
 def needs_of(declared: Destination, files: Iterable[StagedFile]) -> dict[str, MessageUsage]:

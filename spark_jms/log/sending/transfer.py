@@ -1,6 +1,8 @@
-"""A transfer at its target: files staged, appended or refused by one commit of the target's log.
+"""A transfer, or the sends of a transaction, at a target: files staged, then appended or refused by one commit.
 
-core/transfer.py has the rules. Nothing here deletes a file that the log may name: two processes may finish one transfer.
+core/transactions/transfer.py has the rules. Nothing here deletes a file that the log may name: two processes may finish one
+transfer. The sends of a transaction to one destination are staged together, and admitted before the decision; then they are
+appended as a transfer is.
 
 Features: C18, T16 (docs/FEATURES.md)
 """
@@ -32,6 +34,8 @@ from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import now_ms
 
 ROW_COLUMNS = tuple(name for name in STORED_SCHEMA.names if name != ORDINAL)
+
+# -- a transfer --------------------------------------------------------------------------------------------------------
 
 
 def has_overtaken(log: DeltaLog, ticket: Ticket) -> bool:
@@ -195,12 +199,12 @@ def _writer(log: DeltaLog, destination: Destination, ticket: Ticket) -> MessageW
     return MessageWriter(log.storage, destination, ticket.number, prefix=ticket.file_prefix)
 
 
-# -- the sends of a transaction to one destination: staged together, and admitted before the decision ------------------
+# -- the sends of a transaction ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class CollectedRows:
-    """Neighbouring messages of one producer: `rows` of log/transfer.ROW_COLUMNS, with their ids, in pieces that may be paged. `turn`
+    """Neighbouring messages of one producer: `rows` of ROW_COLUMNS, with their ids, in pieces that may be paged. `turn`
     is the round-robin turn of the first."""
 
     rows: Iterable[pa.RecordBatch]

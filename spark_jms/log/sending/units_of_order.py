@@ -1,5 +1,6 @@
-"""Passing barriers of units of order, and forgetting them: commits to the metadata of the destination's table. core/slots.py
-has the rules.
+"""Barriers and paths of units of order in a destination's log. core/ordering/units_of_order.py has the rules.
+
+Barriers are passed and forgotten by commits to the metadata of the table. Paths are made by sends and ended by housekeeping.
 
 Features: T10 (docs/FEATURES.md)
 """
@@ -21,9 +22,14 @@ from spark_jms.log.tables.delta_log import Action, DeltaLog
 from spark_jms.log.tables.files import DataFile
 from spark_jms.log.tables.snapshot import Snapshot
 
+_UNIT = "JMSXGroupID"
+_MOST_IN_A_COMMIT = 10_000
+
+# -- barriers ----------------------------------------------------------------------------------------------------------
+
 
 def pass_barriers(log: DeltaLog, subscription: str, passed: Collection[Barrier]) -> None:
-    """Does nothing when others have done it already."""
+    """Note that a subscription has passed barriers. Does nothing when others have done it already."""
     commit(log, lambda snapshot: decide_passed(snapshot, subscription, passed))
 
 
@@ -38,8 +44,8 @@ def decide_passed(snapshot: Snapshot, subscription: str, passed: Collection[Barr
 
 
 def forget_barriers(log: DeltaLog, known: Collection[Barrier], live: Mapping[str, Subscription]) -> None:
-    """Those of a topic that no subscription waits behind. `known`: the barriers of a snapshot that was fixed before the subscriptions
-    were read that are not durable, so one that begins later begins behind them. Commits only when something changes."""
+    """Forget barriers of a topic that no subscription waits behind. `known`: the barriers of a snapshot that was fixed before the
+    subscriptions were read that are not durable, so one that begins later begins behind them. Commits only when something changes."""
     commit(log, partial(decide_forgotten, frozenset(known), live))
 
 
@@ -67,11 +73,7 @@ def _with(snapshot: Snapshot, slots: SlotMap) -> Decision | None:
     return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])
 
 
-# -- paths of units of order in a destination's log: made by sends, ended by housekeeping ------------------------------
-# core/unit_paths.py has the rules.
-
-_UNIT = "JMSXGroupID"
-_MOST_IN_A_COMMIT = 10_000
+# -- paths -------------------------------------------------------------------------------------------------------------
 
 
 def check_placed(log: DeltaLog, snapshot: Snapshot, files: Iterable[StagedFile]) -> None:
@@ -88,7 +90,7 @@ def check_placed(log: DeltaLog, snapshot: Snapshot, files: Iterable[StagedFile])
 
 
 def new_paths(snapshot: Snapshot, files: Iterable[StagedFile]) -> list[Action]:
-    """Pure. Of the units that were placed, and checked by `check_placed`."""
+    """Pure. The paths of the units that were placed, and checked by `check_placed`."""
     placed = {unit: file.member for file in files for unit in file.placed if unit not in snapshot.paths}
     return [path_action(unit, member) for unit, member in sorted(placed.items())]
 

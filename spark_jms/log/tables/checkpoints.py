@@ -1,11 +1,16 @@
-"""Delta checkpoints: which ones a log has, and reading one.
+"""Delta checkpoints: which ones a log has, reading and writing one.
 
-A table is read from its newest checkpoint and the commit files behind it. `_last_checkpoint` names the newest one, but it is
-a hint: it may be lost, damaged or late, and then the listing of the log decides (`LogListing`).
+A table is read from its newest checkpoint and the commit files behind it. `_last_checkpoint` names the newest one, but it is a
+hint: it may be lost, damaged or late, and then the listing of the log decides (`LogListing`).
 
-A checkpoint has no `commitInfo`, so it does not tell which program made the commits before it. Therefore each of our
-commits notes its own version as a transaction (`NEWEST_OWN_COMMIT`). We never commit on top of a change that we refuse, so
-only the commits behind that version can hold one, and `LogReplay.judge` looks at them.
+A checkpoint is a Parquet file with the state of a table at one version: one row for the protocol, one for the metadata, one per
+transaction and active file. We write it ourselves, because delta-rs, which writes them too, would more than double the size of an
+installation. It has no tombstones of removed files: readers need none, and clean-up has lists of its own (log/upkeep/clean_up.py),
+so a checkpoint costs the same after a million removals.
+
+A checkpoint has no `commitInfo`, so it does not tell which program made the commits before it. Therefore each of our commits notes
+its own version as a transaction (`NEWEST_OWN_COMMIT`). We never commit on top of a change that we refuse, so only the commits
+behind that version can hold one, and `LogReplay.judge` looks at them.
 
 Features: C3, C5, C13 (docs/FEATURES.md)
 """
@@ -27,14 +32,53 @@ from spark_jms.log.tables.snapshot import LogReplay, Snapshot, digest_of
 from spark_jms.log.tables.storage import Storage
 
 LOG = "_delta_log"
+LAST_CHECKPOINT = f"{LOG}/_last_checkpoint"
 NEWEST_OWN_COMMIT = "jmsq/newest-own-commit"  # txn app id
+TABLE_FEATURES = 7  # the writer version from which a table lists features, each with state of its own
 _COMMIT = re.compile(r"(\d{20})\.json\Z")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet\Z")
 _WANTED = {"add", "remove", "txn", "metaData", "protocol"}
+_TEXTS = pa.map_(pa.string(), pa.string())
+_SCHEMA = pa.schema(
+    {
+        "protocol": pa.struct({"minReaderVersion": pa.int32(), "minWriterVersion": pa.int32()}),
+        "metaData": pa.struct(
+            {
+                "id": pa.string(),
+                "name": pa.string(),
+                "description": pa.string(),
+                "format": pa.struct({"provider": pa.string(), "options": _TEXTS}),
+                "schemaString": pa.string(),
+                "partitionColumns": pa.list_(pa.string()),
+                "createdTime": pa.int64(),
+                "configuration": _TEXTS,
+            }
+        ),
+        "txn": pa.struct({"appId": pa.string(), "version": pa.int64(), "lastUpdated": pa.int64()}),
+        "add": pa.struct(
+            {
+                "path": pa.string(),
+                "partitionValues": _TEXTS,
+                "size": pa.int64(),
+                "modificationTime": pa.int64(),
+                "dataChange": pa.bool_(),
+                "stats": pa.string(),
+                "tags": _TEXTS,
+            }
+        ),
+    }
+)
 
 
 def commit_path(version: int) -> str:
     return f"{LOG}/{version:020d}.json"
+
+
+def checkpoint_path(version: int) -> str:
+    return f"{LOG}/{version:020d}.checkpoint.parquet"
+
+
+# -- which there are ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -105,6 +149,9 @@ def newest_checkpoint_version(storage: Storage) -> int | None:
     return checkpoints[-1].version if checkpoints else None
 
 
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
 def read_checkpoint(storage: Storage, start: Snapshot, checkpoint: Checkpoint) -> Snapshot:
     """`start` is an empty snapshot. Raises UnreadableTableError, or ForeignWriteError when it names files of another
     program. `Snapshot.foreign` is set when the checkpoint contains a commit that we refuse."""
@@ -147,55 +194,12 @@ def _metadata(metadata: dict[str, Any]) -> Mapping[str, Any]:
     return out
 
 
-# -- writing a Delta checkpoint ----------------------------------------------------------------------------------------
-#
-# A Delta checkpoint is a Parquet file with the state of a table at one version: one row for the protocol, one for the
-# metadata, one per transaction and active file. `_last_checkpoint` points to the newest one, and new readers start there. Our
-# own, because delta-rs, which writes them too, would more than double the size of an installation. It has no tombstones of
-# removed files: readers need none, and clean-up has lists of its own (removed_files.py), so a checkpoint costs the same after
-# a million removals.
-
-LAST_CHECKPOINT = f"{LOG}/_last_checkpoint"
-TABLE_FEATURES = 7  # the writer version from which a table lists features, each with state of its own
-
-_TEXTS = pa.map_(pa.string(), pa.string())
-_SCHEMA = pa.schema(
-    {
-        "protocol": pa.struct({"minReaderVersion": pa.int32(), "minWriterVersion": pa.int32()}),
-        "metaData": pa.struct(
-            {
-                "id": pa.string(),
-                "name": pa.string(),
-                "description": pa.string(),
-                "format": pa.struct({"provider": pa.string(), "options": _TEXTS}),
-                "schemaString": pa.string(),
-                "partitionColumns": pa.list_(pa.string()),
-                "createdTime": pa.int64(),
-                "configuration": _TEXTS,
-            }
-        ),
-        "txn": pa.struct({"appId": pa.string(), "version": pa.int64(), "lastUpdated": pa.int64()}),
-        "add": pa.struct(
-            {
-                "path": pa.string(),
-                "partitionValues": _TEXTS,
-                "size": pa.int64(),
-                "modificationTime": pa.int64(),
-                "dataChange": pa.bool_(),
-                "stats": pa.string(),
-                "tags": _TEXTS,
-            }
-        ),
-    }
-)
-
-
-def checkpoint_path(version: int) -> str:
-    return f"{LOG}/{version:020d}.checkpoint.parquet"
+# -- writing -----------------------------------------------------------------------------------------------------------
 
 
 def write_checkpoint(storage: Storage, snapshot: Snapshot) -> None:
-    """Raises UnreadableTableError when another program has given the table features of Delta that are not known here."""
+    """Write the checkpoint of this version. Raises UnreadableTableError when another program has given the table features of Delta
+    that are not known here."""
     import pyarrow.parquet as pq
 
     if int(snapshot.protocol["minWriterVersion"]) >= TABLE_FEATURES:

@@ -4,9 +4,12 @@
        ^                                                                |
        +------------------ random pause <-- another writer was first ---+
 
-`prepare` does all I/O that the decision needs: it stages files, routes them again, asks the store. `decide` is pure: an
-immutable snapshot (and what was prepared) in, a decision out. Each attempt decides on the newest snapshot, so a decision
-never overlooks a transaction that is in the log already, a changed declaration or a removed file.
+`prepare` does all I/O that the decision needs: it stages files, routes them again, asks the store. `decide` is pure: an immutable
+snapshot (and what was prepared) in, a decision out. Each attempt decides on the newest snapshot, so a decision never overlooks a
+transaction that is in the log already, a changed declaration or a removed file.
+
+Here too are the actions that begin a table, declare what it is, and end it, and the columns of the tables beside a destination's
+own.
 
 Features: C3, C5, C14, C15, C18, T6 (docs/FEATURES.md)
 """
@@ -36,6 +39,52 @@ from spark_jms.settings.fields import folded
 
 MAX_ATTEMPTS = 200
 _MAX_PAUSE_S = 0.05
+HAPPENED = "happened_ms"
+ACKNOWLEDGEMENT_SCHEMA = pa.schema(
+    [
+        (ORDINAL, pa.int64()),
+        ("subscription", pa.string()),
+        ("consumer", pa.string()),
+        ("claim", pa.string()),
+        ("epoch", pa.int64()),
+        (ACKNOWLEDGED, pa.int64()),
+        ("messages", pa.int64()),
+        ("first", pa.int64()),
+        ("last", pa.int64()),
+        ("ranges", pa.string()),
+    ]
+)
+LIFE_CYCLE_SCHEMA = pa.schema(
+    [
+        (ORDINAL, pa.int64()),
+        ("key", pa.string()),
+        ("event", pa.string()),
+        (HAPPENED, pa.int64()),
+        ("subscription", pa.string()),
+        ("consumer", pa.string()),
+        ("claim", pa.string()),
+        ("messages", pa.int64()),
+        ("first", pa.int64()),
+        ("last", pa.int64()),
+        ("ranges", pa.string()),
+        ("detail", pa.string()),
+    ]
+)
+PROTOCOL = {"minReaderVersion": 1, "minWriterVersion": 2}
+_PRIMITIVES = {
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.bool_(): "boolean",
+    pa.int8(): "byte",
+    pa.int16(): "short",
+    pa.int32(): "integer",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+}
+_JMS_NAMES = {"integer": "int"}
+
+# -- a commit ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -85,95 +134,7 @@ def commit_prepared(
     )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The Delta tables beside a destination's own, of its acknowledgements and of its life-cycle log: their columns.
-
-ACKNOWLEDGEMENT_SCHEMA = pa.schema(
-    [
-        (ORDINAL, pa.int64()),
-        ("subscription", pa.string()),
-        ("consumer", pa.string()),
-        ("claim", pa.string()),
-        ("epoch", pa.int64()),
-        (ACKNOWLEDGED, pa.int64()),
-        ("messages", pa.int64()),
-        ("first", pa.int64()),
-        ("last", pa.int64()),
-        ("ranges", pa.string()),
-    ]
-)
-HAPPENED = "happened_ms"
-LIFE_CYCLE_SCHEMA = pa.schema(
-    [
-        (ORDINAL, pa.int64()),
-        ("key", pa.string()),
-        ("event", pa.string()),
-        (HAPPENED, pa.int64()),
-        ("subscription", pa.string()),
-        ("consumer", pa.string()),
-        ("claim", pa.string()),
-        ("messages", pa.int64()),
-        ("first", pa.int64()),
-        ("last", pa.int64()),
-        ("ranges", pa.string()),
-        ("detail", pa.string()),
-    ]
-)
-
-
-# -- the end of a table: the commit that drops it, and the deletion of its files ---------------------------------------
-
-
-def decide_drop(snapshot: Snapshot) -> Decision:
-    """Pure. After this commit every send and receive raises DestinationDroppedError."""
-    configuration = {**(snapshot.metadata.get("configuration") or {}), DROPPED: "true"}
-    return Decision("DROP", [{"metaData": {**snapshot.metadata, "configuration": configuration}}])
-
-
-def delete_dropped_table(storage: Storage, path: str) -> None:
-    """Delete all files below `path`, or those that an interrupted call has left. The commit that drops the table is deleted
-    last: without it a process that slept could send to the rest."""
-    last = f"{path}/{commit_path(LogListing.of(storage.child(path)).newest)}"
-    for file in list(storage.list(path)):
-        if file.path != last:
-            storage.delete(file.path)
-    storage.delete_all(path)
-
-
-# -- the metaData action by which a destination's declaration enters its table's log -----------------------------------
-
-
-def metadata_action(snapshot: Snapshot, destination: Destination) -> dict[str, dict[str, Any]]:
-    """The metaData action that makes `destination` the table's declaration. Properties that are promoted now become columns.
-    Raises InvalidDestinationError when the table has such a column of another type."""
-    stored: dict[str, str] = dict(snapshot.metadata.get("configuration") or {})
-    kept = {key: value for key, value in stored.items() if not key.startswith("jmsq.") or key == DROPPED}
-    changed = {**kept, **removed_retention(destination), **destination.to_configuration()}
-    promoted = PromotedColumns.of(destination.promoted_properties)
-    metadata = with_columns(snapshot.metadata, promoted.fields) if promoted else snapshot.metadata
-    return {"metaData": {**metadata, "configuration": changed}}
-
-
-def removed_retention(destination: Destination) -> dict[str, str]:
-    """How long a Delta checkpoint remembers removed files: clean-up needs them until the grace is over."""
-    return {"delta.deletedFileRetentionDuration": f"interval {max(destination.file_grace_ms // 1000, 1)} seconds"}
-
-
-# -- A table's columns and first commit in the words of Delta's log ----------------------------------------------------
-
-PROTOCOL = {"minReaderVersion": 1, "minWriterVersion": 2}
-_PRIMITIVES = {
-    pa.string(): "string",
-    pa.binary(): "binary",
-    pa.bool_(): "boolean",
-    pa.int8(): "byte",
-    pa.int16(): "short",
-    pa.int32(): "integer",
-    pa.int64(): "long",
-    pa.float32(): "float",
-    pa.float64(): "double",
-}
-_JMS_NAMES = {"integer": "int"}
+# -- a table's first commit and its columns, in the words of Delta's log -----------------------------------------------
 
 
 def first_commit(
@@ -232,3 +193,41 @@ def _type(kind: pa.DataType) -> Any:
         key, value = _type(kind.key_type), _type(kind.item_type)
         return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
     return _PRIMITIVES[kind]
+
+
+# -- a destination's declaration ---------------------------------------------------------------------------------------
+
+
+def metadata_action(snapshot: Snapshot, destination: Destination) -> dict[str, dict[str, Any]]:
+    """The metaData action that makes `destination` the table's declaration. Properties that are promoted now become columns.
+    Raises InvalidDestinationError when the table has such a column of another type."""
+    stored: dict[str, str] = dict(snapshot.metadata.get("configuration") or {})
+    kept = {key: value for key, value in stored.items() if not key.startswith("jmsq.") or key == DROPPED}
+    changed = {**kept, **removed_retention(destination), **destination.to_configuration()}
+    promoted = PromotedColumns.of(destination.promoted_properties)
+    metadata = with_columns(snapshot.metadata, promoted.fields) if promoted else snapshot.metadata
+    return {"metaData": {**metadata, "configuration": changed}}
+
+
+def removed_retention(destination: Destination) -> dict[str, str]:
+    """How long a Delta checkpoint remembers removed files: clean-up needs them until the grace is over."""
+    return {"delta.deletedFileRetentionDuration": f"interval {max(destination.file_grace_ms // 1000, 1)} seconds"}
+
+
+# -- the end of a table ------------------------------------------------------------------------------------------------
+
+
+def decide_drop(snapshot: Snapshot) -> Decision:
+    """Pure. After this commit every send and receive raises DestinationDroppedError."""
+    configuration = {**(snapshot.metadata.get("configuration") or {}), DROPPED: "true"}
+    return Decision("DROP", [{"metaData": {**snapshot.metadata, "configuration": configuration}}])
+
+
+def delete_dropped_table(storage: Storage, path: str) -> None:
+    """Delete all files below `path`, or those that an interrupted call has left. The commit that drops the table is deleted
+    last: without it a process that slept could send to the rest."""
+    last = f"{path}/{commit_path(LogListing.of(storage.child(path)).newest)}"
+    for file in list(storage.list(path)):
+        if file.path != last:
+            storage.delete(file.path)
+    storage.delete_all(path)

@@ -1,8 +1,12 @@
-"""Following and appending to a Delta log.
+"""Following and appending to a Delta log, and waking receivers at its commits.
 
-Reading: `refresh` applies the commit files that were added since the last call. Writing: `append` creates the next commit
-file unless it exists. That put-if-absent is the compare-and-swap on which everything else stands. It costs the same at
-version 10 and at version 5,000, unlike a commit of delta-rs (see docs/ARCHITECTURE.md).
+Reading: `refresh` applies the commit files that were added since the last call. Writing: `append` creates the next commit file
+unless it exists. That put-if-absent is the compare-and-swap on which everything else stands. It costs the same at version 10 and
+at version 5,000, unlike a commit of delta-rs (see docs/ARCHITECTURE.md).
+
+Waking: the operating system reports new files of a local directory (inotify). It does not report what another host writes to a
+network file system, and object stores report nothing. So a LogWatch only shortens the wait: receivers poll as well, and poll often
+until a watch has proved that it sees the commits of their log.
 
 Features: C3, C5, C11 (docs/FEATURES.md)
 """
@@ -44,11 +48,20 @@ from spark_jms.log.tables.storage import LocalStorage, Storage, naming_destinati
 if TYPE_CHECKING:
     from inotify_simple import INotify
 
-
+log = logging.getLogger("spark_jms")
 Action = Mapping[str, Mapping[str, Any]]
+Wake = Callable[[], None]
 _GAP_CHECK_INTERVAL_MS = 30_000
-_encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make one for each action
 _LOAD_ATTEMPTS = 3
+_CREATED, _MOVED_TO = 0x100, 0x80  # of inotify(7): LocalStorage links commit files; another program may rename its own
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make one for each action
+
+
+class QuotaAdmission(Protocol):
+    """What a table's log needs of the domain's quotas."""
+
+    def reserve(self, request: Request, quota: str, epoch: int, wait_s: float, *, stays: bool) -> Grant | None: ...
+    def withdraw(self, grant: Grant) -> None: ...
 
 
 class DeltaLog:
@@ -93,9 +106,8 @@ class DeltaLog:
 
     def refresh(self, *, dropped: bool = False) -> Snapshot:
         """The newest snapshot. Raises InvalidDestinationError when there is no table, DomainError when there is no root now,
-        DestinationDroppedError when its
-        destination was `dropped` (unless the caller asks for that), ForeignWriteError while it holds messages of another
-        program."""
+        DestinationDroppedError when its destination was `dropped` (unless the caller asks for that), ForeignWriteError while it
+        holds messages of another program."""
         with self.lock:
             if self._snapshot is None or self._outdated:
                 self._snapshot = self._reload()
@@ -262,7 +274,7 @@ class DeltaLog:
 
         Raises CommitOutcomeUnknownError when the storage fails while it writes the version and cannot tell whether it
         did; after any other error nothing was written. The first commit of this release to a table of an earlier one also names
-        the statistics that other programs may use (shown_statistics.py).
+        the statistics that other programs may use (`shown_statistics`).
         """
         version = snapshot.version + 1
         if not self._has(snapshot):
@@ -366,19 +378,9 @@ def _with_property(snapshot: Snapshot, actions: Iterable[Action]) -> list[Action
     return [{"metaData": changed}, *(action for action in given if "metaData" not in action)]
 
 
-# -- wakes receivers when a log of this host gets a commit -------------------------------------------------------------
-#
-# The operating system reports new files of a local directory (inotify). It does not report what another host writes to a
-# network file system, and object stores report nothing. So a watch only shortens the wait: receivers poll as well, and poll
-# often until a watch has proved that it sees the commits of their log.
-
-log = logging.getLogger("spark_jms")
-Wake = Callable[[], None]
-_CREATED, _MOVED_TO = 0x100, 0x80  # of inotify(7): LocalStorage links commit files; another program may rename its own
-
-
 class LogWatch:
-    """Thread-safe. Its thread starts with the first `add`. Without inotify it does nothing: receivers poll."""
+    """Wakes receivers when a log of this host gets a commit. Thread-safe. Its thread starts with the first `add`. Without inotify
+    it does nothing: receivers poll."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -458,10 +460,3 @@ class LogWatch:
                 inotify.close()
                 os.close(self._stop_read)
                 os.close(self._stop_write)
-
-
-class QuotaAdmission(Protocol):
-    """What a table's log needs of the domain's quotas."""
-
-    def reserve(self, request: Request, quota: str, epoch: int, wait_s: float, *, stays: bool) -> Grant | None: ...
-    def withdraw(self, grant: Grant) -> None: ...

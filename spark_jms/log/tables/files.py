@@ -1,4 +1,18 @@
-"""A data file of a destination as the log names it.
+"""The data files of a destination as its log names them, and what this process remembers of them.
+
+    DataFile      one active file: rows of one member, and their statistics
+    MemberFiles   the active files of one member, ordered by sequence
+    LayeredMap    a map whose next version shares most of its entries with the one before, for snapshots
+    FileUnits     which units of order the files of a table have, as far as this process has asked
+    RecentRows    the rows of small files that this process has written lately, for compaction
+
+Rows never change under a path, so what was read or written once stays true.
+
+Each file has statistics of some columns, which our planner, purge and expiration need: bounds of JMSXGroupID where its values are
+short, of a promoted property where it is complete, and so on. Delta allows that: a column without bounds may have any values.
+Programs on delta-rs do not: in a file that has bounds of one column, a column without bounds is NULL to them, so a filter on it
+finds no row. Delta's own property of the table names the columns whose statistics count, and all programs respect it. So it names
+those of which every file has bounds: never NULL, and numbers, which have them whatever their value (`shown_statistics`).
 
 Features: C3, C5, C13, T10 (docs/FEATURES.md)
 """
@@ -24,141 +38,116 @@ from spark_jms.core.messages.types import readable
 from spark_jms.errors import UnreadableTableError
 from spark_jms.log.tables.storage import Storage
 
-# -- which units of order the files of one table have, as far as this process has asked --------------------------------
-#
-# Rows never change under a path, so what was read once stays true. While the member of many new units is down, each of their
-# sends asks for the same files, and so does each round of housekeeping.
-
-LIMIT_BYTES = 64 * 2**20
-_UNIT = "JMSXGroupID"
-_OVERHEAD_BYTES = 1024  # of an Arrow array
-
-
-class FileUnits:
-    """Of one table. Thread-safe. Beyond the limit the files that were read first are dropped."""
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self._lock = threading.Lock()
-        self._known: dict[str, pa.StringArray] = {}
-        self.bytes = 0
-
-    def among(self, path: str, wanted: Set[str]) -> set[str]:
-        """Those of the wanted units that have messages in the file. It costs time for each unit of the file, however many are
-        wanted. Raises UnreadableTableError, or FileNotFoundError when the file was deleted."""
-        with self._lock:
-            units = self._known.get(path)
-        if units is None:
-            units = self._read(path)
-            self._keep(path, units)
-        if len(wanted) > len(units):
-            return {unit for unit in units.to_pylist() if unit in wanted}
-        return set(units.filter(pc.is_in(units, value_set=pa.array(wanted, pa.string()))).to_pylist())
-
-    def _read(self, path: str) -> pa.StringArray:
-        with self._storage.open_input(path) as source:
-            try:
-                column = pq.ParquetFile(source).read(columns=[_UNIT])[_UNIT]
-            except (pa.ArrowException, OSError) as error:
-                raise UnreadableTableError(
-                    f"data file {path} of {self._storage.uri} cannot be read: {error}"
-                ) from error
-        return readable(pc.unique(column)).drop_null()
-
-    def _keep(self, path: str, units: pa.StringArray) -> None:
-        with self._lock:
-            if path not in self._known:
-                self._known[path] = units
-                self.bytes += units.nbytes + _OVERHEAD_BYTES
-            while self.bytes > LIMIT_BYTES:
-                oldest = self._known.pop(next(iter(self._known)))
-                self.bytes -= oldest.nbytes + _OVERHEAD_BYTES
-
-
-# -- A persistent map: the next one shares most of its entries with the one before -------------------------------------
-#
-# Entries lie in a large dict, which all maps of a series share, and a small one with what has changed since. Only the small
-# one is copied for the next map; when it has grown, both are joined into a new large one. So with n entries a change costs on
-# average half of `_MAX_CHANGED` copied entries and n / `_MAX_CHANGED` joined ones: about the same for 100 and for 10,000.
-
 K = TypeVar("K")
 V = TypeVar("V")
-
-_MAX_CHANGED = 64
-
-
-class LayeredMap(Mapping[K, V]):
-    """Immutable. Values are never None."""
-
-    def __init__(self, entries: Mapping[K, V] | None = None) -> None:
-        self._base: dict[K, V] = dict(entries or {})
-        self._changed: dict[K, V | None] = {}  # None: removed
-        self._size = len(self._base)
-
-    def changed(self, changes: Mapping[K, V | None]) -> LayeredMap[K, V]:
-        """With these entries; None removes one."""
-        if not changes:
-            return self
-        out: LayeredMap[K, V] = LayeredMap()
-        out._size = self._size
-        for key, value in changes.items():
-            out._size += (value is not None) - (key in self)
-        out._base, out._changed = self._base, {**self._changed, **changes}
-        if len(out._changed) > _MAX_CHANGED:
-            out._base = _joined(out._base, out._changed)
-            out._changed = {}
-        return out
-
-    def __getitem__(self, key: K) -> V:
-        value = self._changed[key] if key in self._changed else self._base[key]
-        if value is None:
-            raise KeyError(key)
-        return value
-
-    def __contains__(self, key: object) -> bool:
-        return self._changed[key] is not None if key in self._changed else key in self._base
-
-    def __iter__(self) -> Iterator[K]:
-        yield from (key for key in self._base if key not in self._changed)
-        yield from (key for key, value in self._changed.items() if value is not None)
-
-    def __len__(self) -> int:
-        return self._size
-
-
-def _joined(base: dict[K, V], changed: Mapping[K, V | None]) -> dict[K, V]:
-    out = dict(base)
-    for key, value in changed.items():
-        if value is None:
-            out.pop(key, None)
-        else:
-            out[key] = value
-    return out
-
-
-class MapEdit(dict[K, "V | None"]):
-    """The changes of a map that are being collected; `get_new` sees them."""
-
-    def __init__(self, start: LayeredMap[K, V]) -> None:
-        super().__init__()
-        self.start = start
-
-    def get_new(self, key: K) -> V | None:
-        return self[key] if key in self else self.start.get(key)
-
-    def done(self) -> LayeredMap[K, V]:
-        return self.start.changed(self)
-
-
-# -- the active files of one member, ordered by sequence ---------------------------------------------------------------
-
+ACKNOWLEDGED = "acknowledged_ms"
+FILE_NAME = re.compile(r"m(\d+)-[A-Za-z0-9_-]{8,64}\.parquet\Z")
+OWN_STATISTICS = (ORDINAL, *STATISTICS_COLUMNS, ACKNOWLEDGED)  # columns of ours; all others are promoted properties
+PROPERTY = "delta.dataSkippingStatsColumns"
+BOUNDED_COLUMNS = (ORDINAL, "JMSTimestamp", "JMSPriority", "JMSExpiration", "JMSDeliveryTime", ACKNOWLEDGED)
 _MAX_TAIL = 64
+_MAX_CHANGED = 64
+LIMIT_BYTES = 64 * 2**20  # of remembered units of order
+_UNITS_OVERHEAD_BYTES = 1024  # of an Arrow array
+_UNIT = "JMSXGroupID"
+SMALL_BYTES = 64 * 2**10  # a larger file is read: its opening weighs little
+RECENT_ROWS_BYTES = 32 * 2**20  # of all remembered rows
+_ROWS_OVERHEAD_BYTES = 8 * 2**10  # of the Arrow objects of a batch of one row
+
+# -- one file ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FileHint:
+    """Where a task finds rows: enough of a DataFile to read it, small enough to travel in a Spark partition."""
+
+    path: str
+    first: int
+    rows: int
+    bytes: int
+
+    @property
+    def last(self) -> int:
+        return self.first + self.rows - 1
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One active file: rows `first..last` of one member, in order, without gaps."""
+
+    path: str
+    member: int
+    first: int  # sequence of its first row
+    rows: int
+    bytes: int
+    first_ordinal: int
+    modified_ms: int
+    stats: str  # JSON as in the log
+
+    @property
+    def last(self) -> int:
+        return self.first + self.rows - 1
+
+    @property
+    def hint(self) -> FileHint:
+        return FileHint(self.path, self.first, self.rows, self.bytes)
+
+    @cached_property
+    def statistics(self) -> Mapping[str, Mapping[str, Any]]:
+        """{"minValues": {...}, "maxValues": {...}, "nullCount": {...}} of the columns that have them."""
+        statistics: Mapping[str, Mapping[str, Any]] = json.loads(self.stats)
+        return statistics
+
+    @cached_property
+    def promoted(self) -> frozenset[str]:
+        """The properties that are complete columns of the file (core/messages/properties.py)."""
+        return frozenset(self.statistics.get("nullCount", {})).difference(OWN_STATISTICS)
+
+    @property
+    def has_groups(self) -> bool:
+        nulls = self.statistics.get("nullCount", {}).get("JMSXGroupID")
+        return nulls != self.rows
+
+    @property
+    def partition_values(self) -> dict[str, str]:
+        """As in the log."""
+        return {"member": str(self.member), "first_sequence": str(self.first - self.first_ordinal)}
+
+    def remove_action(self, now_ms: int) -> dict[str, dict[str, object]]:
+        """The Delta action that takes this file out of the log, as housekeeping (no change of data)."""
+        return {
+            "remove": {
+                "path": self.path,
+                "deletionTimestamp": now_ms,
+                "dataChange": False,
+                "extendedFileMetadata": True,
+                "partitionValues": self.partition_values,
+                "size": self.bytes,
+            }
+        }
+
+
+def shown_statistics(columns: Collection[str]) -> dict[str, str]:
+    """Pure. The property of a table with these columns."""
+    return {PROPERTY: ",".join(name for name in BOUNDED_COLUMNS if name in columns)}
+
+
+def lacking_property(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The property, if this metaData action has none or another one: an earlier release made the table, or another program has
+    changed it."""
+    columns = {str(field["name"]) for field in json.loads(str(metadata["schemaString"]))["fields"]}
+    shown = shown_statistics(columns)
+    return shown if shown.items() - (metadata.get("configuration") or {}).items() else {}
+
+
+# -- the files of a member ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class MemberFiles:
-    """Immutable. `base` is shared by a series of snapshots, while sends make a new `tail` each; a long tail is joined to a new
-    base. So a send costs the same at 100 and at 10,000 files. Finding a sequence is a bisection."""
+    """The active files of one member, ordered by sequence. Immutable. `base` is shared by a series of snapshots, while sends make a
+    new `tail` each; a long tail is joined to a new base. So a send costs the same at 100 and at 10,000 files. Finding a sequence is
+    a bisection."""
 
     base_firsts: Sequence[int] = ()
     base: Sequence[DataFile] = ()
@@ -243,25 +232,129 @@ def _first(file: DataFile) -> int:
     return file.first
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The rows of small files that this process has written lately: compaction takes them from here and opens no file.
-#
-# Opening and reading a file of one message costs compaction as much as a quarter of its send, in the sender's own process. Rows
-# never change under a path, so those in memory are those of the file. What is not here is read from the file.
-
-SMALL_BYTES = 64 * 2**10  # a larger file is read: its opening weighs little
-RECENT_ROWS_BYTES = 32 * 2**20
-_ROWS_OVERHEAD_BYTES = 8 * 2**10  # of the Arrow objects of a batch of one row
+# -- a map of which each version shares entries with the one before ----------------------------------------------------
 
 
-class _Kept(NamedTuple):
-    rows: pa.RecordBatch
-    bytes: int
+class LayeredMap(Mapping[K, V]):
+    """A persistent map. Immutable. Values are never None.
+
+    Entries lie in a large dict, which all maps of a series share, and a small one with what has changed since. Only the small one
+    is copied for the next map; when it has grown, both are joined into a new large one. So with n entries a change costs on average
+    half of `_MAX_CHANGED` copied entries and n / `_MAX_CHANGED` joined ones: about the same for 100 and for 10,000."""
+
+    def __init__(self, entries: Mapping[K, V] | None = None) -> None:
+        self._base: dict[K, V] = dict(entries or {})
+        self._changed: dict[K, V | None] = {}  # None: removed
+        self._size = len(self._base)
+
+    def changed(self, changes: Mapping[K, V | None]) -> LayeredMap[K, V]:
+        """With these entries; None removes one."""
+        if not changes:
+            return self
+        out: LayeredMap[K, V] = LayeredMap()
+        out._size = self._size
+        for key, value in changes.items():
+            out._size += (value is not None) - (key in self)
+        out._base, out._changed = self._base, {**self._changed, **changes}
+        if len(out._changed) > _MAX_CHANGED:
+            out._base = _joined(out._base, out._changed)
+            out._changed = {}
+        return out
+
+    def __getitem__(self, key: K) -> V:
+        value = self._changed[key] if key in self._changed else self._base[key]
+        if value is None:
+            raise KeyError(key)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return self._changed[key] is not None if key in self._changed else key in self._base
+
+    def __iter__(self) -> Iterator[K]:
+        yield from (key for key in self._base if key not in self._changed)
+        yield from (key for key, value in self._changed.items() if value is not None)
+
+    def __len__(self) -> int:
+        return self._size
+
+
+class MapEdit(dict[K, "V | None"]):
+    """The changes of a map that are being collected; `get_new` sees them."""
+
+    def __init__(self, start: LayeredMap[K, V]) -> None:
+        super().__init__()
+        self.start = start
+
+    def get_new(self, key: K) -> V | None:
+        return self[key] if key in self else self.start.get(key)
+
+    def done(self) -> LayeredMap[K, V]:
+        return self.start.changed(self)
+
+
+def _joined(base: dict[K, V], changed: Mapping[K, V | None]) -> dict[K, V]:
+    out = dict(base)
+    for key, value in changed.items():
+        if value is None:
+            out.pop(key, None)
+        else:
+            out[key] = value
+    return out
+
+
+# -- what this process remembers ---------------------------------------------------------------------------------------
+
+
+class FileUnits:
+    """Which units of order the files of one table have. While the member of many new units is down, each of their sends asks for
+    the same files, and so does each round of housekeeping. Thread-safe. Beyond the limit the files that were read first are
+    dropped."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._lock = threading.Lock()
+        self._known: dict[str, pa.StringArray] = {}
+        self.bytes = 0
+
+    def among(self, path: str, wanted: Set[str]) -> set[str]:
+        """Those of the wanted units that have messages in the file. It costs time for each unit of the file, however many are
+        wanted. Raises UnreadableTableError, or FileNotFoundError when the file was deleted."""
+        with self._lock:
+            units = self._known.get(path)
+        if units is None:
+            units = self._read(path)
+            self._keep(path, units)
+        if len(wanted) > len(units):
+            return {unit for unit in units.to_pylist() if unit in wanted}
+        return set(units.filter(pc.is_in(units, value_set=pa.array(wanted, pa.string()))).to_pylist())
+
+    def _read(self, path: str) -> pa.StringArray:
+        with self._storage.open_input(path) as source:
+            try:
+                column = pq.ParquetFile(source).read(columns=[_UNIT])[_UNIT]
+            except (pa.ArrowException, OSError) as error:
+                raise UnreadableTableError(
+                    f"data file {path} of {self._storage.uri} cannot be read: {error}"
+                ) from error
+        return readable(pc.unique(column)).drop_null()
+
+    def _keep(self, path: str, units: pa.StringArray) -> None:
+        with self._lock:
+            if path not in self._known:
+                self._known[path] = units
+                self.bytes += units.nbytes + _UNITS_OVERHEAD_BYTES
+            while self.bytes > LIMIT_BYTES:
+                oldest = self._known.pop(next(iter(self._known)))
+                self.bytes -= oldest.nbytes + _UNITS_OVERHEAD_BYTES
 
 
 class RecentRows:
-    """Of one table. Thread-safe. Keeps nothing until compaction has asked once in this process: most senders leave compaction
-    to others. Beyond the limit the oldest rows are dropped."""
+    """The rows of small files of one table that this process has written lately. Compaction takes them from here: opening and
+    reading a file of one message costs it as much as a quarter of its send, in the sender's own process. What is not here is read
+    from the file.
+
+    Thread-safe. Keeps nothing until compaction has asked once in this process: most senders leave compaction to others. Beyond the
+    limit the oldest rows are dropped."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -297,104 +390,6 @@ class RecentRows:
         return kept.rows
 
 
-ACKNOWLEDGED = "acknowledged_ms"
-
-
-FILE_NAME = re.compile(r"m(\d+)-[A-Za-z0-9_-]{8,64}\.parquet\Z")
-OWN_STATISTICS = (ORDINAL, *STATISTICS_COLUMNS, ACKNOWLEDGED)  # columns of ours; all others are promoted properties
-
-
-@dataclass(frozen=True)
-class FileHint:
-    """Where a task finds rows: enough of a DataFile to read it, small enough to travel in a Spark partition."""
-
-    path: str
-    first: int
-    rows: int
+class _Kept(NamedTuple):
+    rows: pa.RecordBatch
     bytes: int
-
-    @property
-    def last(self) -> int:
-        return self.first + self.rows - 1
-
-
-@dataclass(frozen=True)
-class DataFile:
-    """One active file: rows `first..last` of one member, in order, without gaps."""
-
-    path: str
-    member: int
-    first: int  # sequence of its first row
-    rows: int
-    bytes: int
-    first_ordinal: int
-    modified_ms: int
-    stats: str  # JSON as in the log
-
-    @property
-    def last(self) -> int:
-        return self.first + self.rows - 1
-
-    @property
-    def hint(self) -> FileHint:
-        return FileHint(self.path, self.first, self.rows, self.bytes)
-
-    @cached_property
-    def statistics(self) -> Mapping[str, Mapping[str, Any]]:
-        """{"minValues": {...}, "maxValues": {...}, "nullCount": {...}} of the columns that have them."""
-        statistics: Mapping[str, Mapping[str, Any]] = json.loads(self.stats)
-        return statistics
-
-    @cached_property
-    def promoted(self) -> frozenset[str]:
-        """The properties that are complete columns of the file (core/promoted_columns.py)."""
-        return frozenset(self.statistics.get("nullCount", {})).difference(OWN_STATISTICS)
-
-    @property
-    def has_groups(self) -> bool:
-        nulls = self.statistics.get("nullCount", {}).get("JMSXGroupID")
-        return nulls != self.rows
-
-    @property
-    def partition_values(self) -> dict[str, str]:
-        """As in the log."""
-        return {"member": str(self.member), "first_sequence": str(self.first - self.first_ordinal)}
-
-    def remove_action(self, now_ms: int) -> dict[str, dict[str, object]]:
-        """The Delta action that takes this file out of the log, as housekeeping (no change of data)."""
-        return {
-            "remove": {
-                "path": self.path,
-                "deletionTimestamp": now_ms,
-                "dataChange": False,
-                "extendedFileMetadata": True,
-                "partitionValues": self.partition_values,
-                "size": self.bytes,
-            }
-        }
-
-
-# -- which statistics of our files other programs may use --------------------------------------------------------------
-# Pure.
-#
-# Each file has statistics of some columns, which our planner, purge and expiration need: bounds of JMSXGroupID where its values are
-# short, of a promoted property where it is complete, and so on. Delta allows that: a column without bounds may have any values.
-# Programs on delta-rs do not: in a file that has bounds of one column, a column without bounds is NULL to them, so a filter on it
-# finds no row. Delta's own property of the table names the columns whose statistics count, and all programs respect it. So it
-# names those of which every file has bounds: never NULL, and numbers, which have them whatever their value.
-
-PROPERTY = "delta.dataSkippingStatsColumns"
-BOUNDED_COLUMNS = (ORDINAL, "JMSTimestamp", "JMSPriority", "JMSExpiration", "JMSDeliveryTime", ACKNOWLEDGED)
-
-
-def shown_statistics(columns: Collection[str]) -> dict[str, str]:
-    """The property of a table with these columns."""
-    return {PROPERTY: ",".join(name for name in BOUNDED_COLUMNS if name in columns)}
-
-
-def lacking_property(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """The property, if this metaData action has none or another one: an earlier release made the table, or another program has
-    changed it."""
-    columns = {str(field["name"]) for field in json.loads(str(metadata["schemaString"]))["fields"]}
-    shown = shown_statistics(columns)
-    return shown if shown.items() - (metadata.get("configuration") or {}).items() else {}

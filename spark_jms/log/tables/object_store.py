@@ -1,4 +1,4 @@
-"""A domain in an object store, by obstore."""
+"""A domain in an object store, by obstore; and which storage a root's path or URL stands for."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from spark_jms.log.tables.storage import FileInfo, LocalStorage, settled
 from spark_jms.settings.table import MissingExtraError, needs
 
 log = logging.getLogger("spark_jms")
+_OBJECT_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "https", "http", "memory")
 _DUMP = "\n\nDebug source:"
 _MAX_SAID = 300
 _ADVICE = {  # status of the server's answer -> what to do
@@ -32,6 +33,29 @@ _ADVICE = {  # status of the server's answer -> what to do
 }
 _NO_ROOM = re.compile(r"status code: 507|<Code>\w*(?:StorageFull|QuotaExceeded)</Code>")
 _MEMORY: dict[str, Any] = {}  # memory://NAME -> its store, for all who open that name in this process
+
+
+def open_storage(uri: str) -> LocalStorage | ObjectStorage:
+    """The storage of a root: a path, file:///path, or an object store's URL. Raises DomainError for anything else."""
+    text = str(uri)
+    if not text.strip():
+        raise DomainError("the root is empty: give a directory or the URL of an object store")
+    parsed = urlparse(text)
+    if len(parsed.scheme) <= 1:
+        return LocalStorage(Path(os.path.abspath(os.path.expanduser(text))))
+    if parsed.scheme == "file":
+        return LocalStorage(Path(unquote(parsed.path)))
+    if parsed.scheme not in _OBJECT_STORES:  # no package would help
+        raise DomainError(
+            f"the root {text!r} is of no known kind: give a directory, or the URL of an object store (s3://, gs://, az://, https://)"
+        )
+    try:
+        return ObjectStorage(text)
+    except MissingExtraError:
+        raise
+    except Exception as error:  # noqa: BLE001 - obstore raises several kinds, and all mean this
+        short = without_dump(error)
+        raise DomainError(f"the root {text!r} cannot be opened: {advice(str(short))}") from short
 
 
 class ObjectStorage:
@@ -230,31 +254,3 @@ class _Upload(io.RawIOBase):
             super().close()
             with _os_errors("write", self._path):
                 self._writer.close()
-
-
-# -- opening the root of a domain: which storage a path or URL stands for ----------------------------------------------
-
-_OBJECT_STORES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "adl", "https", "http", "memory")
-
-
-def open_storage(uri: str) -> LocalStorage | ObjectStorage:
-    """The storage of a root: a path, file:///path, or an object store's URL. Raises DomainError for anything else."""
-    text = str(uri)
-    if not text.strip():
-        raise DomainError("the root is empty: give a directory or the URL of an object store")
-    parsed = urlparse(text)
-    if len(parsed.scheme) <= 1:
-        return LocalStorage(Path(os.path.abspath(os.path.expanduser(text))))
-    if parsed.scheme == "file":
-        return LocalStorage(Path(unquote(parsed.path)))
-    if parsed.scheme not in _OBJECT_STORES:  # no package would help
-        raise DomainError(
-            f"the root {text!r} is of no known kind: give a directory, or the URL of an object store (s3://, gs://, az://, https://)"
-        )
-    try:
-        return ObjectStorage(text)
-    except MissingExtraError:
-        raise
-    except Exception as error:  # noqa: BLE001 - obstore raises several kinds, and all mean this
-        short = without_dump(error)
-        raise DomainError(f"the root {text!r} cannot be opened: {advice(str(short))}") from short

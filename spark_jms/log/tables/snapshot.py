@@ -1,7 +1,7 @@
 """A destination's table at one version of its log: files by member, last sequences, transactions.
 
-A snapshot is immutable. `DeltaLog` holds the newest one; `Replay` makes the next one from a commit file. Whatever
-decides on a snapshot therefore decides on one version, even if other threads follow the log meanwhile.
+A snapshot is immutable. `DeltaLog` holds the newest one; `LogReplay` makes the next one from a commit file, or from the rows of a
+checkpoint. Whatever decides on a snapshot therefore decides on one version, even if other threads follow the log meanwhile.
 
 Features: C3, C5 (docs/FEATURES.md)
 """
@@ -34,8 +34,12 @@ from spark_jms.log.tables.files import (
 
 DROPPED = "jmsq.dropped"  # key of the table's configuration
 SEQUENCE_PREFIX = "seq/"  # txn app id of a member's last sequence number
-LOST_PREFIX = "lost/"  # `lost/<member>/<first>`: messages up to the version went with the power (power_loss.py)
+LOST_PREFIX = (
+    "lost/"  # `lost/<member>/<first>`: messages up to the version went with the power (log/upkeep/power_loss.py)
+)
+ENGINE = "spark-jms"
 _REMOVED_KEPT, _REMOVED_KEPT_MS = 1_000, 60_000
+_Actions = list[dict[str, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,9 @@ class Snapshot:
     foreign: ForeignCommit | None = None
     digest: str = ""  # of the commit file of `version`; "" when only a Delta checkpoint has that version
     protocol: Mapping[str, Any] = field(default_factory=dict)
-    paths: LayeredMap[str, int] = field(default_factory=LayeredMap)  # unit of order -> member: core/unit_paths.py
+    paths: LayeredMap[str, int] = field(
+        default_factory=LayeredMap
+    )  # unit of order -> member: core/ordering/units_of_order.py
     paths_version: int = 0  # of the last change of paths that this process knows of
     lost: Mapping[int, Ranges] = field(default_factory=dict)  # by member: messages that went with the power
 
@@ -136,7 +142,7 @@ class Snapshot:
 
     def lasting_members(self) -> set[int]:
         """Those of them that the destination has, or may have again. The member of a server that was removed never returns: the server
-        gets one with a new id (placement.py)."""
+        gets one with a new id (core/destinations/servers.py)."""
         declared = self.table.destination
         return self.numbered_members() & set(declared.member_ids) if declared.placement else self.numbered_members()
 
@@ -160,10 +166,7 @@ class Snapshot:
         return replace(self, removed_ms=LayeredMap(kept))
 
 
-# -- making the next snapshot: commit files and checkpoint rows applied to the snapshot before them --------------------
-
-ENGINE = "spark-jms"
-_Actions = list[dict[str, dict[str, Any]]]
+# -- the next snapshot -------------------------------------------------------------------------------------------------
 
 
 class OtherTableError(Exception):
@@ -184,8 +187,8 @@ def names_table(data: bytes) -> str:
 
 
 class LogReplay:
-    """Starts from a snapshot, which it leaves unchanged, and ends in `snapshot()`. Use one for any number of commits, then
-    drop it. After an error the state of a half-applied commit is unknown: drop it as well."""
+    """Makes the next snapshot. Starts from one, which it leaves unchanged, and ends in `snapshot()`. Use one for any number of
+    commits, then drop it. After an error the state of a half-applied commit is unknown: drop it as well."""
 
     def __init__(self, start: Snapshot) -> None:
         self._where, self._members = start.where, start.members

@@ -1,7 +1,7 @@
-"""The port through which every file of a domain is reached, and the clock of stored times.
+"""The port through which every file of a domain is reached, its local directory, and the clock of stored times.
 
-`LocalStorage` (a directory) and `ObjectStorage` (an object store) implement it. The log needs one thing of both: a
-`create` that writes a whole file, and only if there is none. An object store's answer to that can mislead:
+`LocalStorage` (a directory) and `ObjectStorage` (an object store) implement it. The log needs one thing of both: a `create` that
+writes a whole file, and only if there is none. An object store's answer to that can mislead:
 
     the answer is      and the truth may be
     -------------      --------------------------------------------------------------------------------------------------
@@ -10,6 +10,11 @@
     an error           ours, or none yet
 
 So `settled` looks after each of these answers, and every storage that can mislead creates files through it.
+
+All processes of a domain share one clock, that of the file system or object store with the root: every process writes there,
+senders too, which open no store. A process notes its own time, writes a file, notes its time again, and reads the time that the
+file got. So the skew of its own clock is known within bounds: the file was written between the two, and its time may be cut off to
+whole seconds.
 
 Features: C5, C17 (docs/FEATURES.md)
 """
@@ -37,6 +42,14 @@ from spark_jms.errors import ClockSkewError, StorageFullError, WriteOutcomeUnkno
 
 _ATTEMPTS = 4  # to create a file that is missing after each of them
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+TOLERATED_SKEW_MS = 2_000
+_CLOCK_FOLDER = "_jmsq/clock"
+_DELETE_ATTEMPTS = 100  # of a folder to which others write
+_LIST_ATTEMPTS = 10
+_BUFFER_BYTES = 16 * 1024  # of a file that is written; a larger one costs a small file more than it saves a large one
+_FILE_NAME = re.compile(r"(?!\.)[!-.0-~]{1,255}\Z")  # visible ASCII without "/"
+
+# -- the port ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -109,11 +122,6 @@ def _unknown(storage: Storage, path: str, failure: OSError | None) -> WriteOutco
     return WriteOutcomeUnknownError(f"{said}. The file may be there all the same, or appear later")
 
 
-def now_ms() -> int:
-    """The one clock of stored times: this process's wall clock, in milliseconds since 1970 UTC."""
-    return time.time_ns() // 1_000_000
-
-
 @contextmanager
 def naming_no_room(where: str) -> Iterator[None]:
     """Raise the operating system's error as StorageFullError if there is no room. `where` names the file."""
@@ -139,19 +147,17 @@ def naming_destination(name: str) -> Iterator[None]:
         raise StorageFullError(f"destination {name}: {error}") from error.__cause__
 
 
-# -- how far a process's clock is from the one that all processes of a domain share ------------------------------------
-# Pure.
-#
-# That one is the clock of the file system or object store with the root: every process writes there, senders too, which open no
-# store. A process notes its own time, writes a file, notes its time again, and reads the time that the file got. So the skew
-# is known within bounds: the file was written between the two, and its time may be cut off to whole seconds.
+# -- the clock ---------------------------------------------------------------------------------------------------------
 
-TOLERATED_SKEW_MS = 2_000
+
+def now_ms() -> int:
+    """The one clock of stored times: this process's wall clock, in milliseconds since 1970 UTC."""
+    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True)
 class ClockReading:
-    """This process's clock is `least_ms` to `most_ms` ahead of the root's; behind, where they are negative."""
+    """Pure. This process's clock is `least_ms` to `most_ms` ahead of the root's; behind, where they are negative."""
 
     least_ms: int
     most_ms: int
@@ -177,15 +183,9 @@ class ClockReading:
         return f"{abs(self.ahead_ms):,} ms {'behind' if self.ahead_ms < 0 else 'ahead'} (± {sure:,} ms)"
 
 
-# -- measures the skew of this process's clock against the root's ------------------------------------------------------
-# core/clock_skew.py has the rule.
-
-_FOLDER = "_jmsq/clock"
-
-
 def read_clock(storage: Storage) -> ClockReading:
     """Writes a small file and deletes it. Raises OSError or JmsqError when the storage fails."""
-    folder = f"{_FOLDER}/{secrets.token_hex(8)}"
+    folder = f"{_CLOCK_FOLDER}/{secrets.token_hex(8)}"
     before_ms = now_ms()
     storage.put(f"{folder}/now", b"")
     after_ms = now_ms()
@@ -197,7 +197,7 @@ def read_clock(storage: Storage) -> ClockReading:
 
 
 class ClockWatch:
-    """Thread-safe. Measures at most every ten minutes."""
+    """Watches the skew of this process's clock against the root's. Thread-safe. Measures at most every ten minutes."""
 
     EVERY_S = 600.0
 
@@ -221,16 +221,13 @@ class ClockWatch:
             )
 
 
-# -- A domain in a local directory, by plain operating system calls ----------------------------------------------------
-#
-# obstore also reads local paths, but its runtime does not survive a fork, and Spark forks its workers.
-
-_DELETE_ATTEMPTS = 100
-_LIST_ATTEMPTS = 10
-_BUFFER_BYTES = 16 * 1024  # of a file that is written; a larger one costs a small file more than it saves a large one
+# -- a local directory -------------------------------------------------------------------------------------------------
 
 
 class LocalStorage:
+    """A local directory, by plain operating system calls: obstore also reads local paths, but its runtime does not survive a fork,
+    and Spark forks its workers."""
+
     failed_writes_may_arrive = False
 
     def __init__(self, root: Path) -> None:
@@ -423,15 +420,12 @@ def _beside(target: Path) -> Path:
     return target.with_name(f".{target.name}.{uuid.uuid4().hex}")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A folder of the domain with one small file for each name: its destinations, servers, connection factories and the
-# like.
-
-_FILE_NAME = re.compile(r"(?!\.)[!-.0-~]{1,255}\Z")  # visible ASCII without "/"
+# -- small files by name -----------------------------------------------------------------------------------------------
 
 
 class NamedFiles:
-    """Thread-safe: every call reads or writes the storage. What `create`, `put` and `delete` did is durable when they return."""
+    """A folder of the domain with one small file for each name: its destinations, servers, connection factories and the like.
+    Thread-safe: every call reads or writes the storage. What `create`, `put` and `delete` did is durable when they return."""
 
     def __init__(self, storage: Storage, folder: str) -> None:
         self._storage, self._folder = storage, folder

@@ -1,5 +1,24 @@
 """Delta checkpoints, and the deletion of files that are no longer needed.
 
+The log: its age and its number of versions are bounded. It begins at a checkpoint: commit files and checkpoints of earlier
+versions are deleted, oldest first. That checkpoint is the newest one that is behind one of two bounds:
+
+    older than the log's retention (delta.logRetentionDuration, a day); or
+    more than 5,000 versions old, and written more than a minute ago
+
+So a reader of an older version, such as a Delta stream that lags behind or a query with time travel, finds every version of the
+last day while they are few, and always the last 5,000 and those of the last minute. Oldest first, because a writer that slept
+takes the existence of the version before its own as the proof that its own was not deleted.
+
+Data files that left the log stay on disk until the grace is over. Which they are is in the log's commit files. Clean-up collects
+their names in lists, one for each of its rounds, and deletes the files of a list, then the list, when the grace of its newest file
+is over. So a round costs what it collects and deletes, whatever stays: a million files that wait are some lists.
+
+    _removed/<version>-<time of the newest removal>.txt    one path in each line
+
+A list has the removals up to its version that no earlier list has. Commit files are only deleted up to the newest list, so a
+process that continues for another one begins behind it.
+
 Features: C13 (docs/FEATURES.md)
 """
 
@@ -32,6 +51,11 @@ from spark_jms.log.upkeep.health import HousekeepingReport
 from spark_jms.settings.types import parse_duration_ms
 
 CHECKPOINT_EVERY_VERSIONS = 50
+KEPT_VERSIONS = 5_000
+KEPT_MS = 60_000
+_DEFAULT_LOG_RETENTION = "interval 30 days"  # Delta's
+_FOLDER = "_removed"
+_LIST = re.compile(rf"{_FOLDER}/(\d{{20}})-(\d+)\.txt\Z")
 
 
 def checkpoint(
@@ -52,12 +76,11 @@ def checkpoint(
 class CleanUp:
     """Deletion of files of one table that are no longer needed, by one thread:
 
-        removed_files.py   data files that left the log, after the grace
-        log_expiry.py      the beginning of the log
-        here               files that no log names: staged by senders that died, and temporary ones
+        RemovedFiles   data files that left the log, after the grace
+        LogExpiry      the beginning of the log
+        here           files that no log names: staged by senders that died, and temporary ones
 
-    The first two cost what they delete. The third lists the whole table, so it is done at first and then once an hour.
-    """
+    The first two cost what they delete. The third lists the whole table, so it is done at first and then once an hour."""
 
     SWEEP_EVERY_MS = 3_600_000
 
@@ -105,21 +128,7 @@ def clean_up(log: DeltaLog, report: HousekeepingReport | None = None, now: int |
     return CleanUp(log).run(report, now)
 
 
-# -- which files of a log are deleted: its age and its number of versions are bounded ----------------------------------
-#
-# The log begins at a checkpoint: commit files and checkpoints of earlier versions are deleted, oldest first. That checkpoint is
-# the newest one that is behind one of two bounds:
-#
-#     older than the log's retention (delta.logRetentionDuration, a day); or
-#     more than 5,000 versions old, and written more than a minute ago
-#
-# So a reader of an older version, such as a Delta stream that lags behind or a query with time travel, finds every version of
-# the last day while they are few, and always the last 5,000 and those of the last minute. Oldest first, because a writer that
-# slept takes the existence of the version before its own as the proof that its own was not deleted.
-
-KEPT_VERSIONS = 5_000
-KEPT_MS = 60_000
-_DEFAULT_LOG_RETENTION = "interval 30 days"  # Delta's
+# -- the beginning of the log ------------------------------------------------------------------------------------------
 
 
 def first_checkpoint(
@@ -136,8 +145,8 @@ def first_checkpoint(
 
 
 class LogExpiry:
-    """Of one table; used by one thread. It lists the log when `look` is called. Later it knows the checkpoints that it was told
-    of (`note_newest`, in every round of housekeeping); others are found by the next `look`."""
+    """Deletes the beginning of the log of one table; used by one thread. It lists the log when `look` is called. Later it knows the
+    checkpoints that it was told of (`note_newest`, in every round of housekeeping); others are found by the next `look`."""
 
     def __init__(self, log: DeltaLog) -> None:
         self._log = log
@@ -186,19 +195,7 @@ def _retention_ms(snapshot: Snapshot) -> int:
         raise UnreadableTableError(f"{snapshot.where}: delta.logRetentionDuration: {error}") from error
 
 
-# -- data files that left the log: on disk until the grace is over, then deleted ---------------------------------------
-#
-# Which files left the log is in its commit files. Clean-up collects their names in lists, one for each of its rounds, and
-# deletes the files of a list, then the list, when the grace of its newest file is over. So a round costs what it collects and
-# deletes, whatever stays: a million files that wait are some lists.
-#
-#     _removed/<version>-<time of the newest removal>.txt    one path in each line
-#
-# A list has the removals up to its version that no earlier list has. Commit files are only deleted up to the newest list
-# (log_expiry.py), so a process that continues for another one begins behind it.
-
-_FOLDER = "_removed"
-_LIST = re.compile(rf"{_FOLDER}/(\d{{20}})-(\d+)\.txt\Z")
+# -- data files that left the log --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -212,7 +209,7 @@ class RemovedList:
 
 
 class RemovedFiles:
-    """The lists of one table. Used by one thread."""
+    """Deletes the data files that left the log of one table, by its lists. Used by one thread."""
 
     def __init__(self, log: DeltaLog) -> None:
         self._log = log

@@ -1,4 +1,4 @@
-"""The health of background work: what fails now, since when, and when it is tried again.
+"""The health of background work: what fails now, since when, when it is tried again, and how it gives way to other threads.
 
     state      event      next       then
     -----      -----      ----       ----
@@ -8,6 +8,12 @@
     failing    success    working    a log line
 
 A failure of background work never fails a caller by itself; `docs/PROMISES.md` names the exceptions.
+
+One thread at a time runs Python, and it gives up its turn only after 5 ms unless it waits for something. A sender waits for small
+things some thirty times a send. So beside a thread that computes for 20 ms a send would take 20 ms. Housekeeping therefore works
+in steps of about a millisecond, and sleeps as long as each took (`give_way`): then a send beside it takes about twice its time. A
+sleep of 0 s would not wake the others. What takes minutes, as the search for a million expired messages, also rests in proportion
+to its work (`rest`): consumers need the cores.
 
 Features: C13 (docs/FEATURES.md)
 """
@@ -23,9 +29,14 @@ from dataclasses import asdict, dataclass, field, replace
 
 from spark_jms.log.tables.storage import now_ms
 
+log = logging.getLogger("spark_jms")
 LONGEST_PAUSE_MS = 600_000
+FIRST_PAUSE_MS = 2_000
 _SHOWN = 50
 _ERROR_CHARS = 500
+STEP_FILES = 64  # of a commit or a merge: about a millisecond of Python
+_BREATH_S, _LONGEST_BREATH_S = 0.0005, 0.005
+_RESTS = 2.0  # as long as the work: a third of a core is left to it
 
 
 @dataclass(frozen=True)
@@ -75,62 +86,9 @@ class Health:
         return json.dumps([asdict(failure) for failure in list(self.failures.values())[:_SHOWN]]).encode()
 
 
-def pause(first: int, count: int, longest: int) -> int:
-    """The pause after `count` failures in a row: it doubles up to the longest one."""
-    return min(longest, first << min(count - 1, 30))
-
-
-def failures_from_bytes(stored: bytes | None) -> tuple[BackgroundFailure, ...]:
-    """Keys that a later version has added are ignored."""
-    names = BackgroundFailure.__dataclass_fields__
-    return tuple(
-        BackgroundFailure(**{k: v for k, v in entry.items() if k in names}) for entry in json.loads(stored or b"[]")
-    )
-
-
-# -- pauses by which housekeeping lets the application's threads run ---------------------------------------------------
-#
-# One thread at a time runs Python, and it gives up its turn only after 5 ms unless it waits for something. A sender waits for
-# small things some thirty times a send. So beside a thread that computes for 20 ms a send would take 20 ms. Housekeeping
-# therefore works in steps of about a millisecond, and sleeps as long as each took: then a send beside it takes about twice its time.
-# A sleep of 0 s would not wake the others.
-#
-# What takes minutes, as the search for a million expired messages, also rests in proportion to its work: consumers need the cores.
-
-STEP_FILES = 64  # of a commit or a merge: about a millisecond of Python
-_BREATH_S, _LONGEST_BREATH_S = 0.0005, 0.005
-_RESTS = 2.0  # as long as the work: a third of a core is left to it
-
-
-class Breath(threading.local):
-    ended_s = 0.0  # of the thread's last breath, of a monotonic clock
-
-
-_breath = Breath()
-
-
-def give_way() -> None:
-    """As long as the thread has worked since its last breath, within bounds: its work may have begun later."""
-    worked_s = time.monotonic() - _breath.ended_s
-    time.sleep(min(max(worked_s, _BREATH_S), _LONGEST_BREATH_S))
-    _breath.ended_s = time.monotonic()
-
-
-def rest(begun_s: float) -> float:
-    """After work that began then, of a monotonic clock. Work that takes longer because others compute rests longer too. Returns the
-    time."""
-    time.sleep(max((time.monotonic() - begun_s) * _RESTS, _BREATH_S))
-    return time.monotonic()
-
-
-# -- watches background work: counts and logs its failures and paces the retries ---------------------------------------
-
-log = logging.getLogger("spark_jms")
-FIRST_PAUSE_MS = 2_000
-
-
 class Monitor:
-    """Thread-safe. `where` names the work in log lines: a destination or a thread."""
+    """Watches background work: counts and logs its failures, and paces the retries. Thread-safe. `where` names the work in log
+    lines: a destination or a thread."""
 
     def __init__(self, where: str, clock_ms: Callable[[], int] = now_ms) -> None:
         self.where = where
@@ -182,12 +140,9 @@ class Monitor:
                 self.health = self.health.succeeded(what)
 
 
-# -- what housekeeping has done ----------------------------------------------------------------------------------------
-
-
 @dataclass
 class HousekeepingReport:
-    """Counts, added up over the rounds of one destination."""
+    """What housekeeping has done: counts, added up over the rounds of one destination."""
 
     purged_files: int = 0
     purged_messages: int = 0
@@ -195,3 +150,40 @@ class HousekeepingReport:
     checkpoints: int = 0
     deleted_files: int = 0
     expired_messages: int = 0
+
+
+def failures_from_bytes(stored: bytes | None) -> tuple[BackgroundFailure, ...]:
+    """Keys that a later version has added are ignored."""
+    names = BackgroundFailure.__dataclass_fields__
+    return tuple(
+        BackgroundFailure(**{k: v for k, v in entry.items() if k in names}) for entry in json.loads(stored or b"[]")
+    )
+
+
+def pause(first: int, count: int, longest: int) -> int:
+    """The pause after `count` failures in a row: it doubles up to the longest one."""
+    return min(longest, first << min(count - 1, 30))
+
+
+# -- giving way --------------------------------------------------------------------------------------------------------
+
+
+def give_way() -> None:
+    """Sleep as long as the thread has worked since its last breath, within bounds: its work may have begun later."""
+    worked_s = time.monotonic() - _breath.ended_s
+    time.sleep(min(max(worked_s, _BREATH_S), _LONGEST_BREATH_S))
+    _breath.ended_s = time.monotonic()
+
+
+def rest(begun_s: float) -> float:
+    """After work that began then, of a monotonic clock. Work that takes longer because others compute rests longer too. Returns the
+    time."""
+    time.sleep(max((time.monotonic() - begun_s) * _RESTS, _BREATH_S))
+    return time.monotonic()
+
+
+class Breath(threading.local):
+    ended_s = 0.0  # of the thread's last breath, of a monotonic clock
+
+
+_breath = Breath()

@@ -1,17 +1,27 @@
-"""Housekeeping keeps a destination small while readers and writers use it.
+"""Housekeeping keeps a destination small while readers and writers use it, also one that is only written to.
 
-Every change is a commit without data change, which checks again that the files it replaces are still in the log. A file
-that leaves the log stays on disk for the destination's grace, for batches that still read it.
+Every change is a commit without data change, which checks again that the files it replaces are still in the log. A file that
+leaves the log stays on disk for the destination's grace, for batches that still read it.
 
-    purge.py       files that every subscription has finished, and old acknowledgements, leave the log
-    unit_paths.py  paths end of units of order that have no messages left
-    compaction.py  runs of small neighbouring files of a member become one; sequences do not change
-    clean_up.py    a Delta checkpoint every 50 versions; deletion of files that are no longer needed
+    purge.py                    files that every subscription has finished, and old acknowledgements, leave the log
+    sending/units_of_order.py   paths end of units of order that have no messages left
+    compaction.py               runs of small neighbouring files of a member become one; sequences do not change
+    clean_up.py                 a Delta checkpoint every 50 versions; deletion of files that are no longer needed
 
-    sender_housekeeping.py  compaction and Delta checkpoints by processes that only send
+Housekeeping is not what a caller asked for, so its failures go to a `Monitor` and never to a sender or a receiver. Each step fails
+and pauses by itself; the others continue.
 
-Housekeeping is not what a caller asked for, so its failures go to a `Monitor` and never to a sender or a receiver. Each
-step fails and pauses by itself; the others continue.
+A process that only sends compacts and writes Delta checkpoints, in a thread of its own (SenderHousekeeping). The versions since
+the last Delta checkpoint decide, which are in the log: what one process leaves undone the next one finds.
+
+    versions since the last one    what the sender does
+    ---------------------------    --------------------
+    fewer than 100                 nothing
+    100 or more                    wakes the thread; `close` waits for it
+    1,000 at its first send        does the work before it returns: the processes before it ended too early to do it
+
+At most one task for each destination waits. Its failures are also published in the domain for `jmsq stat`, because a sink has no
+store.
 
 Features: C13 (docs/FEATURES.md)
 """
@@ -31,6 +41,11 @@ from spark_jms.log.upkeep.clean_up import CleanUp, checkpoint
 from spark_jms.log.upkeep.compaction import compact
 from spark_jms.log.upkeep.health import BackgroundFailure, HousekeepingReport, Monitor, failures_from_bytes
 from spark_jms.log.upkeep.purge import IsDone, LiveNames, Publish, purge, purge_acknowledgements
+
+DUE_VERSIONS = 100
+OVERDUE_VERSIONS = 1000
+_HEALTH = "_jmsq/health"
+_LONGEST_WAIT_S = 60.0
 
 
 class HousekeepingRounds:
@@ -93,28 +108,8 @@ class HousekeepingRounds:
             purge_acknowledgements(self.logs[kind], messages.snapshot.destination.acknowledgement_retention_ms)
 
 
-# -- housekeeping by senders: a destination that is only written to stays small as well --------------------------------
-#
-# A sender counts versions, and a thread of its own compacts and writes Delta checkpoints. The versions since the last Delta
-# checkpoint decide, which are in the log: what one process leaves undone the next one finds.
-#
-#     versions since the last one    what the sender does
-#     ---------------------------    --------------------
-#     fewer than 100                 nothing
-#     100 or more                    wakes the thread; `close` waits for it
-#     1,000 at its first send        does the work before it returns: the processes before it ended too early to do it
-#
-# At most one task for each destination waits. Failures are logged, and published in the domain for `jmsq stat`, because a sink
-# has no store; they never reach the sender.
-
-DUE_VERSIONS = 100
-OVERDUE_VERSIONS = 1000
-_HEALTH = "_jmsq/health"
-_LONGEST_WAIT_S = 60.0
-
-
 class SenderHousekeeping:
-    """Of the destinations of one domain. Thread-safe."""
+    """Housekeeping by a process that sends to the destinations of one domain. Thread-safe."""
 
     def __init__(self, domain: Domain) -> None:
         self._domain = domain

@@ -1,4 +1,4 @@
-"""What a loss of power can do to a Delta table in a directory, and the repair.
+"""What a loss of power can do to a Delta table in a directory, and the repair; and which boot of a host has written last.
 
 A file that was not forced to the disk may be missing, empty, short or full of zeros after a loss of power, whatever was written
 later. So
@@ -11,6 +11,12 @@ What is set aside lies in ROOT/_jmsq/lost/<boot>/, under its path. Messages that
 again: the commit that takes files out of the log records them, and those that a store knows beyond the table's last number, as
 `lost/<member>/<first>`. A data file is whole when it has its size and the end of a Parquet file: the file systems that keep a
 journal give a file its size after its content.
+
+A host that was booted again may have lost what it had not forced to the disk. Only a domain in a directory notes boots, and only
+hosts that tell their boot's id do (Linux). A container needs a host name that survives the boot.
+
+    ROOT/_jmsq/boots/<host>         the id of the boot that has written to the domain last
+    ROOT/_jmsq/boots/.<host>.lock   held by the process that repairs the domain after a new boot
 
 Features: C5 (docs/FEATURES.md)
 """
@@ -46,7 +52,11 @@ from spark_jms.log.tables.snapshot import ENGINE, LOST_PREFIX, SEQUENCE_PREFIX, 
 from spark_jms.log.tables.storage import LocalStorage, now_ms
 
 LOST = "_jmsq/lost"
+BOOTS = "_jmsq/boots"
 _PARQUET_END = b"PAR1"
+_WAIT_S, _POLL_S = 30.0, 0.05
+
+# -- a table -----------------------------------------------------------------------------------------------------------
 
 
 def unreadable_log_files(storage: LocalStorage) -> list[str]:
@@ -73,8 +83,28 @@ def unreadable_log_files(storage: LocalStorage) -> list[str]:
 
 
 @dataclass(frozen=True)
+class Loss(Decision):
+    """What a table has lost. `files` leave the log, and `messages` (member -> numbers) are lost."""
+
+    files: Sequence[str] = ()
+    messages: Mapping[int, Ranges] = field(default_factory=dict)
+
+
+def commit_loss(log: DeltaLog, known: Callable[[Snapshot], Mapping[int, int]]) -> Loss | None:
+    """Take the data files out of the log that are not whole, and never give a number again up to those that are `known`: member ->
+    the last one. Durable on return. None: nothing was lost."""
+    storage = log.storage
+    assert isinstance(storage, LocalStorage)
+    done = commit(log, lambda snapshot: _loss(storage, snapshot, known(snapshot)))
+    if done is None:
+        return None
+    storage.sync([commit_path(done.version)])
+    return done.decision
+
+
+@dataclass(frozen=True)
 class _WrittenCommit:
-    """`own`: the version that the last line of our commits names; commits of early releases name none."""
+    """A commit file. `own`: the version that the last line of our commits names; commits of early releases name none."""
 
     is_ours: bool
     own: int | None
@@ -99,26 +129,6 @@ def _is_readable(storage: LocalStorage, checkpoint: Checkpoint) -> bool:
     except ForeignWriteError:
         return True  # another program has written, which is said when the table is read
     return True
-
-
-@dataclass(frozen=True)
-class Loss(Decision):
-    """`files` leave the log, and `messages` (member -> numbers) are lost."""
-
-    files: Sequence[str] = ()
-    messages: Mapping[int, Ranges] = field(default_factory=dict)
-
-
-def commit_loss(log: DeltaLog, known: Callable[[Snapshot], Mapping[int, int]]) -> Loss | None:
-    """Take the data files out of the log that are not whole, and never give a number again up to those that are `known`: member ->
-    the last one. Durable on return. None: nothing was lost."""
-    storage = log.storage
-    assert isinstance(storage, LocalStorage)
-    done = commit(log, lambda snapshot: _loss(storage, snapshot, known(snapshot)))
-    if done is None:
-        return None
-    storage.sync([commit_path(done.version)])
-    return done.decision
 
 
 def _loss(storage: LocalStorage, snapshot: Snapshot, known: Mapping[int, int]) -> Loss | None:
@@ -151,16 +161,7 @@ def _is_whole(storage: LocalStorage, file: DataFile) -> bool:
         return False
 
 
-# -- which boot of each host has written to a domain last --------------------------------------------------------------
-#
-# ROOT/_jmsq/boots/<host>         the id of the boot
-# ROOT/_jmsq/boots/.<host>.lock   held by the process that repairs the domain after a new boot
-#
-# Only a domain in a directory has them, and only hosts that tell their boot's id (Linux): a host that was booted again may have lost
-# what it had not forced to the disk. A container needs a host name that survives the boot.
-
-BOOTS = "_jmsq/boots"
-_WAIT_S, _POLL_S = 30.0, 0.05
+# -- the boots of a host -----------------------------------------------------------------------------------------------
 
 
 @cache
@@ -174,7 +175,7 @@ def this_boot() -> str:
 
 
 class Boots:
-    """Of this host. Every call reads or writes the storage."""
+    """The boots of this host that a domain has noted. Every call reads or writes the storage."""
 
     def __init__(self, storage: LocalStorage) -> None:
         self._storage, self._host = storage, socket.gethostname()

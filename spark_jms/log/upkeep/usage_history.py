@@ -4,7 +4,7 @@ ROOT/_jmsq/usage-history/    its partition `member` is the hour, counted from 19
 
 A file has all windows of one hour. One that cannot be read stays beside the file with those that follow, for an administrator to
 restore. A change writes the files of its hours again and takes out the old ones, in one commit, which also
-keeps the positions (core/usage_history.py) and ends the hours that are older than 30 days.
+keeps the positions (core/limits/usage_history.py) and ends the hours that are older than 30 days.
 
 Features: T3 (docs/FEATURES.md)
 """
@@ -61,7 +61,7 @@ class _Prepared:
 
 
 class UsageHistoryTable:
-    """Not thread-safe; several processes may write it."""
+    """The table of the usage history. Not thread-safe; several processes may write it."""
 
     def __init__(self, domain: Domain, clock_ms: Callable[[], int] = now_ms) -> None:
         self._domain, self._clock_ms = domain, clock_ms

@@ -1,4 +1,6 @@
-"""Administration of the replicated store: from Python by `Admin`, from a shell by `storeadmin`.
+"""Administration of the replicated store: `storeadmin`, the same from Python, and clusters on this machine.
+
+Not here: what a daemon answers to an administrator (core/administration.py), and the administration of other stores (kinds).
 
 Features: R6 (docs/FEATURES.md)
 """

@@ -1,9 +1,10 @@
-"""storeadmin: without a command it starts a session; with one it runs it and returns its exit code.
+"""storeadmin: without a command it starts a session; with one it runs it and returns its exit code. And `top`, its view.
 
     storeadmin
     storeadmin lsd -dir /shared/rs_global_dir -format list
 
-Exit codes: 0 done, 1 the command failed, 2 it was no command.
+Exit codes: 0 done, 1 the command failed, 2 it was no command. `top` shows the daemons and regions of a cluster and refreshes
+itself; it imports rich only when it is shown.
 
 Features: R6 (docs/FEATURES.md)
 """
@@ -39,6 +40,9 @@ Usage: storeadmin                      a session; rshelp in it lists the command
        storeadmin command [options]    one command, with -dir and -localindex for where to attach
 
 """
+MAX_REGIONS = 40  # on the screen: those in trouble first, then the fullest
+YELLOW, RED = 80, 90
+STATUS_STYLE = {"OPEN": "green", "CLOSED": "", "RESILVERING": "yellow", "SINGLE": "yellow"}  # anything else is red
 
 
 def main(argv: Sequence[str] | None = None, attach: Attach = default_attach) -> int:
@@ -81,43 +85,34 @@ def usual_directory(environment: Mapping[str, str], here: Path) -> str:
     return "."
 
 
-def _close(admin: Admin) -> None:
+# -- top ---------------------------------------------------------------------------------------------------------------
+
+
+def watch(
+    admin: Admin, arguments: Arguments, around: Surroundings, wait: Callable[[float], object] | None = None
+) -> None:
+    """Refreshes until Control-C. Prints once with -once, or when the output is not a terminal. A StoreError ends it."""
+    import time
+
+    from rich.console import Console
+    from rich.live import Live
+
+    def look() -> Group:
+        daemons = admin.daemons()
+        return render(daemons, admin.regions(), now_us(admin, daemons, around), around.zone)
+
+    terminal = around.out.isatty()
+    console = Console(file=around.out, width=None if terminal else 160)
+    if arguments.once or not terminal:
+        console.print(look())
+        return
     try:
-        admin.close()
-    except DaemonUnavailableError:
-        return  # gone is closed
-
-
-# -- `top`: a view of the daemons and regions of a cluster that refreshes itself ---------------------------------------
-# Imports rich only when it is shown.
-
-MAX_REGIONS = 40  # on the screen: those in trouble first, then the fullest
-YELLOW, RED = 80, 90
-STATUS_STYLE = {"OPEN": "green", "CLOSED": "", "RESILVERING": "yellow", "SINGLE": "yellow"}  # anything else is red
-
-
-def worst_first(regions: Sequence[RegionInfo]) -> list[RegionInfo]:
-    """LOST and UNAVAILABLE first, then SINGLE and RESILVERING, then the others; each by used bytes."""
-    ranks = {"OPEN": 2, "CLOSED": 2, "SINGLE": 1, "RESILVERING": 1}
-    return sorted(regions, key=lambda region: (ranks.get(region.status, 0), -region.used_bytes, region.name))
-
-
-def _use(used: int, total: int) -> str:
-    percent = used * 100 / total if total else 0.0
-    style = "red" if percent > RED else "yellow" if percent > YELLOW else "green"
-    filled = min(10, round(percent / 10))
-    return f"[{style}]{'█' * filled}{'░' * (10 - filled)} {percent:6.2f} %[/]"
-
-
-def _table(*headers: str, left: int) -> Table:
-    """The first `left` columns are text, the others numbers."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for number, header in enumerate(headers):
-        table.add_column(header, justify="left" if number < left else "right", no_wrap=True)
-    return table
+        with Live(look(), console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                (wait or time.sleep)(arguments.refresh_seconds)
+                live.update(look(), refresh=True)
+    except KeyboardInterrupt:
+        return
 
 
 def render(daemons: Sequence[DaemonInfo], regions: Sequence[RegionInfo], now: int, zone: tzinfo | None) -> Group:
@@ -163,31 +158,35 @@ def render(daemons: Sequence[DaemonInfo], regions: Sequence[RegionInfo], now: in
     return Group(title, first, second, *([Text(f"and {more} more")] if more > 0 else []))
 
 
-def watch(
-    admin: Admin, arguments: Arguments, around: Surroundings, wait: Callable[[float], object] | None = None
-) -> None:
-    """Refreshes until Control-C. Prints once with -once, or when the output is not a terminal. A StoreError ends it."""
-    import time
+def worst_first(regions: Sequence[RegionInfo]) -> list[RegionInfo]:
+    """LOST and UNAVAILABLE first, then SINGLE and RESILVERING, then the others; each by used bytes."""
+    ranks = {"OPEN": 2, "CLOSED": 2, "SINGLE": 1, "RESILVERING": 1}
+    return sorted(regions, key=lambda region: (ranks.get(region.status, 0), -region.used_bytes, region.name))
 
-    from rich.console import Console
-    from rich.live import Live
 
-    def look() -> Group:
-        daemons = admin.daemons()
-        return render(daemons, admin.regions(), now_us(admin, daemons, around), around.zone)
+def _use(used: int, total: int) -> str:
+    percent = used * 100 / total if total else 0.0
+    style = "red" if percent > RED else "yellow" if percent > YELLOW else "green"
+    filled = min(10, round(percent / 10))
+    return f"[{style}]{'█' * filled}{'░' * (10 - filled)} {percent:6.2f} %[/]"
 
-    terminal = around.out.isatty()
-    console = Console(file=around.out, width=None if terminal else 160)
-    if arguments.once or not terminal:
-        console.print(look())
-        return
+
+def _table(*headers: str, left: int) -> Table:
+    """The first `left` columns are text, the others numbers."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, header in enumerate(headers):
+        table.add_column(header, justify="left" if number < left else "right", no_wrap=True)
+    return table
+
+
+def _close(admin: Admin) -> None:
     try:
-        with Live(look(), console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                (wait or time.sleep)(arguments.refresh_seconds)
-                live.update(look(), refresh=True)
-    except KeyboardInterrupt:
-        return
+        admin.close()
+    except DaemonUnavailableError:
+        return  # gone is closed
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
-"""A cluster of daemons on this machine, started and stopped by one command: `jmsq store up --daemons 3`.
+"""A cluster of daemons: an administrator's attachment to one over the wire, and those of this machine, started and stopped.
 
-It writes rs_daemons.cfg if there is none, starts each local daemon that does not run, and waits until all are connected.
+`jmsq store up --daemons 3` writes rs_daemons.cfg if there is none, starts each local daemon that does not run, and waits until
+all are connected. One daemon is stopped by
+
+python -m spark_jms.store.regions.admin.cluster -dir PATH [-localindex N] [-force | -safe | -cancel]
 
 Features: R3, R4, R6 (docs/FEATURES.md)
 """
@@ -56,16 +59,20 @@ from spark_jms.store.regions.protocol.messages import (
     Stores,
 )
 
+T = TypeVar("T")
 HEALTHY_TIMEOUT_S = 20.0
 POLL_S = 0.05
 DEFAULT_DAEMONS, DEFAULT_MEMORY = 3, "1G"
 FIRST_PORT = 7_100
+SHUTDOWN_POLL_S = 0.1
+FORCED_S = 60.0
+GIVEN_UP_S = 2.0  # longer than the daemons need to learn of a shutdown
 
 
 @dataclass(frozen=True)
 class Stopping:
-    """The running daemons of this machine, and the regions of which no other machine holds a copy. `refusal`: why a safe stop would
-    be refused; empty: it would not."""
+    """The running daemons of this machine, and the regions of which no other machine holds a copy. `refusal`: why a safe stop
+    would be refused; empty: it would not."""
 
     daemons: tuple[int, ...]
     regions: tuple[RegionInfo, ...]
@@ -244,31 +251,9 @@ class Cluster:
         return tuple(spec.index for spec in self.local() if self.directory.is_running(spec.index))
 
 
-def free_ports(count: int, first: int) -> list[int]:
-    """The first `count` free ports from `first` on."""
-    found: list[int] = []
-    for port in range(first, 49_151):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise DaemonUnavailableError(f"no {count} free ports from {first} on")
-
-
-# -- an administrator's attachment to a daemon: the port of `storeadmin`, over the wire --------------------------------
-
-T = TypeVar("T")
-SHUTDOWN_POLL_S = 0.1
-FORCED_S = 60.0
-GIVEN_UP_S = 2.0  # longer than the daemons need to learn of a shutdown
-
-
 class DaemonAdmin(AdminPort):
+    """The port of `storeadmin`, over the wire."""
+
     def __init__(self, directory: str, localindex: int) -> None:
         self._global = GlobalDirectory(directory)
         self.directory = directory
@@ -399,16 +384,6 @@ class DaemonAdmin(AdminPort):
         self._attachment.close()
 
 
-def _numbered(indexes: set[int]) -> str:
-    return f"daemon {', '.join(map(str, sorted(indexes)))}"
-
-
-def _info(row: RegionRow) -> RegionInfo:
-    if row.primary < 0:
-        return RegionInfo(row.name, 0, row.status, 0, None, None, "", 0, 0, reason=row.opener)
-    return RegionInfo(*msgspec.structs.astuple(row))
-
-
 def attach(directory: str, localindex: int) -> AdminPort:
     """Raises a StoreError when it cannot attach to a daemon."""
     try:
@@ -417,12 +392,8 @@ def attach(directory: str, localindex: int) -> AdminPort:
         raise StoreError(f"{directory}: {error.strerror}") from error
 
 
-# -- stops one daemon: -------------------------------------------------------------------------------------------------
-#
-# python -m spark_jms.store.regions.admin.cluster -dir PATH [-localindex N] [-force | -safe | -cancel]
-
-
 def stop_daemon(words: Sequence[str] | None = None) -> int:
+    """Stops one daemon; see the top of this file."""
     program = "python -m spark_jms.store.regions.admin.cluster"
     try:
         options = parse_stop(sys.argv[1:] if words is None else words, program)
@@ -447,6 +418,32 @@ def stop_daemon(words: Sequence[str] | None = None) -> int:
     for name in lost:
         print(f"region {name} is lost: no other daemon had a copy", file=sys.stderr)
     return 0
+
+
+def free_ports(count: int, first: int) -> list[int]:
+    """The first `count` free ports from `first` on."""
+    found: list[int] = []
+    for port in range(first, 49_151):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise DaemonUnavailableError(f"no {count} free ports from {first} on")
+
+
+def _numbered(indexes: set[int]) -> str:
+    return f"daemon {', '.join(map(str, sorted(indexes)))}"
+
+
+def _info(row: RegionRow) -> RegionInfo:
+    if row.primary < 0:
+        return RegionInfo(row.name, 0, row.status, 0, None, None, "", 0, 0, reason=row.opener)
+    return RegionInfo(*msgspec.structs.astuple(row))
 
 
 def _waits(index: int, reason: str) -> None:

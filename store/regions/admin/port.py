@@ -1,4 +1,4 @@
-"""The administration of a daemon cluster as a port, with its values.
+"""The administration of a daemon cluster as a port, with its values; and which daemons and regions a command selects.
 
 Features: R4, R6, R18 (docs/FEATURES.md)
 """
@@ -12,6 +12,13 @@ from dataclasses import dataclass
 
 from spark_jms.store.contract import StoreInfo
 from spark_jms.store.regions.core.peers import Candidate, HeldCopies, refusal_to_leave
+
+Waits = Callable[[int, str], None]  # a daemon that is being shut down, and what it waits for
+GRAMMAR = "all|local|n[,n]*|n-n"
+SORTS = ("name", "time", "size")
+MAX_DAEMON = 999
+_LIST = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
+_RANGE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 @dataclass(frozen=True)
@@ -40,17 +47,6 @@ class DaemonInfo:
         return self.regions_closed + self.regions_open_primary + self.regions_open_replica
 
 
-Waits = Callable[[int, str], None]  # a daemon that is being shut down, and what it waits for
-
-
-def waiting_text(index: int, reason: str) -> str:
-    return f"daemon {index} waits {reason}" if reason else f"daemon {index} no longer waits"
-
-
-def silently(index: int, reason: str) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class RegionInfo:
     """`status`: OPEN, CLOSED, RESILVERING, SINGLE (one copy left), UNAVAILABLE, LOST."""
@@ -65,6 +61,50 @@ class RegionInfo:
     created_us: int
     used_bytes: int  # allocated inside the region, as its store last reported; 0 when unknown
     reason: str = ""  # why the region's entry cannot be read; everything but the name and UNAVAILABLE is unknown then
+
+
+@dataclass(frozen=True)
+class DaemonSelection:
+    """`all`, or `local`, or the `indexes` (sorted, each once)."""
+
+    text: str
+    indexes: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, word: str) -> DaemonSelection:
+        """Raises ValueError."""
+        if word in ("all", "local"):
+            return cls(word)
+        if _LIST.fullmatch(word):
+            indexes = {int(number) for number in word.split(",")}
+        elif match := _RANGE.fullmatch(word):
+            first, last = int(match[1]), int(match[2])
+            if first > last:
+                raise ValueError(f"the range {word} begins after its end")
+            if last > MAX_DAEMON:
+                raise ValueError(f"there is no daemon {last}")
+            indexes = set(range(first, last + 1))
+        else:
+            raise ValueError(f"{word!r} is not {GRAMMAR}")
+        return cls(word, tuple(sorted(indexes)))
+
+    def of(self, count: int, local_index: int) -> tuple[int, ...]:
+        """The numbers of the daemons, in a cluster of `count`. A ValueError names one that there is not."""
+        if self.text == "all":
+            return tuple(range(count))
+        if self.text == "local":
+            return (local_index,)
+        if self.indexes[-1] >= count:
+            raise ValueError(f"there is no daemon {self.indexes[-1]}, the last is {count - 1}")
+        return self.indexes
+
+
+def waiting_text(index: int, reason: str) -> str:
+    return f"daemon {index} waits {reason}" if reason else f"daemon {index} no longer waits"
+
+
+def silently(index: int, reason: str) -> None:
+    pass
 
 
 class AdminPort(ABC):
@@ -103,51 +143,7 @@ class AdminPort(ABC):
     def close(self) -> None: ...
 
 
-# -- which daemons and regions a command selects, and in which order: -daemon, -sort and expressions -------------------
-# Pure.
-
-GRAMMAR = "all|local|n[,n]*|n-n"
-SORTS = ("name", "time", "size")
-MAX_DAEMON = 999
-
-_LIST = re.compile(r"[0-9]{1,9}(,[0-9]{1,9})*")
-_RANGE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
-
-
-@dataclass(frozen=True)
-class DaemonSelection:
-    """`all`, or `local`, or the `indexes` (sorted, each once)."""
-
-    text: str
-    indexes: tuple[int, ...] = ()
-
-    @classmethod
-    def parse(cls, word: str) -> DaemonSelection:
-        """Raises ValueError."""
-        if word in ("all", "local"):
-            return cls(word)
-        if _LIST.fullmatch(word):
-            indexes = {int(number) for number in word.split(",")}
-        elif match := _RANGE.fullmatch(word):
-            first, last = int(match[1]), int(match[2])
-            if first > last:
-                raise ValueError(f"the range {word} begins after its end")
-            if last > MAX_DAEMON:
-                raise ValueError(f"there is no daemon {last}")
-            indexes = set(range(first, last + 1))
-        else:
-            raise ValueError(f"{word!r} is not {GRAMMAR}")
-        return cls(word, tuple(sorted(indexes)))
-
-    def of(self, count: int, local_index: int) -> tuple[int, ...]:
-        """The numbers of the daemons, in a cluster of `count`. A ValueError names one that there is not."""
-        if self.text == "all":
-            return tuple(range(count))
-        if self.text == "local":
-            return (local_index,)
-        if self.indexes[-1] >= count:
-            raise ValueError(f"there is no daemon {self.indexes[-1]}, the last is {count - 1}")
-        return self.indexes
+# -- what a command selects: -daemon, -sort and expressions; pure ------------------------------------------------------
 
 
 def matches(expression: str, name: str) -> bool:

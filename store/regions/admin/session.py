@@ -1,5 +1,7 @@
 """A session of storeadmin: one attachment, and commands that print. Errors are printed and never end the session.
 
+At a terminal the session has a prompt, completion and history; without one it runs the lines of stdin.
+
 Features: R6 (docs/FEATURES.md)
 """
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.output import Output
 
 
+HISTORY_FILE = ".storeadmin_history"
 DETACHED_PROMPT = "storeadmin->"
 ATTACHED_PROMPT = "storeadmin:[RS]->"
 OK, FAILED, USAGE = 0, 1, 2
@@ -212,28 +215,7 @@ class AdminSession:
         stream.flush()
 
 
-def now_us(admin: Admin, daemons: Sequence[DaemonInfo], around: Surroundings) -> int:
-    """The clock of the attached daemon; this machine's when that daemon is not up."""
-    local = [daemon.now_us for daemon in daemons if daemon.index == admin.local_index and daemon.up]
-    return local[0] if local else around.clock_us()
-
-
-# -- the interactive session: prompt, completion, history --------------------------------------------------------------
-# Without a terminal it runs the lines of stdin.
-
-HISTORY_FILE = ".storeadmin_history"
-
-
-def run_line(session: AdminSession, line: str, err: TextIO) -> int:
-    """Ignores empty lines and comments (#)."""
-    if not line.strip() or line.lstrip().startswith("#"):
-        return OK
-    try:
-        words = split(line)
-    except CommandUsageError as error:
-        err.write(f"ERROR: {error.reason}\n")
-        return USAGE
-    return session.run(words) if words else OK
+# -- the interactive session, and a script's ---------------------------------------------------------------------------
 
 
 def run_lines(session: AdminSession, lines: Iterable[str], out: TextIO, err: TextIO) -> int:
@@ -250,6 +232,39 @@ def run_lines(session: AdminSession, lines: Iterable[str], out: TextIO, err: Tex
         out.write(session.prompt)
     out.write("\n")
     return code
+
+
+def interact(session: AdminSession, home: Path, source: Input | None = None, target: Output | None = None) -> int:
+    """Runs until `quit` or the end of input. Control-C cancels the line, or the running command."""
+    from prompt_toolkit import PromptSession
+
+    keyboard: PromptSession[str] = PromptSession(
+        history=history_of(home),
+        completer=completer_of(session),
+        complete_while_typing=False,  # names of regions are asked of the daemon: at Tab, not at each key
+        input=source,
+        output=target,
+    )
+    while not session.ended:
+        try:
+            run_line(session, keyboard.prompt(lambda: session.prompt), sys.stdout)
+        except KeyboardInterrupt:
+            continue
+        except EOFError:
+            break
+    return OK
+
+
+def run_line(session: AdminSession, line: str, err: TextIO) -> int:
+    """Ignores empty lines and comments (#)."""
+    if not line.strip() or line.lstrip().startswith("#"):
+        return OK
+    try:
+        words = split(line)
+    except CommandUsageError as error:
+        err.write(f"ERROR: {error.reason}\n")
+        return USAGE
+    return session.run(words) if words else OK
 
 
 def completer_of(session: AdminSession) -> Completer:
@@ -279,22 +294,7 @@ def history_of(home: Path) -> History:
     return FileHistory(str(path))
 
 
-def interact(session: AdminSession, home: Path, source: Input | None = None, target: Output | None = None) -> int:
-    """Runs until `quit` or the end of input. Control-C cancels the line, or the running command."""
-    from prompt_toolkit import PromptSession
-
-    keyboard: PromptSession[str] = PromptSession(
-        history=history_of(home),
-        completer=completer_of(session),
-        complete_while_typing=False,  # names of regions are asked of the daemon: at Tab, not at each key
-        input=source,
-        output=target,
-    )
-    while not session.ended:
-        try:
-            run_line(session, keyboard.prompt(lambda: session.prompt), sys.stdout)
-        except KeyboardInterrupt:
-            continue
-        except EOFError:
-            break
-    return OK
+def now_us(admin: Admin, daemons: Sequence[DaemonInfo], around: Surroundings) -> int:
+    """The clock of the attached daemon; this machine's when that daemon is not up."""
+    local = [daemon.now_us for daemon in daemons if daemon.index == admin.local_index and daemon.up]
+    return local[0] if local else around.clock_us()

@@ -1,8 +1,8 @@
 """A store instance: the client that owns the regions of a store and keeps objects in them.
 
 Any failure ends the instance. Its service opens it again, at this daemon or at another one of the cluster, and recovers
-what the regions hold. Its parts: the regions (store_regions.py), the objects in them (placed_objects.py), writes on their
-way (write_batches.py), and what it refuses while the daemon is full (overload.py).
+what the regions hold. Its parts: the regions, the objects in them and writes on their way (store_regions.py), and what it
+refuses while the daemon is full (objects.py).
 
 Features: R7, R8, R12, R13, R14, R15, R16 (docs/FEATURES.md)
 """

@@ -1,7 +1,8 @@
-"""Objects with handles: the port that a store instance offers to services, and its fake.
+"""Objects with handles: the port that a store instance offers to services, what implements it, and its fake.
 
-A service (record sets, the WebHDFS namespace) keeps all its durable state in objects of one connection. `StoreInstance`
-(instance.py) implements the port on regions in two memories; `MemoryObjects` is the fake that ships.
+A service (record sets, the WebHDFS namespace) keeps all its durable state in objects of one connection. ObjectConnection
+implements the port for a StoreInstance (instance.py), on regions in two memories; `MemoryObjects` is the fake that ships.
+Overload is what a store refuses while its daemon is full.
 
 Features: R13, R14 (docs/FEATURES.md)
 """
@@ -28,6 +29,8 @@ from spark_jms.store.regions.client.store_regions import PlacedObjects
 from spark_jms.store.regions.core.memory_use import SpaceLog, check_new_message, exceeds_yellow, refuses_open
 from spark_jms.store.regions.directory.overload import PublishedOverload
 from spark_jms.store.regions.protocol.messages import Daemons
+
+log = logging.getLogger("store.replicated")
 
 
 @dataclass(frozen=True)
@@ -146,9 +149,6 @@ class MemoryObjects(Objects):
             raise ObjectNotFoundError(handle)
 
 
-# -- one named connection to the objects of a store --------------------------------------------------------------------
-
-
 class ObjectConnection(Objects):
     """A named part of the store's objects, with counts of its own."""
 
@@ -209,15 +209,13 @@ class ObjectConnection(Objects):
         )
 
 
-# -- how full the daemon of a store is, and what the store refuses for that reason -------------------------------------
-
-log = logging.getLogger("store.replicated")
-
-
 class Overload:
-    """The daemon's memory as it was last observed, beside the space of the store (`placement`). What a service of the store
+    """How full the daemon of a store is, and what the store refuses for that reason.
+
+    The daemon's memory is as it was last observed, beside the space of the store (`placement`). What a service of the store
     takes only until its next snapshot (`reclaimable`) does not count: nothing but more writes would bring that snapshot, and
-    they would be refused."""
+    they would be refused.
+    """
 
     def __init__(
         self,

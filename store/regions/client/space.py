@@ -1,4 +1,4 @@
-"""The blocks of one region: allocate, recycle, compact. Pure.
+"""A store's objects in its regions: the blocks of one region, and which region gets an object. Pure.
 
 A region is a header and a row of blocks without gaps:
 
@@ -9,6 +9,11 @@ The store that has opened the region decides where objects go, and sends byte wr
 of one plan travel in one frame, and a copy has a frame completely or not at all, so a plan is atomic. `order` rises with
 every write of a store: of two blocks with one handle (an update that moved to another region), the one with the higher
 order is valid. A free block records the highest handle and order given out when it was written, so that none is reused.
+
+`plan_*` of InstanceCore changes the maps at once and returns the writes. The caller sends them in the order of the calls, and
+discards the instance when a write fails. An update that moves the object to another region takes two writes: the new block, and
+after its acknowledgement `plan_forget`, which frees the old block, because the two regions may fail independently. A crash
+between them leaves two blocks with one handle; `recovered` frees the older one.
 
 Features: R7, R12, R14, R16 (docs/FEATURES.md)
 """
@@ -38,6 +43,9 @@ ALIGNMENT = 16
 MIN_SPLIT_BYTES = 64
 MAX_REGION_BYTES = 4 * 1024**3 - 16
 FREE = 0xFFFF
+COMPACTION_MOVES = 1_000  # in one turn
+COMPACTION_BYTES = 4 * 1024 * 1024
+CATALOG = 0  # the connection whose objects name the connections
 
 _MAGIC = b"JMSQRGN\0"
 _BLOCK_MAGIC = 0xB10C
@@ -46,6 +54,10 @@ _BLOCK = struct.Struct("<HHIIQQ")  # then the CRC of these and the payload
 _CRC = struct.Struct("<I")
 
 Step = tuple[int, "bytes | tuple[int, int]"]  # (offset, bytes), or (to, (from, length)): the daemon copies inside
+Planned = list[tuple[str, list[Step]]]
+
+
+# -- the blocks of one region ------------------------------------------------------------------------------------------
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -264,18 +276,43 @@ class RegionSpace:
         return encode_block(size, FREE, self.last_handle, self.last_order, b"")
 
 
-# -- A store's objects in its regions: which region gets an object, and the writes that put it there -------------------
-# Pure.
-#
-# `plan_*` changes the maps at once and returns the writes. The caller sends them in the order of the calls, and discards the
-# instance when a write fails. An update that moves the object to another region takes two writes: the new block, and after
-# its acknowledgement `plan_forget`, which frees the old block, because the two regions may fail independently. A crash
-# between them leaves two blocks with one handle; `recovered` frees the older one.
+class Walk:
+    """Reads the blocks of a region from chunks: feed the bytes that `wanted` asks for until it is None."""
 
-COMPACTION_MOVES = 1_000  # in one turn
-COMPACTION_BYTES = 4 * 1024 * 1024
-CATALOG = 0  # the connection whose objects name the connections
-Planned = list[tuple[str, list[Step]]]
+    def __init__(self, name: str, end: int) -> None:
+        self._name = name
+        self._end = end
+        self._offset = HEADER_BYTES
+        self.blocks: list[Block] = []
+
+    def wanted(self) -> int | None:
+        """The offset at which the next chunk should begin; None at the end."""
+        return self._offset if self._offset < self._end else None
+
+    def feed(self, start: int, data: bytes) -> None:
+        while self._offset < self._end and self._offset + BLOCK_BYTES <= start + len(data):
+            at = self._offset - start
+            head = data[at : at + BLOCK_BYTES]
+            block = decode_head(self._name, self._offset, head)
+            if self._offset + block.size > self._end:
+                raise StoreCorruptError(self._name, self._offset, "a block goes beyond the region")
+            if block.connection == FREE:
+                check_payload(self._name, block, head, b"")
+            elif at + BLOCK_BYTES + block.length <= len(data):
+                check_payload(self._name, block, head, data[at + BLOCK_BYTES : at + BLOCK_BYTES + block.length])
+            elif start < self._offset:
+                return  # the payload ends beyond this chunk: the next chunk begins with this block
+            else:
+                raise StoreCorruptError(self._name, self._offset, "the chunk is smaller than its first object")
+            self.blocks.append(block)
+            self._offset += block.size
+
+
+def walk(name: str, size: int) -> Walk:
+    return Walk(name, RegionSpace(name, size).end())
+
+
+# -- which region gets an object ---------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -285,6 +322,8 @@ class Place:
 
 
 class InstanceCore:
+    """Plans which region gets an object, and the writes that put it there."""
+
     def __init__(self) -> None:
         self.regions: dict[str, RegionSpace] = {}
         self.places: dict[int, Place] = {}
@@ -410,39 +449,3 @@ class InstanceCore:
             if name != without and space.room_for(length):
                 return name
         raise RegionFullError(f"{length} bytes wanted in {len(self.regions)} regions")
-
-
-def walk(name: str, size: int) -> Walk:
-    return Walk(name, RegionSpace(name, size).end())
-
-
-class Walk:
-    """Reads the blocks of a region from chunks: feed the bytes that `wanted` asks for until it is None."""
-
-    def __init__(self, name: str, end: int) -> None:
-        self._name = name
-        self._end = end
-        self._offset = HEADER_BYTES
-        self.blocks: list[Block] = []
-
-    def wanted(self) -> int | None:
-        """The offset at which the next chunk should begin; None at the end."""
-        return self._offset if self._offset < self._end else None
-
-    def feed(self, start: int, data: bytes) -> None:
-        while self._offset < self._end and self._offset + BLOCK_BYTES <= start + len(data):
-            at = self._offset - start
-            head = data[at : at + BLOCK_BYTES]
-            block = decode_head(self._name, self._offset, head)
-            if self._offset + block.size > self._end:
-                raise StoreCorruptError(self._name, self._offset, "a block goes beyond the region")
-            if block.connection == FREE:
-                check_payload(self._name, block, head, b"")
-            elif at + BLOCK_BYTES + block.length <= len(data):
-                check_payload(self._name, block, head, data[at + BLOCK_BYTES : at + BLOCK_BYTES + block.length])
-            elif start < self._offset:
-                return  # the payload ends beyond this chunk: the next chunk begins with this block
-            else:
-                raise StoreCorruptError(self._name, self._offset, "the chunk is smaller than its first object")
-            self.blocks.append(block)
-            self._offset += block.size

@@ -1,4 +1,9 @@
-"""The regions of one store, open through an attachment.
+"""The regions of one store, open through an attachment; the objects in them, and writes on their way to them.
+
+PlacedObjects keeps each object in a block of one region, as space.py plans it. WriteBatches decides which writes share a frame,
+and in which order they are acknowledged: all writes of one turn of the event loop, and all that come while WINDOW frames of a
+region are in flight, share a frame, which is one physical write on both daemons. Operations are acknowledged in the order in
+which they were issued.
 
 Features: R7, R8, R12, R13, R14 (docs/FEATURES.md)
 """
@@ -32,6 +37,9 @@ from spark_jms.store.regions.protocol.messages import MAX_BODY_BYTES, Close, Ope
 log = logging.getLogger("store.replicated")
 
 READ_BYTES = 4 * 1024 * 1024
+FRAME_BYTES = 4 * 1024 * 1024
+WINDOW = 4
+Answered = Callable[[StoreError | None], None]
 
 
 @dataclass
@@ -42,7 +50,30 @@ class RegionContents:
     catalog: list[bytes] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class _Operation:
+    """One request: done when all its frames are acknowledged and no older operation waits. `leftover` is the region of an
+    old block that is freed afterwards, in a frame of its own."""
+
+    future: asyncio.Future[int]
+    value: int
+    frames: int
+    leftover: str | None = None
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The frames of one region: the steps of the next one, and how many are in flight."""
+
+    steps: list[Step] = field(default_factory=list)
+    operations: list[_Operation] = field(default_factory=list)
+    size: int = 0
+    in_flight: int = 0
+
+
 class StoreRegions:
+    """Opens, reads and writes the regions of a store."""
+
     def __init__(self, attachment: Attachment, store: str, region_bytes: int) -> None:
         self._attachment = attachment
         self._store = store
@@ -130,9 +161,6 @@ class StoreRegions:
         with contextlib.suppress(StoreError):  # the end of the connection closes them too
             for name in list(self._epochs):
                 await self._attachment.ask(lambda request, name=name: Close(request, name))  # type: ignore[misc]
-
-
-# -- the objects of a store: each in a block of one of its regions -----------------------------------------------------
 
 
 @dataclass
@@ -230,39 +258,6 @@ class PlacedObjects:
     @property
     def count(self) -> int:
         return sum(place.connection != CATALOG for place in self.placement.places.values())
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Writes on their way to the regions: which of them share a frame, and in which order they are acknowledged.
-#
-# All writes of one turn of the event loop, and all that come while WINDOW frames of a region are in flight, share a frame:
-# one physical write on both daemons. Operations are acknowledged in the order in which they were issued.
-
-FRAME_BYTES = 4 * 1024 * 1024
-WINDOW = 4
-
-Answered = Callable[[StoreError | None], None]
-
-
-@dataclass(slots=True)
-class _Operation:
-    """One request: done when all its frames are acknowledged and no older operation waits. `leftover` is the region of an
-    old block that is freed afterwards, in a frame of its own."""
-
-    future: asyncio.Future[int]
-    value: int
-    frames: int
-    leftover: str | None = None
-
-
-@dataclass(slots=True)
-class _Lane:
-    """The frames of one region: the steps of the next one, and how many are in flight."""
-
-    steps: list[Step] = field(default_factory=list)
-    operations: list[_Operation] = field(default_factory=list)
-    size: int = 0
-    in_flight: int = 0
 
 
 class WriteBatches:

@@ -1,4 +1,4 @@
-"""The actions that a daemon's core returns, and the memory that it uses. Pure."""
+"""What a daemon's core and its driver give each other: actions, in order; the time; the memory. Pure."""
 
 from __future__ import annotations
 
@@ -66,22 +66,17 @@ class MemoryPort(ABC):
         """Also memory that was asked for and is not provided yet."""
 
 
-# -- the time of one daemon --------------------------------------------------------------------------------------------
-# Pure: the driver tells it with every event.
-
-
 @dataclass
 class DaemonClock:
+    """The time of one daemon: the driver sets it with every event."""
+
     now_ms: float  # never goes back
     now_us: int  # since the epoch, for people
 
 
-# -- the actions that one event causes, in order (a leaf of the daemon core) -------------------------------------------
-# Pure.
-
-
 class Outgoing:
-    """Collects actions until the driver takes them. A message for a connection that is not open is dropped."""
+    """The actions that one event causes, in order (a leaf of the daemon core). Collects actions until the driver takes them. A
+    message for a connection that is not open is dropped."""
 
     def __init__(self, me: Holder) -> None:
         self.daemons: set[int] = set()  # those this daemon is connected to

@@ -1,4 +1,8 @@
-"""What administrators ask: lists of regions and daemons, and the removal of a region. Pure.
+"""What administrators ask, and what lets any daemon answer: heartbeats and the counts of stores. Pure.
+
+RegionAdministration lists regions and daemons, and removes a region. The heartbeats that this daemon sends have what the others
+need for placement, and for `lsd`. The counts of a store are those that its instance reports: every daemon knows those of all
+open stores.
 
 Features: R6, R10, R14 (docs/FEATURES.md)
 """
@@ -49,6 +53,8 @@ class PendingRemoval:
 
 
 class RegionAdministration:
+    """Lists, and the removal of a region."""
+
     def __init__(
         self, shared: Shared, primaries: Primaries, heartbeats: Heartbeats, reconciliation: Reconciliation
     ) -> None:
@@ -266,32 +272,9 @@ class RegionAdministration:
         then()
 
 
-def _unreadable_row(name: str, reason: str) -> RegionRow:
-    return RegionRow(name, 0, "UNAVAILABLE", 0, -1, None, reason, 0, 0)
-
-
-def _daemon_row(beat: DaemonHeartbeat | None) -> DaemonRow | None:
-    if beat is None:
-        return None
-    return DaemonRow(
-        beat.used_bytes,
-        beat.limit_bytes,
-        beat.draining,
-        beat.started_us,
-        beat.now_us,
-        beat.regions_closed,
-        beat.regions_open_primary,
-        beat.regions_open_replica,
-        beat.resilvers,
-        beat.waits_for,
-    )
-
-
-# -- the heartbeats that this daemon sends: what the others need for placement, and for `lsd` --------------------------
-# Pure.
-
-
 class Heartbeats:
+    """Those that this daemon sends."""
+
     def __init__(self, shared: Shared, primaries: Primaries) -> None:
         self._shared = shared
         self._primaries = primaries
@@ -340,11 +323,9 @@ class Heartbeats:
         )
 
 
-# -- the counts of stores, as their instances report them: every daemon knows those of all open stores -----------------
-# Pure.
-
-
 class StoreCounts:
+    """The counts of stores, as their instances report them."""
+
     def __init__(self, shared: Shared, primaries: Primaries) -> None:
         self._shared = shared
         self._primaries = primaries
@@ -379,6 +360,27 @@ class StoreCounts:
         opened = {_store_of(name) for name, entry in seen.items() if entry.opener is not None}
         rows = [row for store, row in sorted(self._rows.items()) if store in opened]
         self._shared.out.reply(client, request, rows)
+
+
+def _unreadable_row(name: str, reason: str) -> RegionRow:
+    return RegionRow(name, 0, "UNAVAILABLE", 0, -1, None, reason, 0, 0)
+
+
+def _daemon_row(beat: DaemonHeartbeat | None) -> DaemonRow | None:
+    if beat is None:
+        return None
+    return DaemonRow(
+        beat.used_bytes,
+        beat.limit_bytes,
+        beat.draining,
+        beat.started_us,
+        beat.now_us,
+        beat.regions_closed,
+        beat.regions_open_primary,
+        beat.regions_open_replica,
+        beat.resilvers,
+        beat.waits_for,
+    )
 
 
 def _store_of(region: str) -> str:

@@ -1,4 +1,4 @@
-"""The copies that one daemon holds, and their memory (a leaf of the daemon core). Pure.
+"""The copies that one daemon holds, and their memory; and `Shared`, the leaves of the daemon core in one value. Pure.
 
 Features: R12 (docs/FEATURES.md)
 """
@@ -147,13 +147,9 @@ class Copies(Mapping[str, RegionCopy]):
         return self._by_stream.get(stream)
 
 
-# -- what the parts of one daemon share --------------------------------------------------------------------------------
-# Pure.
-
-
 @dataclass(frozen=True)
 class Shared:
-    """The leaves: none of them knows a primary, an opening or any other part that uses it."""
+    """What the parts of one daemon share, the leaves: none of them knows a primary, an opening or any other part that uses it."""
 
     me: Holder
     settings: DaemonSettings

@@ -9,10 +9,23 @@ its removal, and as never created only if the directory shows its identity and t
     NOTHING                        no entry                       DirectoryUnavailableError
     UNSEEN                         DirectoryUnavailableError      DirectoryUnavailableError
 
-No decision about a region is taken while a change of it has no answer, because every question goes through
-core/entry_requests.py. A secondary whose take-over has no answer may be primary without knowing it. It continues to
-follow, so writes are safe. Until it knows, it does not echo the primary's heartbeats, so the primary asks the directory
-before it serves a read.
+Theory of the requests about one region (EntryRequests). The directory answers after milliseconds, after minutes, or never, and
+the daemon serves its other regions meanwhile. At most one request per region is on its way, so answers arrive in the order of
+their requests. A question gets the answer of a read that began after the question: an older read may have seen an older entry.
+
+A change that failed may have happened, may not have happened, or may still happen: the request may be on its way to a file
+server after its sender gave up or died. Reading the old entry therefore proves nothing. But a change is a compare-and-swap
+on the entry's epoch, so this daemon can make it impossible by raising the epoch itself (RENEWED).
+
+    the directory now has          conclusion and next step
+    another entry than before      this change or another one has happened: the doubt is resolved
+    the old entry                  write RENEWED; once that is answered, the change can no longer happen
+    the old entry, at epoch 1      no store has opened the region; the one that opens it raises the epoch
+    nothing, as before             the region may still appear: the daemon that made it deletes it if it has no copy
+
+No decision about a region is taken while a change of it has no answer. A secondary whose take-over has no answer may be
+primary without knowing it. It continues to follow, so writes are safe. Until it knows, it does not echo the primary's
+heartbeats, so the primary asks the directory before it serves a read.
 
 Features: R8, R10 (docs/FEATURES.md)
 """
@@ -45,6 +58,69 @@ from spark_jms.store.state_table import StateTable, StateTransition
 UNREADABLE = (RegionEntryDamagedError, RegionEntryVersionError)
 Listed = Callable[[DirectoryListing | DirectoryUnavailableError], None]
 Discarded = Callable[[bool | DirectoryUnavailableError], None]
+
+
+class RequestState(Enum):
+    READING = "reading"
+    CHANGING = "changing"
+    DOUBTFUL = "doubtful"
+    RESOLVING = "resolving"
+    RENEWING = "renewing"
+
+
+class RequestEvent(Enum):
+    ASKED = "the entry is wanted"
+    CHANGED = "a change is wanted"
+    ANSWERED = "the directory answers"
+    FAILED = "the directory fails"
+    STILL = "it answers with the old entry"
+
+
+REQUEST_STATES = StateTable(
+    StateTransition(None, RequestEvent.ASKED, RequestState.READING, "reads the entry"),
+    StateTransition(None, RequestEvent.CHANGED, RequestState.CHANGING, "writes the change"),
+    StateTransition(RequestState.READING, RequestEvent.ANSWERED, None, "answers the questions"),
+    StateTransition(RequestState.READING, RequestEvent.FAILED, None, "the questions have no answer"),
+    StateTransition(RequestState.CHANGING, RequestEvent.ANSWERED, None, "the change is done or refused"),
+    StateTransition(RequestState.CHANGING, RequestEvent.FAILED, RequestState.DOUBTFUL, "its outcome is unknown"),
+    StateTransition(RequestState.DOUBTFUL, RequestEvent.ASKED, RequestState.RESOLVING, "reads the entry"),
+    StateTransition(RequestState.RESOLVING, RequestEvent.ANSWERED, None, "answers the questions"),
+    StateTransition(RequestState.RESOLVING, RequestEvent.FAILED, RequestState.DOUBTFUL, "the questions have no answer"),
+    StateTransition(RequestState.RESOLVING, RequestEvent.STILL, RequestState.RENEWING, "writes RENEWED"),
+    StateTransition(RequestState.RENEWING, RequestEvent.ANSWERED, None, "answers the questions"),
+    StateTransition(
+        RequestState.RENEWING, RequestEvent.STILL, RequestState.RESOLVING, "refused: reads the entry again"
+    ),
+    StateTransition(RequestState.RENEWING, RequestEvent.FAILED, RequestState.DOUBTFUL, "the questions have no answer"),
+)
+
+
+class Outcome(Enum):
+    DONE = "done"
+    REFUSED = "the directory has another entry"
+    UNKNOWN = "not answered"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The answer to a question: the entry, or `error` when it is not known."""
+
+    entry: RegionEntry | None
+    error: DirectoryUnavailableError | None = None
+
+    @property
+    def known(self) -> bool:
+        return self.error is None
+
+
+Look = Callable[[Seen], None]
+Changed = Callable[[Outcome], None]
+
+
+@dataclass(frozen=True)
+class WantedChange:
+    request: ChangeEntry
+    then: Changed
 
 
 class DirectoryView:
@@ -227,91 +303,6 @@ class DirectoryView:
             then()
 
 
-def _missing(name: str, absent: Absent) -> DirectoryUnavailableError:
-    return DirectoryUnavailableError(f"region {name} has no entry: {absent.value}")
-
-
-# -- what one daemon has asked the Global Directory about one region ---------------------------------------------------
-# Pure.
-#
-# Theory. The directory answers after milliseconds, after minutes, or never, and the daemon serves its other regions
-# meanwhile. At most one request per region is on its way, so answers arrive in the order of their requests. A question gets
-# the answer of a read that began after the question: an older read may have seen an older entry.
-#
-# A change that failed may have happened, may not have happened, or may still happen: the request may be on its way to a file
-# server after its sender gave up or died. Reading the old entry therefore proves nothing. But a change is a compare-and-swap
-# on the entry's epoch, so this daemon can make it impossible by raising the epoch itself (RENEWED).
-#
-#     the directory now has          conclusion and next step
-#     another entry than before      this change or another one has happened: the doubt is resolved
-#     the old entry                  write RENEWED; once that is answered, the change can no longer happen
-#     the old entry, at epoch 1      no store has opened the region; the one that opens it raises the epoch
-#     nothing, as before             the region may still appear: the daemon that made it deletes it if it has no copy
-
-
-class RequestState(Enum):
-    READING = "reading"
-    CHANGING = "changing"
-    DOUBTFUL = "doubtful"
-    RESOLVING = "resolving"
-    RENEWING = "renewing"
-
-
-class RequestEvent(Enum):
-    ASKED = "the entry is wanted"
-    CHANGED = "a change is wanted"
-    ANSWERED = "the directory answers"
-    FAILED = "the directory fails"
-    STILL = "it answers with the old entry"
-
-
-REQUEST_STATES = StateTable(
-    StateTransition(None, RequestEvent.ASKED, RequestState.READING, "reads the entry"),
-    StateTransition(None, RequestEvent.CHANGED, RequestState.CHANGING, "writes the change"),
-    StateTransition(RequestState.READING, RequestEvent.ANSWERED, None, "answers the questions"),
-    StateTransition(RequestState.READING, RequestEvent.FAILED, None, "the questions have no answer"),
-    StateTransition(RequestState.CHANGING, RequestEvent.ANSWERED, None, "the change is done or refused"),
-    StateTransition(RequestState.CHANGING, RequestEvent.FAILED, RequestState.DOUBTFUL, "its outcome is unknown"),
-    StateTransition(RequestState.DOUBTFUL, RequestEvent.ASKED, RequestState.RESOLVING, "reads the entry"),
-    StateTransition(RequestState.RESOLVING, RequestEvent.ANSWERED, None, "answers the questions"),
-    StateTransition(RequestState.RESOLVING, RequestEvent.FAILED, RequestState.DOUBTFUL, "the questions have no answer"),
-    StateTransition(RequestState.RESOLVING, RequestEvent.STILL, RequestState.RENEWING, "writes RENEWED"),
-    StateTransition(RequestState.RENEWING, RequestEvent.ANSWERED, None, "answers the questions"),
-    StateTransition(
-        RequestState.RENEWING, RequestEvent.STILL, RequestState.RESOLVING, "refused: reads the entry again"
-    ),
-    StateTransition(RequestState.RENEWING, RequestEvent.FAILED, RequestState.DOUBTFUL, "the questions have no answer"),
-)
-
-
-class Outcome(Enum):
-    DONE = "done"
-    REFUSED = "the directory has another entry"
-    UNKNOWN = "not answered"
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The answer to a question: the entry, or `error` when it is not known."""
-
-    entry: RegionEntry | None
-    error: DirectoryUnavailableError | None = None
-
-    @property
-    def known(self) -> bool:
-        return self.error is None
-
-
-Look = Callable[[Seen], None]
-Changed = Callable[[Outcome], None]
-
-
-@dataclass(frozen=True)
-class WantedChange:
-    request: ChangeEntry
-    then: Changed
-
-
 class EntryRequests:
     """`ask` sends a request. Its answer comes back through `answered` or `failed`."""
 
@@ -410,3 +401,7 @@ class EntryRequests:
         for then in asked.values():
             then(seen)
         self._begin()
+
+
+def _missing(name: str, absent: Absent) -> DirectoryUnavailableError:
+    return DirectoryUnavailableError(f"region {name} has no entry: {absent.value}")

@@ -1,11 +1,13 @@
-"""What a store does as its daemon fills up: five thresholds and their effects.
+"""How full a daemon's memory is: the log lines about it, and what a store does by its five thresholds.
 
-`spark_jms/settings/store.py` declares the thresholds.
+One line is logged for each 10 % that the use passes, up or down: increment k is reached at exactly k * 10 %. A line is WARNING
+when the use is 80 % or more, and INFO below. At trace levels below 3 no line is logged, but the passed increments are remembered.
 
-A setting applies to all replicated stores, `store.replicated.SpaceOverloadYellowPercent`, or to one,
-`store.replicated.<store name>.SpaceOverloadYellowPercent`, which takes precedence. A leading `weblogic.` is accepted.
+`spark_jms/settings/store.py` declares the thresholds. A setting applies to all replicated stores,
+`store.replicated.SpaceOverloadYellowPercent`, or to one, `store.replicated.<store name>.SpaceOverloadYellowPercent`, which
+takes precedence. A leading `weblogic.` is accepted.
 
-Which line a change of the daemon's memory use is worth is this table. The band is the highest whose percentage is
+Which line of a store a change of the daemon's memory use is worth is this table. The band is the highest whose percentage is
 reached (start) or exceeded (yellow, red); "moved" is the distance from the use last logged.
 
     band before   band now     due
@@ -27,15 +29,13 @@ from spark_jms.settings.table import Setting, hint, settings_of
 from spark_jms.settings.types import NotAllowed
 from spark_jms.store.errors import ResourceAllocationException, SettingInvalidError
 
-# -- the log lines about a daemon's memory: one for each 10 % that its use passes, up or down --------------------------
-# Pure.
-#
-# Increment k is reached at exactly k * 10 %. A line is WARNING when the use is 80 % or more, and INFO below. At trace levels
-# below 3 no line is logged, but the passed increments are remembered.
-
 INCREMENT_PERCENT = 10
 WARNING_PERCENT = 80
 TRACE_LEVEL = 3  # the lowest that logs utilization
+PREFIX = "store.replicated."
+FOREIGN_PREFIX = "weblogic."
+_ROWS = settings_of(Thresholds)
+SETTINGS = tuple(_ROWS)
 
 
 class Level(IntEnum):
@@ -55,42 +55,17 @@ class LogLine:
     text: str
 
 
-def percent_text(used: int, total: int) -> str:
-    """Two decimal places, as `storeadmin lsd` shows it."""
-    return f"{used * 100 / total:.2f}" if total else "0.00"
+class Band(IntEnum):
+    BELOW_START = 0
+    START = 1
+    YELLOW = 2
+    RED = 3
 
 
-class UtilizationLog:
-    """Is fed the daemon's memory use at every change, and yields the lines that are due."""
-
-    def __init__(self, limit_bytes: int, trace_level: int) -> None:
-        if limit_bytes < 1:
-            raise ValueError(f"a limit of {limit_bytes} bytes")
-        self._limit_bytes = limit_bytes
-        self._speaks = trace_level >= TRACE_LEVEL
-        self._increments = 0
-
-    def feed(self, used_bytes: int) -> Iterator[LogLine]:
-        """The passed increments are remembered even when the caller does not read the lines."""
-        before, now = self._increments, used_bytes * 100 // (self._limit_bytes * INCREMENT_PERCENT)
-        self._increments = now
-        return self._lines(before, now, used_bytes) if self._speaks else iter(())
-
-    def _lines(self, before: int, now: int, used_bytes: int) -> Iterator[LogLine]:
-        warns = used_bytes * 100 >= self._limit_bytes * WARNING_PERCENT
-        usage = f"{used_bytes >> 20} of {self._limit_bytes >> 20} MB ({percent_text(used_bytes, self._limit_bytes)} %)"
-        passed = range(before + 1, now + 1) if now > before else range(before, now, -1)
-        for increment in passed:
-            word = "above" if now > before else "below"
-            text = f"memory utilization went {word} {increment * INCREMENT_PERCENT} %: {usage}"
-            yield LogLine(Level.WARNING if warns else Level.INFO, text)
+BAND_LEVEL = {Band.BELOW_START: Level.INFO, Band.START: Level.INFO, Band.YELLOW: Level.WARNING, Band.RED: Level.ERROR}
 
 
-PREFIX = "store.replicated."
-FOREIGN_PREFIX = "weblogic."
-
-_ROWS = settings_of(Thresholds)
-SETTINGS = tuple(_ROWS)
+# -- the thresholds of a store -----------------------------------------------------------------------------------------
 
 
 def parse_thresholds(settings: Mapping[str, object], store: str) -> Thresholds:
@@ -143,7 +118,7 @@ def _percent(name: str, row: Setting, value: object) -> int:
     return percent
 
 
-# ---- what follows from them
+# -- what follows from them --------------------------------------------------------------------------------------------
 
 
 def maximum_message_size_bytes(thresholds: Thresholds, region_size_bytes: int) -> int:
@@ -203,17 +178,7 @@ def _exceeds(used: int, total: int, percent: int) -> bool:
     return used * 100 > total * percent
 
 
-# ---- which log line is due
-
-
-class Band(IntEnum):
-    BELOW_START = 0
-    START = 1
-    YELLOW = 2
-    RED = 3
-
-
-BAND_LEVEL = {Band.BELOW_START: Level.INFO, Band.START: Level.INFO, Band.YELLOW: Level.WARNING, Band.RED: Level.ERROR}
+# -- which log line is due ---------------------------------------------------------------------------------------------
 
 
 def band_of(thresholds: Thresholds, used_bytes: int, limit_bytes: int) -> Band:
@@ -224,6 +189,32 @@ def band_of(thresholds: Thresholds, used_bytes: int, limit_bytes: int) -> Band:
     if used_bytes * 100 >= limit_bytes * thresholds.space_logging_start_percent:
         return Band.START
     return Band.BELOW_START
+
+
+class UtilizationLog:
+    """Is fed the daemon's memory use at every change, and yields the lines that are due."""
+
+    def __init__(self, limit_bytes: int, trace_level: int) -> None:
+        if limit_bytes < 1:
+            raise ValueError(f"a limit of {limit_bytes} bytes")
+        self._limit_bytes = limit_bytes
+        self._speaks = trace_level >= TRACE_LEVEL
+        self._increments = 0
+
+    def feed(self, used_bytes: int) -> Iterator[LogLine]:
+        """The passed increments are remembered even when the caller does not read the lines."""
+        before, now = self._increments, used_bytes * 100 // (self._limit_bytes * INCREMENT_PERCENT)
+        self._increments = now
+        return self._lines(before, now, used_bytes) if self._speaks else iter(())
+
+    def _lines(self, before: int, now: int, used_bytes: int) -> Iterator[LogLine]:
+        warns = used_bytes * 100 >= self._limit_bytes * WARNING_PERCENT
+        usage = f"{used_bytes >> 20} of {self._limit_bytes >> 20} MB ({percent_text(used_bytes, self._limit_bytes)} %)"
+        passed = range(before + 1, now + 1) if now > before else range(before, now, -1)
+        for increment in passed:
+            word = "above" if now > before else "below"
+            text = f"memory utilization went {word} {increment * INCREMENT_PERCENT} %: {usage}"
+            yield LogLine(Level.WARNING if warns else Level.INFO, text)
 
 
 class SpaceLog:
@@ -258,3 +249,8 @@ class SpaceLog:
         used, limit = used_bytes >> 20, limit_bytes >> 20
         share = percent_text(used_bytes, limit_bytes)
         return f"store {self._store}: daemon memory {used} of {limit} MB used ({share} %), {why}"
+
+
+def percent_text(used: int, total: int) -> str:
+    """Two decimal places, as `storeadmin lsd` shows it."""
+    return f"{used * 100 / total:.2f}" if total else "0.00"

@@ -1,7 +1,9 @@
-"""The other daemons: which are up, which have confirmed, which leave (a leaf of the daemon core). Pure.
+"""The other daemons: which are up, confirmed or leaving, and which of them gets a copy. And the clients of this one. Pure.
 
 Theory. A daemon is confirmed while it has certainly heard this daemon lately: it echoes our clock in its heartbeats. A
 confirmed secondary does not take over, so this daemon may serve reads without asking the directory.
+
+Peers and Clients are leaves of the daemon core; placement is functions of the candidates.
 
 Features: R4, R9, R10 (docs/FEATURES.md)
 """
@@ -17,6 +19,24 @@ from spark_jms.store.regions.core.actions import DaemonClock, Drop, Outgoing, Un
 from spark_jms.store.regions.core.directory_view import DirectoryView
 from spark_jms.store.regions.protocol.messages import DaemonHeartbeat
 from spark_jms.store.regions.protocol.region_entry import NO_LIFE, Holder
+
+SERVICE = "service "  # begins the name of a client that is part of a daemon: it closes its regions when that one leaves
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A running daemon, according to its heartbeat."""
+
+    index: int
+    free_bytes: int
+    draining: bool = False
+
+
+class HeldCopies(NamedTuple):
+    """The copies of one region, and the daemons that hold them."""
+
+    size: int
+    holders: tuple[int, ...]
 
 
 @dataclass
@@ -159,11 +179,9 @@ class Peers:
         return {i: peer.beat for i, peer in self.by_index.items() if peer.up and peer.beat is not None}
 
 
-# -- the clients of one daemon, and which of them fell silent (a leaf of the daemon core) ------------------------------
-# Pure.
-
-
 class Clients:
+    """The clients of one daemon, and which of them fell silent."""
+
     def __init__(self, settings: DaemonSettings, clock: DaemonClock, out: Outgoing) -> None:
         self._settings = settings
         self._clock = clock
@@ -201,25 +219,6 @@ class Clients:
 
 
 # -- which daemon gets a copy ------------------------------------------------------------------------------------------
-# Pure functions of the candidates.
-
-SERVICE = "service "  # begins the name of a client that is part of a daemon: it closes its regions when that one leaves
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A running daemon, according to its heartbeat."""
-
-    index: int
-    free_bytes: int
-    draining: bool = False
-
-
-class HeldCopies(NamedTuple):
-    """The copies of one region, and the daemons that hold them."""
-
-    size: int
-    holders: tuple[int, ...]
 
 
 def next_daemon(

@@ -1,4 +1,8 @@
-"""The regions that one daemon serves, by name. Pure.
+"""The regions that one daemon serves, by name, and those that it creates. Pure.
+
+Theory of a new region. It is empty, so an empty second copy is complete. The directory gets the entry after the second copy
+exists, or when no daemon has room for one. From then on a `Primary` serves the region. Entered without an answer, the
+region may have been made, and removed again: its id and epoch are used up, so it is not entered a second time.
 
 Features: R9 (docs/FEATURES.md)
 """
@@ -21,6 +25,37 @@ from spark_jms.store.regions.protocol.region_entry import Holder, RegionEntry
 from spark_jms.store.state_table import StateTable, StateTransition
 
 MAX_GIVEN_UP = 1_000
+
+
+class NewRegionState(Enum):
+    PLACING = "placing"
+    ENTERING = "entering"
+    REFUSED = "refused"
+    IN_DOUBT = "in doubt"
+    ENTERED = "entered"
+    GIVEN_UP = "given up"
+
+
+class NewRegionEvent(Enum):
+    PLACED = "the second copy exists, or has no place"
+    DONE = "the directory has the entry"
+    REFUSED = "the directory has another entry"
+    UNKNOWN = "the directory does not answer"
+    ABSENT = "the directory has no entry"
+    OTHER = "another daemon has the region"
+
+
+NEW_REGION_STATES = StateTable(
+    StateTransition(NewRegionState.PLACING, NewRegionEvent.PLACED, NewRegionState.ENTERING, "asks the directory"),
+    StateTransition(NewRegionState.ENTERING, NewRegionEvent.DONE, NewRegionState.ENTERED, "a primary serves it"),
+    StateTransition(NewRegionState.ENTERING, NewRegionEvent.REFUSED, NewRegionState.REFUSED, "reads on every tick"),
+    StateTransition(NewRegionState.ENTERING, NewRegionEvent.UNKNOWN, NewRegionState.IN_DOUBT, "reads on every tick"),
+    StateTransition(NewRegionState.REFUSED, NewRegionEvent.ABSENT, NewRegionState.PLACING, "asks again"),
+    StateTransition(NewRegionState.REFUSED, NewRegionEvent.OTHER, NewRegionState.GIVEN_UP, "frees the copy"),
+    StateTransition(NewRegionState.IN_DOUBT, NewRegionEvent.DONE, NewRegionState.ENTERED, "a primary serves it"),
+    StateTransition(NewRegionState.IN_DOUBT, NewRegionEvent.ABSENT, NewRegionState.GIVEN_UP, "frees the copy"),
+    StateTransition(NewRegionState.IN_DOUBT, NewRegionEvent.OTHER, NewRegionState.GIVEN_UP, "frees the copy"),
+)
 
 
 @dataclass(frozen=True)
@@ -165,55 +200,9 @@ class Primaries(Mapping[str, Primary]):
         return sum([primary.entry.opener is not None for primary in self._primaries()])
 
 
-def _current(region: Primary | NewRegion) -> Primary | NewRegion | None:
-    """The primary of a new region once there is one; None when the region has ended."""
-    if isinstance(region, NewRegion):
-        if region.primary is None:
-            return None if region.given_up else region
-        region = region.primary
-    return None if region.ended else region
-
-
-# -- A region that this daemon creates: its second place, then its entry in the directory ------------------------------
-# Pure.
-#
-# Theory. A new region is empty, so an empty second copy is complete. The directory gets the entry after the second copy
-# exists, or when no daemon has room for one. From then on a `Primary` serves the region. Entered without an answer, the
-# region may have been made, and removed again: its id and epoch are used up, so it is not entered a second time.
-
-
-class NewRegionState(Enum):
-    PLACING = "placing"
-    ENTERING = "entering"
-    REFUSED = "refused"
-    IN_DOUBT = "in doubt"
-    ENTERED = "entered"
-    GIVEN_UP = "given up"
-
-
-class NewRegionEvent(Enum):
-    PLACED = "the second copy exists, or has no place"
-    DONE = "the directory has the entry"
-    REFUSED = "the directory has another entry"
-    UNKNOWN = "the directory does not answer"
-    ABSENT = "the directory has no entry"
-    OTHER = "another daemon has the region"
-
-
-NEW_REGION_STATES = StateTable(
-    StateTransition(NewRegionState.PLACING, NewRegionEvent.PLACED, NewRegionState.ENTERING, "asks the directory"),
-    StateTransition(NewRegionState.ENTERING, NewRegionEvent.DONE, NewRegionState.ENTERED, "a primary serves it"),
-    StateTransition(NewRegionState.ENTERING, NewRegionEvent.REFUSED, NewRegionState.REFUSED, "reads on every tick"),
-    StateTransition(NewRegionState.ENTERING, NewRegionEvent.UNKNOWN, NewRegionState.IN_DOUBT, "reads on every tick"),
-    StateTransition(NewRegionState.REFUSED, NewRegionEvent.ABSENT, NewRegionState.PLACING, "asks again"),
-    StateTransition(NewRegionState.REFUSED, NewRegionEvent.OTHER, NewRegionState.GIVEN_UP, "frees the copy"),
-    StateTransition(NewRegionState.IN_DOUBT, NewRegionEvent.DONE, NewRegionState.ENTERED, "a primary serves it"),
-    StateTransition(NewRegionState.IN_DOUBT, NewRegionEvent.ABSENT, NewRegionState.GIVEN_UP, "frees the copy"),
-    StateTransition(NewRegionState.IN_DOUBT, NewRegionEvent.OTHER, NewRegionState.GIVEN_UP, "frees the copy"),
-)
-
-
 class NewRegion:
+    """A region that this daemon creates: its second place, then its entry in the directory."""
+
     def __init__(
         self,
         shared: Shared,
@@ -324,3 +313,12 @@ class NewRegion:
         """The client that waits for the region tries again, with another id."""
         self._shared.copies.free(self._draft.name)
         self._shared.out.log(1, f"region {self._draft.name}: no longer served here, {reason}")
+
+
+def _current(region: Primary | NewRegion) -> Primary | NewRegion | None:
+    """The primary of a new region once there is one; None when the region has ended."""
+    if isinstance(region, NewRegion):
+        if region.primary is None:
+            return None if region.given_up else region
+        region = region.primary
+    return None if region.ended else region

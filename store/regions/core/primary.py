@@ -4,8 +4,8 @@ Theory. The directory names the primary. While the primary is SERVING and its se
 have taken over. Otherwise it asks the directory before it acknowledges a write or serves a read; the answer is good for
 the requests that came before the question. In every other state it holds all requests, and changes nothing.
 
-Its state is three tables: whether it is primary (core/primary_state.py), who has the region open (core/region_use.py), and
-whether its second copy should be elsewhere (core/second_place.py). All answers of the directory come in by one door.
+Its state is three tables: whether it is primary and who has the region open (core/primary_state.py), and whether its second
+copy should be elsewhere (SecondPlace). All answers of the directory come in by one door.
 
 Features: R7, R8, R9, R10 (docs/FEATURES.md)
 """
@@ -35,6 +35,33 @@ from spark_jms.store.state_table import StateTable, StateTransition
 
 # As globals: reading a member from its Enum runs in Python, and every write and every tick does.
 _SERVING, _IN_DOUBT = PrimaryState.SERVING, PrimaryState.IN_DOUBT
+
+
+class SecondPlaceState(Enum):
+    ACCEPTED = "accepted"
+    SOUGHT = "sought"
+
+
+class SecondPlaceEvent(Enum):
+    SERVED = "the directory names this daemon primary"
+    OPENED = "a client has opened the region"
+    JOINED = "the directory lists a copy that was made for it"
+    IN_PLACE = "the second copy is on the next daemon"
+
+
+_ACCEPTED, _SOUGHT = SecondPlaceState
+_MOVES = "makes a copy on the next daemon, as soon as one has room"
+
+
+SECOND_PLACE_STATES = StateTable(
+    StateTransition(None, SecondPlaceEvent.SERVED, _ACCEPTED, "the second copy stays where it is"),
+    *(StateTransition(state, SecondPlaceEvent.OPENED, _SOUGHT, _MOVES) for state in SecondPlaceState),
+    *(
+        StateTransition(state, SecondPlaceEvent.JOINED, _ACCEPTED, "the other copy is given up")
+        for state in SecondPlaceState
+    ),
+    *(StateTransition(state, SecondPlaceEvent.IN_PLACE, _ACCEPTED, "nothing") for state in SecondPlaceState),
+)
 
 
 def _nothing() -> None:
@@ -334,41 +361,14 @@ class Primary:
             self.replication.begin(self.entry, holder, Purpose.SECONDARY)
 
 
-# -- whether a region's second copy should be on another daemon than it is, and on which -------------------------------
-# Pure.
-#
-# Theory. The second copy belongs on the next daemon with room after the primary's. It is moved there only after a client has
-# opened the region, so that daemons which come and go move no copies of regions that are not used. Until a copy has joined,
-# or is found on the next daemon already, the next daemon is SOUGHT.
-
-
-class SecondPlaceState(Enum):
-    ACCEPTED = "accepted"
-    SOUGHT = "sought"
-
-
-class SecondPlaceEvent(Enum):
-    SERVED = "the directory names this daemon primary"
-    OPENED = "a client has opened the region"
-    JOINED = "the directory lists a copy that was made for it"
-    IN_PLACE = "the second copy is on the next daemon"
-
-
-_ACCEPTED, _SOUGHT = SecondPlaceState
-_MOVES = "makes a copy on the next daemon, as soon as one has room"
-
-SECOND_PLACE_STATES = StateTable(
-    StateTransition(None, SecondPlaceEvent.SERVED, _ACCEPTED, "the second copy stays where it is"),
-    *(StateTransition(state, SecondPlaceEvent.OPENED, _SOUGHT, _MOVES) for state in SecondPlaceState),
-    *(
-        StateTransition(state, SecondPlaceEvent.JOINED, _ACCEPTED, "the other copy is given up")
-        for state in SecondPlaceState
-    ),
-    *(StateTransition(state, SecondPlaceEvent.IN_PLACE, _ACCEPTED, "nothing") for state in SecondPlaceState),
-)
-
-
 class SecondPlace:
+    """Whether a region's second copy should be on another daemon than it is, and on which.
+
+    Theory. The second copy belongs on the next daemon with room after the primary's. It is moved there only after a client has
+    opened the region, so that daemons which come and go move no copies of regions that are not used. Until a copy has joined,
+    or is found on the next daemon already, the next daemon is SOUGHT.
+    """
+
     def __init__(self) -> None:
         self.state: SecondPlaceState | None = None
         self._declined: set[int] = set()  # daemons that had no memory when asked

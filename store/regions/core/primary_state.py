@@ -1,8 +1,11 @@
-"""Whether this daemon is the primary of a region, as far as it knows. Pure.
+"""Two state tables of a region that a daemon serves: whether it is primary, as far as it knows, and who has it open. Pure.
 
 Theory. The directory names the primary, and this daemon hears of it in two ways: its own changes of the entry are made or
 not, and it reads the entry. At most one change is under way. A doubt that arises meanwhile lasts beyond the change: whatever
 was read before its answer is older than the change, and the change may have been made before the reason for the doubt.
+
+A client has the region open while the directory names it as the opener. An opening without an answer may have happened: it is
+closed like a region that its client has left, and the request to open tries again.
 
 Features: R8, R9, R10, R15 (docs/FEATURES.md)
 """
@@ -15,6 +18,8 @@ from enum import Enum
 
 from spark_jms.store.regions.protocol.region_entry import Holder, RegionEntry
 from spark_jms.store.state_table import StateTable, StateTransition
+
+# -- whether this daemon is primary ------------------------------------------------------------------------------------
 
 
 class PrimaryState(Enum):
@@ -95,11 +100,7 @@ class Answer:
         return PrimaryEvent.FENCED
 
 
-# -- who has a region open that this daemon serves ---------------------------------------------------------------------
-# Pure.
-#
-# Theory. A client has the region open while the directory names it as the opener. An opening without an answer may have
-# happened: it is closed like a region that its client has left, and the request to open tries again.
+# -- who has the region open -------------------------------------------------------------------------------------------
 
 
 class UseState(Enum):
@@ -136,12 +137,9 @@ USE_STATES = StateTable(
 )
 
 
-def _nothing() -> None:
-    pass
-
-
 class RegionUse:
-    """`client` has it open; None unless OPEN. `epoch` is that of the last opening, 0 before the first."""
+    """Who has a region open that this daemon serves. `client` has it open; None unless OPEN. `epoch` is that of the last
+    opening, 0 before the first."""
 
     def __init__(self, opener: str | None) -> None:
         self.state: UseState | None = None
@@ -192,3 +190,7 @@ class RegionUse:
     def _tell(self) -> None:
         then, self._then = self._then, _nothing
         then()
+
+
+def _nothing() -> None:
+    pass

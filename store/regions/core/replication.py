@@ -1,7 +1,8 @@
 """The copy of a primary, the writes on it, and the followers that get them. Pure, and without the directory.
 
-Theory. Every write gets the next number of each follower's stream. It is acknowledged when every follower that counts
-has it: those IN_SYNC (the directory lists them) and those JOINING (about to be listed). A follower that died stops
+Theory. Replication and resilvering are one stream of numbered items for each follower, a copy on another daemon. Every write
+gets the next number of each stream. It is acknowledged when every follower that counts has it: a follower counts once it is
+JOINING (about to be listed); once it is IN_SYNC its copy is complete, and the directory lists it. A follower that died stops
 counting only after the directory has stopped listing it.
 
 Features: R7, R9, R10 (docs/FEATURES.md)
@@ -28,6 +29,56 @@ from spark_jms.store.regions.protocol.messages import (
 )
 from spark_jms.store.regions.protocol.region_entry import Holder, RegionEntry
 from spark_jms.store.state_table import StateTable, StateTransition
+
+
+class FollowerState(Enum):
+    COPYING = "copying"
+    JOINING = "joining"
+    IN_SYNC = "in sync"
+
+
+_COPYING, _JOINING, _IN_SYNC = FollowerState  # as globals: reading a member from its Enum runs in Python
+
+
+class FollowerEvent(Enum):
+    WANTED = "a copy is wanted"
+    ADOPTED = "the directory lists it and the primary is new"
+    COPIED = "the last chunk was sent"
+    LISTED = "it acknowledged all of that, and the directory lists it"
+    REMOVED = "dead, refused or cancelled"
+
+
+FOLLOWER_STATES = StateTable(
+    StateTransition(
+        None,
+        FollowerEvent.WANTED,
+        FollowerState.COPYING,
+        "Begin, then the region in chunks, and every write in between",
+    ),
+    StateTransition(None, FollowerEvent.ADOPTED, FollowerState.IN_SYNC, "Adopt"),
+    StateTransition(
+        FollowerState.COPYING, FollowerEvent.COPIED, FollowerState.JOINING, "writes wait for it from here on"
+    ),
+    StateTransition(FollowerState.JOINING, FollowerEvent.LISTED, FollowerState.IN_SYNC, "it may take over"),
+    StateTransition(FollowerState.IN_SYNC, FollowerEvent.LISTED, FollowerState.IN_SYNC, "nothing"),
+    StateTransition(FollowerState.COPYING, FollowerEvent.REMOVED, None, "Notice"),
+    StateTransition(FollowerState.JOINING, FollowerEvent.REMOVED, None, "Notice"),
+    StateTransition(FollowerState.IN_SYNC, FollowerEvent.REMOVED, None, "the directory stops listing it first; Notice"),
+)
+
+
+class Purpose(Enum):
+    SECONDARY = "secondary"  # to be listed beside this primary
+    MOVE = "move"  # to be listed as primary
+    CREATE = "create"  # the region is not in the directory yet
+
+
+class Unacked(msgspec.Struct, frozen=True):
+    """An item of the stream; `size` is that of its region bytes."""
+
+    seq: int
+    message: RegionMessage
+    size: int
 
 
 class PendingRequest(msgspec.Struct):
@@ -150,81 +201,9 @@ class Replication:
         return True
 
 
-# -- A copy on another daemon that follows a primary here: its state and its stream ------------------------------------
-# Pure.
-#
-# Theory. Replication and resilvering are one stream of numbered items. A follower counts (no write is acknowledged without
-# it) once it is JOINING. Its copy is complete once it is IN_SYNC, and then the directory lists it.
-
-
-class FollowerState(Enum):
-    COPYING = "copying"
-    JOINING = "joining"
-    IN_SYNC = "in sync"
-
-
-_COPYING, _JOINING, _IN_SYNC = FollowerState  # as globals: reading a member from its Enum runs in Python
-
-
-class FollowerEvent(Enum):
-    WANTED = "a copy is wanted"
-    ADOPTED = "the directory lists it and the primary is new"
-    COPIED = "the last chunk was sent"
-    LISTED = "it acknowledged all of that, and the directory lists it"
-    REMOVED = "dead, refused or cancelled"
-
-
-FOLLOWER_STATES = StateTable(
-    StateTransition(
-        None,
-        FollowerEvent.WANTED,
-        FollowerState.COPYING,
-        "Begin, then the region in chunks, and every write in between",
-    ),
-    StateTransition(None, FollowerEvent.ADOPTED, FollowerState.IN_SYNC, "Adopt"),
-    StateTransition(
-        FollowerState.COPYING, FollowerEvent.COPIED, FollowerState.JOINING, "writes wait for it from here on"
-    ),
-    StateTransition(FollowerState.JOINING, FollowerEvent.LISTED, FollowerState.IN_SYNC, "it may take over"),
-    StateTransition(FollowerState.IN_SYNC, FollowerEvent.LISTED, FollowerState.IN_SYNC, "nothing"),
-    StateTransition(FollowerState.COPYING, FollowerEvent.REMOVED, None, "Notice"),
-    StateTransition(FollowerState.JOINING, FollowerEvent.REMOVED, None, "Notice"),
-    StateTransition(FollowerState.IN_SYNC, FollowerEvent.REMOVED, None, "the directory stops listing it first; Notice"),
-)
-
-
-class Purpose(Enum):
-    SECONDARY = "secondary"  # to be listed beside this primary
-    MOVE = "move"  # to be listed as primary
-    CREATE = "create"  # the region is not in the directory yet
-
-
-class ResilverBudget:
-    """How many bytes this daemon may send for resilvering now; every tick refills it."""
-
-    def __init__(self, bytes_per_s: int) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._left = 0.0
-
-    def refill(self, passed_ms: float) -> None:
-        self._left = min(self._left + self._bytes_per_s * passed_ms / 1000.0, self._bytes_per_s / 4)
-
-    def spend(self, size: int) -> None:
-        self._left -= size
-
-    def __bool__(self) -> bool:
-        return self._left > 0
-
-
-class Unacked(msgspec.Struct, frozen=True):
-    """An item of the stream; `size` is that of its region bytes."""
-
-    seq: int
-    message: RegionMessage
-    size: int
-
-
 class Follower:
+    """A copy on another daemon that follows a primary here: its state and its stream."""
+
     def __init__(self, shared: Shared, region: str, holder: Holder, purpose: Purpose, event: FollowerEvent) -> None:
         self.holder = holder
         self.stream = shared.out.new_id()
@@ -319,3 +298,20 @@ class Follower:
     def _copied(self) -> None:
         self.step(FollowerEvent.COPIED)
         self._joining = self.sent
+
+
+class ResilverBudget:
+    """How many bytes this daemon may send for resilvering now; every tick refills it."""
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._left = 0.0
+
+    def refill(self, passed_ms: float) -> None:
+        self._left = min(self._left + self._bytes_per_s * passed_ms / 1000.0, self._bytes_per_s / 4)
+
+    def spend(self, size: int) -> None:
+        self._left -= size
+
+    def __bool__(self) -> bool:
+        return self._left > 0

@@ -1,6 +1,6 @@
-"""The process of a daemon: `python -m spark_jms.store.kinds.daemon` starts one, `...daemon.stop` stops it.
+"""The process of a daemon: the core with clock, connections, shared memory, log files and directory workers.
 
-Public: `daemon.Daemon` and `daemon.main`, `options.StartOptions` and `StopOptions`, `settings.from_environment`.
+Not here: what it decides (core), and how it is started (kinds/daemon.py) and stopped (admin/cluster.py).
 
 Features: R3, R4 (docs/FEATURES.md)
 """

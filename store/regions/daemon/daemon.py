@@ -1,6 +1,11 @@
-"""The daemon process: the core with a clock, connections, shared memory and a log.
+"""The daemon process: the core with a clock, connections, shared memory and a log; and the port of the service it hosts.
 
 python -m spark_jms.store.kinds.daemon -dir /path/to/global/directory [-localindex 0] ...
+
+A service is a store instance with a listener in front of it: the WebHDFS namespace in a daemon, the engine of the record
+sets in a process that opened their regions. Whichever process opens the regions serves, and publishes its address in
+the Global Directory (`GlobalDirectory.publish_service`); the others read it there (`published_service`). The daemon knows no
+service: its composition root (kinds/daemon.py) hands it a factory.
 
 Features: R1, R2, R3, R4, R5, R6, R7, R8, R9, R10, R11, R12, R17, R18 (docs/FEATURES.md)
 """
@@ -61,6 +66,42 @@ OTHERS_START_S = 1.0
 CLIENTS_LEAVE_S = 2.0
 MAX_UNPROVED = 256
 LEVELS = {1: logging.ERROR, 2: logging.INFO, 3: logging.DEBUG}
+
+# It counts while the machine is suspended. On a clock that stands meanwhile, a primary that wakes would trust its lease
+# although its secondary has taken over.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+@dataclass(frozen=True)
+class Host:
+    """The daemon as its service sees it. `leaving` is true once the daemon moves its regions away: the service then closes
+    its own regions and serves no more."""
+
+    directory: GlobalDirectory
+    config: ClusterConfig
+    daemon: int
+    log: logging.Logger
+    leaving: Callable[[], bool]
+
+
+class HostedService(Protocol):
+    """A service on the event loop of its host."""
+
+    name: str
+    """For the daemon's log."""
+
+    @property
+    def address(self) -> str:
+        """host:port on which it listens, once started."""
+
+    async def start(self) -> None:
+        """Listens. Opens its regions in the background and keeps trying while another process has them open."""
+
+    async def stop(self) -> None:
+        """Stops listening and closes the regions."""
+
+
+ServiceFactory = Callable[[Host], HostedService]
 
 
 class Daemon:
@@ -461,12 +502,6 @@ class Daemon:
             self._perform(self._core.client_gone(now_ms(), number))
 
 
-def _numeric(address: str) -> str:
-    with contextlib.suppress(OSError):
-        return socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0]  # type: ignore[return-value]
-    return address
-
-
 def no_service(environment: Mapping[str, str]) -> ServiceFactory | None:
     return None
 
@@ -493,6 +528,22 @@ def main(
     return int(daemon.faulty)
 
 
+def now_ms() -> float:
+    """Never goes back within one boot of the machine."""
+    return time.clock_gettime(_CLOCK) * 1000.0
+
+
+def now_us() -> int:
+    """Since the epoch, for people."""
+    return time.time_ns() // 1000
+
+
+def _numeric(address: str) -> str:
+    with contextlib.suppress(OSError):
+        return socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0]  # type: ignore[return-value]
+    return address
+
+
 def _run(daemon: Daemon) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -507,61 +558,3 @@ def _run(daemon: Daemon) -> None:
     else:
         uvloop.install()
         asyncio.run(daemon.run())
-
-
-# -- the clocks of a daemon process ------------------------------------------------------------------------------------
-
-# It counts while the machine is suspended. On a clock that stands meanwhile, a primary that wakes would trust its lease
-# although its secondary has taken over.
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def now_ms() -> float:
-    """Never goes back within one boot of the machine."""
-    return time.clock_gettime(_CLOCK) * 1000.0
-
-
-def now_us() -> int:
-    """Since the epoch, for people."""
-    return time.time_ns() // 1000
-
-
-# -- what a process that runs a daemon offers to a service, and what it expects of one ---------------------------------
-#
-# A service is a store instance with a listener in front of it: the WebHDFS namespace in a daemon, the engine of the record
-# sets in a process that opened their regions. Whichever process opens the regions serves, and publishes its address in
-# the Global Directory (`GlobalDirectory.publish_service`); the others read it there (`published_service`).
-#
-# The daemon knows no service. Its composition root (`regions/daemon/__main__.py`) hands it a factory.
-
-
-@dataclass(frozen=True)
-class Host:
-    """The daemon as its service sees it. `leaving` is true once the daemon moves its regions away: the service then closes
-    its own regions and serves no more."""
-
-    directory: GlobalDirectory
-    config: ClusterConfig
-    daemon: int
-    log: logging.Logger
-    leaving: Callable[[], bool]
-
-
-class HostedService(Protocol):
-    """A service on the event loop of its host."""
-
-    name: str
-    """For the daemon's log."""
-
-    @property
-    def address(self) -> str:
-        """host:port on which it listens, once started."""
-
-    async def start(self) -> None:
-        """Listens. Opens its regions in the background and keeps trying while another process has them open."""
-
-    async def stop(self) -> None:
-        """Stops listening and closes the regions."""
-
-
-ServiceFactory = Callable[[Host], HostedService]

@@ -2,7 +2,8 @@
 
 Threads perform the calls. They are daemon threads, because a call that hangs must not keep the process alive. All daemons
 read the same files, so an error that only one of them did not expect would end all of them: here it becomes a directory that
-does not answer, which the core survives.
+does not answer, which the core survives. The secrets of the other daemons are kept once they were read (PeerSecrets), so two
+daemons connect again while the directory is away or hangs.
 
 Features: R10, R17 (docs/FEATURES.md)
 """
@@ -33,6 +34,8 @@ from spark_jms.store.regions.protocol.region_entry import (
 T = TypeVar("T")
 EXPECTED = (DirectoryUnavailableError, DaemonUnavailableError)
 THREADS = 8
+Run = Callable[[Callable[[], bytes | None]], "asyncio.Future[bytes | None]"]  # off the loop, see DirectoryWorkers.run
+PATIENCE_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -103,21 +106,8 @@ class DirectoryWorkers:
             self._log.error(text, count, kind, error, exc_info=error)
 
 
-def _place(error: Exception) -> str:
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{frame.filename}:{frame.lineno}"
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The secrets of the other daemons, kept once they were read: two daemons connect again while the directory is away or
-# hangs.
-
-Run = Callable[[Callable[[], bytes | None]], "asyncio.Future[bytes | None]"]  # off the loop, see DirectoryWorkers.run
-PATIENCE_S = 0.2
-
-
 class PeerSecrets:
-    """`identity` is that of the directory: without seeing it, no daemon is taken for ended."""
+    """The secrets of the other daemons. `identity` is that of the directory: without seeing it, no daemon is taken for ended."""
 
     def __init__(self, directory: GlobalDirectory, identity: str, run: Run) -> None:
         self._directory = directory
@@ -151,3 +141,8 @@ class PeerSecrets:
 
     def _read(self, index: int) -> bytes | None:
         return self._directory.secret(index) if self._directory.is_running(index, identity=self._identity) else None
+
+
+def _place(error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{frame.filename}:{frame.lineno}"

@@ -1,4 +1,8 @@
-"""The options that start and stop a daemon.
+"""The options and environment variables that start a daemon, the options that stop one, and the parser of such options. Pure.
+
+A command line is parsed by a table of options in the style of the replicated store: `-name value`, `-flag`. A
+CommandUsageError names the command and the option and carries the usage. `spark_jms/settings/store.py` declares the settings
+that come from the environment.
 
 Features: R3, R4, R10, R11 (docs/FEATURES.md)
 """
@@ -12,13 +16,10 @@ from dataclasses import dataclass, field
 from spark_jms.settings.store import DaemonSettings, from_variables
 from spark_jms.store.errors import CommandUsageError, SettingInvalidError
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Parses a command line by a table of options in the style of the replicated store: `-name value`, `-flag`.
-#
-# Pure. A CommandUsageError names the command and the option and carries the usage.
-
 MAX_INT = 2**31 - 1
 HELP = ("-help", "-h", "-?", "--help")
+MAX_LOG_FILES = 1000
+MAX_LOG_FILE_SIZE_MB = 1 << 20
 
 _INTEGER = re.compile(r"[0-9]{1,12}")
 
@@ -64,6 +65,90 @@ class Words:
         return CommandUsageError(self.command, reason, self.usage)
 
 
+@dataclass(frozen=True)
+class StartOptions:
+    """With `help`, show the help and start nothing; all other values are then defaults."""
+
+    directory: str = "."
+    localindex: int = 0
+    log_level: int = 2
+    log_dir: str = "."
+    log_file_size_mb: int = 500
+    log_file_max: int = 10
+    help: bool = False
+
+
+@dataclass(frozen=True)
+class StopOptions:
+    """Safe unless `force`. With `help`, show the help and stop nothing; `cancel` breaks off a stop."""
+
+    directory: str = "."
+    localindex: int = 0
+    force: bool = False
+    cancel: bool = False
+    help: bool = False
+
+
+_DIR = Option(
+    "-dir",
+    "path",
+    (
+        "the Global Directory, with its rs_daemons.cfg, exactly as stores and the other daemons name it.",
+        'An absolute path is best. Default: "."',
+    ),
+)
+
+
+_LOCALINDEX = Option(
+    "-localindex",
+    "idx",
+    (
+        "which of the daemons of this machine, modulo their number, when rs_daemons.cfg has several.",
+        "For development. Default: 0",
+    ),
+)
+
+
+START_TABLE = (
+    _DIR,
+    _LOCALINDEX,
+    Option("-loglevel", "num", ("0 nothing, 1 errors, 2 information, 3 and higher debugging and traces. Default: 2",)),
+    Option(
+        "-logdir",
+        "path",
+        ('where log files go; a relative path is relative to logs in the Global Directory. Default: "."',),
+    ),
+    Option("-logfilesize", "num", ("the most that one log file holds, in MB. Default: 500",)),
+    Option("-logfilemax", "num", ("the most log files that are kept. Default: 10",)),
+)
+
+
+STOP_TABLE = (
+    _DIR,
+    _LOCALINDEX,
+    Option(
+        "-force",
+        "",
+        (
+            "stop at once, at the risk of losing data: open regions are cut off, their stores fail, and nothing is",
+            "resilvered.",
+        ),
+        group="how",
+    ),
+    Option(
+        "-safe",
+        "",
+        (
+            "refuse while regions of the daemon are open or the others have no memory for its copies; then let",
+            "nothing open until all regions are resilvered, waiting for memory if needed; then stop. Control-C breaks it",
+            "off. This is the default.",
+        ),
+        group="how",
+    ),
+    Option("-cancel", "", ("break off a safe stop that waits: the daemon stays.",), group="how"),
+)
+
+
 def asks_for_help(words: Iterable[str]) -> bool:
     return any(word in HELP for word in words)
 
@@ -99,106 +184,6 @@ def parse_words(
     if len(arguments) > max_arguments:
         raise found.error(f"unexpected {arguments[max_arguments]!r}")
     return Words(command, usage, options, tuple(arguments))
-
-
-def _value(found: Words, option: Option, value: str) -> str:
-    if not value:
-        raise found.error(f"{option.name} needs a value: {option.value}")
-    if option.choices and value not in option.choices:
-        raise found.error(f"{option.name} {value!r}, allowed are {', '.join(option.choices)}")
-    return value
-
-
-def _complete(found: Words, table: Sequence[Option]) -> None:
-    groups: dict[str, str] = {}
-    for option in table:
-        if option.required and option.name not in found.options:
-            raise found.error(f"{option.name} is required: {option.value}")
-        if option.group and option.name in found.options:
-            other = groups.setdefault(option.group, option.name)
-            if other != option.name:
-                raise found.error(f"{other} and {option.name} exclude each other")
-
-
-MAX_LOG_FILES = 1000
-MAX_LOG_FILE_SIZE_MB = 1 << 20
-
-_DIR = Option(
-    "-dir",
-    "path",
-    (
-        "the Global Directory, with its rs_daemons.cfg, exactly as stores and the other daemons name it.",
-        'An absolute path is best. Default: "."',
-    ),
-)
-_LOCALINDEX = Option(
-    "-localindex",
-    "idx",
-    (
-        "which of the daemons of this machine, modulo their number, when rs_daemons.cfg has several.",
-        "For development. Default: 0",
-    ),
-)
-START_TABLE = (
-    _DIR,
-    _LOCALINDEX,
-    Option("-loglevel", "num", ("0 nothing, 1 errors, 2 information, 3 and higher debugging and traces. Default: 2",)),
-    Option(
-        "-logdir",
-        "path",
-        ('where log files go; a relative path is relative to logs in the Global Directory. Default: "."',),
-    ),
-    Option("-logfilesize", "num", ("the most that one log file holds, in MB. Default: 500",)),
-    Option("-logfilemax", "num", ("the most log files that are kept. Default: 10",)),
-)
-STOP_TABLE = (
-    _DIR,
-    _LOCALINDEX,
-    Option(
-        "-force",
-        "",
-        (
-            "stop at once, at the risk of losing data: open regions are cut off, their stores fail, and nothing is",
-            "resilvered.",
-        ),
-        group="how",
-    ),
-    Option(
-        "-safe",
-        "",
-        (
-            "refuse while regions of the daemon are open or the others have no memory for its copies; then let",
-            "nothing open until all regions are resilvered, waiting for memory if needed; then stop. Control-C breaks it",
-            "off. This is the default.",
-        ),
-        group="how",
-    ),
-    Option("-cancel", "", ("break off a safe stop that waits: the daemon stays.",), group="how"),
-)
-
-
-@dataclass(frozen=True)
-class StartOptions:
-    """With `help`, show the help and start nothing; all other values are then defaults."""
-
-    directory: str = "."
-    localindex: int = 0
-    log_level: int = 2
-    log_dir: str = "."
-    log_file_size_mb: int = 500
-    log_file_max: int = 10
-    help: bool = False
-
-
-@dataclass(frozen=True)
-class StopOptions:
-    """Safe unless `force`. With `help`, show the help and stop nothing; `cancel` breaks off a stop."""
-
-    directory: str = "."
-    localindex: int = 0
-    force: bool = False
-    cancel: bool = False
-    help: bool = False
 
 
 def usage(table: Sequence[Option]) -> str:
@@ -252,16 +237,8 @@ def parse_stop(words: Sequence[str], program: str = "stopRSDaemon") -> StopOptio
     )
 
 
-def _found(program: str, table: Sequence[Option], words: Sequence[str]) -> Words:
-    return parse_words(program, f"{program} {usage(table)}", table, words)
-
-
-# -- A daemon's settings from its environment --------------------------------------------------------------------------
-# They are declared in `spark_jms/settings/store.py`.
-
-
 def from_environment(environment: Mapping[str, str]) -> DaemonSettings:
-    """SettingInvalidError names the variable, its value and what is allowed."""
+    """A daemon's settings. SettingInvalidError names the variable, its value and what is allowed."""
     settings: DaemonSettings = from_variables(DaemonSettings, environment)
     if settings.heartbeat_ms * 2 > settings.failure_timeout_ms:
         raise SettingInvalidError(
@@ -274,3 +251,26 @@ def timeouts_of(settings: DaemonSettings) -> str:
     """What all daemons of a cluster must have in common. A primary's lease ends before its secondary may take over only if
     both count the same time."""
     return f"RS_HEARTBEAT_MS={settings.heartbeat_ms:g}, RS_FAILURE_TIMEOUT_MS={settings.failure_timeout_ms:g}"
+
+
+def _found(program: str, table: Sequence[Option], words: Sequence[str]) -> Words:
+    return parse_words(program, f"{program} {usage(table)}", table, words)
+
+
+def _value(found: Words, option: Option, value: str) -> str:
+    if not value:
+        raise found.error(f"{option.name} needs a value: {option.value}")
+    if option.choices and value not in option.choices:
+        raise found.error(f"{option.name} {value!r}, allowed are {', '.join(option.choices)}")
+    return value
+
+
+def _complete(found: Words, table: Sequence[Option]) -> None:
+    groups: dict[str, str] = {}
+    for option in table:
+        if option.required and option.name not in found.options:
+            raise found.error(f"{option.name} is required: {option.value}")
+        if option.group and option.name in found.options:
+            other = groups.setdefault(option.group, option.name)
+            if other != option.name:
+                raise found.error(f"{other} and {option.name} exclude each other")

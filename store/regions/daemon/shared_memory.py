@@ -1,11 +1,12 @@
-"""Shared memory of a daemon's regions: one segment per copy, named after the daemon's key.
+"""Shared memory of a daemon's regions: one segment per copy, named after the daemon's key, locked in memory if wanted.
 
 When a daemon is killed, Python's resource tracker, a process beside it, removes its segments. If that was killed too, the
 next start of the daemon does. A segment gets all its pages before it is used: otherwise, when the machine runs out of
 pages, a write would kill the daemon, and the daemon of the second copy as well.
 
 The system takes seconds to provide gigabytes, or to take them back. One worker thread does both, in the order in which
-they were asked for, so the daemon's loop continues to serve its other regions.
+they were asked for, so the daemon's loop continues to serve its other regions. The system never pages locked memory out to a
+disk, and limits how much of it a process may have.
 
 Features: R12, R17 (docs/FEATURES.md)
 """
@@ -28,22 +29,8 @@ from spark_jms.store.regions.core.actions import MemoryPort
 _SEGMENTS = Path("/dev/shm")
 GROUP_ONLY = 0o660
 PIECE_BYTES = 64 * 2**20  # between two pieces the worker notices that the daemon stops
-
-
-def check_limit(limit_bytes: int, lock: bool = False) -> None:
-    """MemoryLimitError or, with `lock`, MemoryLockError when this machine can never provide so much. Checked before
-    the daemon starts."""
-    if _SEGMENTS.is_dir():
-        found = os.statvfs(_SEGMENTS)
-        size = found.f_blocks * found.f_frsize
-        if limit_bytes > size:
-            raise MemoryLimitError(f"the limit of {limit_bytes >> 20} MB is above {_SEGMENTS}'s {size >> 20} MB")
-    for name in ("RLIMIT_AS", "RLIMIT_FSIZE"):
-        allowed = resource.getrlimit(getattr(resource, name))[0]
-        if allowed != resource.RLIM_INFINITY and limit_bytes > allowed:
-            raise MemoryLimitError(f"the limit of {limit_bytes >> 20} MB is above {name}, {allowed >> 20} MB")
-    if lock:
-        allow_lock(limit_bytes)
+_STATUS = Path("/proc/self/status")
+_CAP_IPC_LOCK = 14  # the capability that lifts the limit
 
 
 class SharedMemoryPort(MemoryPort):
@@ -143,30 +130,20 @@ class SharedMemoryPort(MemoryPort):
             os.close(fd)
 
 
-def _check_room(size: int) -> None:
-    if not _SEGMENTS.is_dir():
-        return
-    found = os.statvfs(_SEGMENTS)
-    free = found.f_bavail * found.f_frsize
-    if size > free:
-        raise MemoryError(f"{_SEGMENTS} has no room for {size} bytes: {free} are free")
-
-
-def _release_made(making: Future[SharedMemory]) -> None:
-    if making.exception() is None:
-        _release(making.result())
-
-
-def _release(segment: SharedMemory) -> None:
-    segment.close()
-    with contextlib.suppress(FileNotFoundError):
-        segment.unlink()
-
-
-# -- memory that the system never pages out to a disk, and how much of it this process may have ------------------------
-
-_STATUS = Path("/proc/self/status")
-_CAP_IPC_LOCK = 14  # the capability that lifts the limit
+def check_limit(limit_bytes: int, lock: bool = False) -> None:
+    """MemoryLimitError or, with `lock`, MemoryLockError when this machine can never provide so much. Checked before
+    the daemon starts."""
+    if _SEGMENTS.is_dir():
+        found = os.statvfs(_SEGMENTS)
+        size = found.f_blocks * found.f_frsize
+        if limit_bytes > size:
+            raise MemoryLimitError(f"the limit of {limit_bytes >> 20} MB is above {_SEGMENTS}'s {size >> 20} MB")
+    for name in ("RLIMIT_AS", "RLIMIT_FSIZE"):
+        allowed = resource.getrlimit(getattr(resource, name))[0]
+        if allowed != resource.RLIM_INFINITY and limit_bytes > allowed:
+            raise MemoryLimitError(f"the limit of {limit_bytes >> 20} MB is above {name}, {allowed >> 20} MB")
+    if lock:
+        allow_lock(limit_bytes)
 
 
 def can_lock(size_bytes: int) -> bool:
@@ -196,6 +173,26 @@ def lock_pages(memory: memoryview, piece_bytes: int) -> Iterator[None]:
             number = ctypes.get_errno()
             raise OSError(number, f"{length} bytes cannot be locked: {os.strerror(number)}")
         yield
+
+
+def _check_room(size: int) -> None:
+    if not _SEGMENTS.is_dir():
+        return
+    found = os.statvfs(_SEGMENTS)
+    free = found.f_bavail * found.f_frsize
+    if size > free:
+        raise MemoryError(f"{_SEGMENTS} has no room for {size} bytes: {free} are free")
+
+
+def _release_made(making: Future[SharedMemory]) -> None:
+    if making.exception() is None:
+        _release(making.result())
+
+
+def _release(segment: SharedMemory) -> None:
+    segment.close()
+    with contextlib.suppress(FileNotFoundError):
+        segment.unlink()
 
 
 def _is_exempt() -> bool:

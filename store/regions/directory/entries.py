@@ -1,8 +1,17 @@
-"""Gathering up the entries of removed regions, so that they cost nothing in every list.
+"""The entries of regions in the Global Directory: reading and changing them, and gathering up those of removed regions.
 
-A removed region keeps its folder with the versions of its entry: a writer that slept must find its number used. An hour
-later a daemon moves the folder away. `gathered/NAME`, an empty file, still says that the region was removed, to a daemon that
-slept through all of that.
+A change is a compare-and-swap without a lock, so that a daemon that stops in the middle blocks no other: it writes the new
+version under a temporary name, syncs it, and links it to the next number, which only one writer can do. A deleted region
+keeps a last version that records the deletion: without it, a writer that slept could use an old number again.
+
+`remove_stale_files` removes what a dead writer has left: temporary files, and all versions but the last two. A reader takes
+the highest number, and looks again when that file was removed. A writer that was stopped for so long finds its temporary
+file removed, its number used, or its folder gathered up, and raises DirectoryUnavailableError, because the outcome is unknown.
+Readers and writers stay in the folder that they have opened, whatever its path leads to meanwhile.
+
+Entries of removed regions are gathered up, so that they cost nothing in every list. A removed region keeps its folder with the
+versions of its entry: a writer that slept must find its number used. An hour later a daemon moves the folder away.
+`gathered/NAME`, an empty file, still says that the region was removed, to a daemon that slept through all of that.
 
     step      by                                                        after it
     mark      any daemon: the next version, linked as every other one   no region can be created on this folder
@@ -68,72 +77,6 @@ from spark_jms.store.regions.protocol.region_entry import (
 GATHER_AGE_S = 3600.0
 
 
-class EntryGathering:
-    """Of one daemon, for its life; one call at a time."""
-
-    def __init__(self, directory: GlobalDirectory, files: DirectoryFiles, me: Holder) -> None:
-        self._path = directory.path
-        self._disk = directory.disk
-        self._files = files
-        self._me = me
-
-    def gather(self, now_s: float, age_s: float = GATHER_AGE_S) -> list[str]:
-        """The regions that were gathered up, all removed at least `age_s` ago. DirectoryUnavailableError, which names the
-        regions that could not be, once the others are."""
-        gathered: list[str] = []
-        failed: list[str] = []
-        for name in sorted(self._files.entries().removed):
-            try:
-                if self._gather_one(name, now_s - age_s):
-                    gathered.append(name)
-            except (OSError, DirectoryUnavailableError) as error:
-                failed.append(f"region {name}: {error}")
-        try:
-            with self._disk.opened_folder(str(self._path / GATHERING)) as folder:
-                for left in self._disk.names(folder):
-                    self._disk.remove_tree(str(self._path / GATHERING / left))
-        except OSError as error:
-            failed.append(str(error))
-        if failed:
-            raise DirectoryUnavailableError("; ".join(failed[:MAX_NAMED]))
-        return gathered
-
-    def _gather_one(self, name: str, before_s: float) -> bool:
-        try:
-            path = self._files.folder_of(name)
-            with self._disk.opened_folder(path) as folder:
-                if not self._mark(folder, name, before_s) or not self._disk.is_at(folder, path):
-                    return False  # perhaps it marked a folder that a daemon had moved before it died
-        except FileNotFoundError:
-            return False  # gathered up before
-        self._record(name)
-        moved = self._path / GATHERING / f"{quoted(name)}.{secrets.token_hex(4)}"
-        self._disk.rename(path, str(moved))
-        self._disk.sync_folder_at(str(self._path / ENTRIES))
-        return True
-
-    def _mark(self, folder: int, name: str, before_s: float) -> bool:
-        """Whether the folder has this daemon's mark now."""
-        version, last = self._files.newest_in(folder, name)
-        if not version or isinstance(last, RegionEntry):
-            return False
-        if isinstance(last, GatheredBy):
-            if last.daemon == self._me:
-                return True  # it could not move the folder before
-            if self._files.running(last.daemon):
-                return False
-        elif self._disk.stat(str(version), folder=folder).st_mtime > before_s:
-            return False
-        return global_directory.link_new_file(
-            self._disk, folder, str(version + 1), encode_entry(GatheredBy(self._me)), TIGHT_FILE
-        )
-
-    def _record(self, name: str) -> None:
-        with self._disk.opened_folder(str(self._path / GATHERED)) as gathered:
-            self._disk.close(self._disk.open(quoted(name), os.O_WRONLY | os.O_CREAT, TIGHT_FILE, folder=gathered))
-            self._disk.sync_folder(gathered)
-
-
 class RegionNames(NamedTuple):
     entered: list[str]  # those with a folder of versions
     gathered: set[str]  # those that were removed and gathered up; they may have been created again since
@@ -141,7 +84,7 @@ class RegionNames(NamedTuple):
 
 @dataclass(frozen=True)
 class GatheredBy:
-    """The last version in a folder: this daemon moves it away (entry_gathering.py)."""
+    """The last version in a folder: this daemon moves it away (EntryGathering)."""
 
     daemon: Holder
 
@@ -376,6 +319,72 @@ class DirectoryFiles(DirectoryPort):
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+class EntryGathering:
+    """Gathers up the entries of removed regions. Of one daemon, for its life; one call at a time."""
+
+    def __init__(self, directory: GlobalDirectory, files: DirectoryFiles, me: Holder) -> None:
+        self._path = directory.path
+        self._disk = directory.disk
+        self._files = files
+        self._me = me
+
+    def gather(self, now_s: float, age_s: float = GATHER_AGE_S) -> list[str]:
+        """The regions that were gathered up, all removed at least `age_s` ago. DirectoryUnavailableError, which names the
+        regions that could not be, once the others are."""
+        gathered: list[str] = []
+        failed: list[str] = []
+        for name in sorted(self._files.entries().removed):
+            try:
+                if self._gather_one(name, now_s - age_s):
+                    gathered.append(name)
+            except (OSError, DirectoryUnavailableError) as error:
+                failed.append(f"region {name}: {error}")
+        try:
+            with self._disk.opened_folder(str(self._path / GATHERING)) as folder:
+                for left in self._disk.names(folder):
+                    self._disk.remove_tree(str(self._path / GATHERING / left))
+        except OSError as error:
+            failed.append(str(error))
+        if failed:
+            raise DirectoryUnavailableError("; ".join(failed[:MAX_NAMED]))
+        return gathered
+
+    def _gather_one(self, name: str, before_s: float) -> bool:
+        try:
+            path = self._files.folder_of(name)
+            with self._disk.opened_folder(path) as folder:
+                if not self._mark(folder, name, before_s) or not self._disk.is_at(folder, path):
+                    return False  # perhaps it marked a folder that a daemon had moved before it died
+        except FileNotFoundError:
+            return False  # gathered up before
+        self._record(name)
+        moved = self._path / GATHERING / f"{quoted(name)}.{secrets.token_hex(4)}"
+        self._disk.rename(path, str(moved))
+        self._disk.sync_folder_at(str(self._path / ENTRIES))
+        return True
+
+    def _mark(self, folder: int, name: str, before_s: float) -> bool:
+        """Whether the folder has this daemon's mark now."""
+        version, last = self._files.newest_in(folder, name)
+        if not version or isinstance(last, RegionEntry):
+            return False
+        if isinstance(last, GatheredBy):
+            if last.daemon == self._me:
+                return True  # it could not move the folder before
+            if self._files.running(last.daemon):
+                return False
+        elif self._disk.stat(str(version), folder=folder).st_mtime > before_s:
+            return False
+        return global_directory.link_new_file(
+            self._disk, folder, str(version + 1), encode_entry(GatheredBy(self._me)), TIGHT_FILE
+        )
+
+    def _record(self, name: str) -> None:
+        with self._disk.opened_folder(str(self._path / GATHERED)) as gathered:
+            self._disk.close(self._disk.open(quoted(name), os.O_WRONLY | os.O_CREAT, TIGHT_FILE, folder=gathered))
+            self._disk.sync_folder(gathered)
 
 
 def encode_entry(entry: RegionEntry | GatheredBy | None) -> bytes:

@@ -13,19 +13,15 @@
     daemons/gathered/NAME              the region was removed, and its entry gathered up
     daemons/gathering/                 entries that are being gathered up
 
-A change is a compare-and-swap without a lock, so that a daemon that stops in the middle blocks no other: it writes the new
-version under a temporary name, syncs it, and links it to the next number, which only one writer can do. A deleted region
-keeps a last version that records the deletion: without it, a writer that slept could use an old number again.
+Here are the daemons and the services; the entries are in entries.py.
 
 An absent directory is not an empty one. When it is away, its path may lead to an empty mount point, in which no region has
 an entry and no daemon a lock. So nothing counts as "not there" unless the same descriptor of the directory also shows its
 identity. A daemon reads the identity when it starts and remembers it. A directory from before this file gets one from the
 first daemon that starts on it: that daemon requires rs_daemons.cfg, which an empty mount point lacks.
 
-`remove_stale_files` removes what a dead writer has left: temporary files, and all versions but the last two. A reader takes
-the highest number, and looks again when that file was removed. A writer that was stopped for so long finds its temporary
-file removed, its number used, or its folder gathered up (entry_gathering.py), and raises DirectoryUnavailableError, because
-the outcome is unknown. Readers and writers stay in the folder that they have opened, whatever its path leads to meanwhile.
+Every call on a small file goes through the descriptor of its folder: it belongs to that folder for good, whatever its path
+leads to meanwhile.
 
 Features: R2, R8, R17 (docs/FEATURES.md)
 """
@@ -68,22 +64,8 @@ VERSION = 1  # of an entry
 MARK = "gathered by"  # a daemon's mark instead of an entry
 FIELDS = set(RegionEntry.__struct_fields__)
 IDENTITY_TEXT = re.compile("[0-9a-f]{64}")
-TEMPORARY = re.compile(r"\..+\.[0-9]+\.[0-9a-f]{8}")  # see folder_files.py
-
-
-def machine_addresses() -> frozenset[str]:
-    """The names and numbers of this machine, as they may stand in rs_daemons.cfg."""
-    import psutil
-
-    found = {"localhost", "127.0.0.1", "::1", socket.gethostname(), _full_name()}
-    for addresses in psutil.net_if_addrs().values():
-        found |= {a.address.split("%")[0] for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)}
-    return frozenset(found)
-
-
-@functools.cache
-def _full_name() -> str:
-    return socket.getfqdn()  # may ask a name server
+TEMPORARY = re.compile(r"\..+\.[0-9]+\.[0-9a-f]{8}")  # see _written
+VERSION_NAME = re.compile("[1-9][0-9]{0,17}")
 
 
 class GlobalDirectory:
@@ -245,6 +227,25 @@ class GlobalDirectory:
         return _object_in(self._service_file(store))
 
 
+def machine_addresses() -> frozenset[str]:
+    """The names and numbers of this machine, as they may stand in rs_daemons.cfg."""
+    import psutil
+
+    found = {"localhost", "127.0.0.1", "::1", socket.gethostname(), _full_name()}
+    for addresses in psutil.net_if_addrs().values():
+        found |= {a.address.split("%")[0] for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)}
+    return frozenset(found)
+
+
+@functools.cache
+def _full_name() -> str:
+    return socket.getfqdn()  # may ask a name server
+
+
+def quoted(name: str) -> str:
+    return urllib.parse.quote(name, safe="-_.@ ")
+
+
 def _object_in(path: Path) -> dict[str, Any]:
     """The JSON object in a file; {} when there is none."""
     try:
@@ -252,10 +253,6 @@ def _object_in(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def quoted(name: str) -> str:
-    return urllib.parse.quote(name, safe="-_.@ ")
 
 
 def _restless(name: str) -> DirectoryUnavailableError:
@@ -282,18 +279,14 @@ def _named() -> Iterator[None]:
         raise DirectoryUnavailableError(str(error)) from error
 
 
+# -- small whole files in an open folder, OSErrors ---------------------------------------------------------------------
+
+
 def write_whole(path: Path, data: bytes, mode: int, disk: Disk | None = None) -> None:
     """The old content or the new one, whatever happens."""
     disk = disk or Disk()
     with disk.opened_folder(str(path.parent)) as folder:
         replace_file(disk, folder, path.name, data, mode)
-
-
-# -- small whole files in an open folder -------------------------------------------------------------------------------
-# Every call goes through the folder's descriptor: it belongs to that folder for good, whatever its path leads to
-# meanwhile. OSErrors.
-
-VERSION_NAME = re.compile("[1-9][0-9]{0,17}")
 
 
 def file_numbers(disk: Disk, folder: int) -> list[int]:

@@ -8,7 +8,7 @@ that is no longer listed finds out with the first thing it tries.
 
 `RULES` is the table, and every change goes through it. RENOUNCED and RENEWED change nothing but the epoch. After
 RENOUNCED a listing that is on its way fails, so the copy may be freed. After RENEWED a change that the directory did not
-answer can no longer happen (core/entry_requests.py), nor one of daemons that have ended (core/lost_regions.py).
+answer can no longer happen (core/directory_view.py), nor one of daemons that have ended (core/replicas.py).
 
 DESTROYED is a removal by force while a store has the region open. The entry stays, and lists a life that no daemon ever had,
 so the region is lost, as if all daemons with a copy had died: without it, the store would begin again, empty, unasked.
