@@ -104,7 +104,7 @@ soak: setup postgresql ## the tests that take minutes to hours
 SEEDS ?= 2000
 .PHONY: sim
 sim: $(INSTALLED) ## SEEDS=n new seeds of the replicated store's simulator (2000)
-	@$(PY) -m tests.simulator --seeds $(SEEDS) $(ARGS)
+	@$(PY) -m tests.models.regions --seeds $(SEEDS) $(ARGS)
 
 .PHONY: docs
 docs: $(INSTALLED) ## docs/OPTIONS.md and the explanation in conf/jms-module.yaml, from the tables of settings
@@ -116,7 +116,7 @@ recording: $(INSTALLED) ## the pictures of the README, from real runs
 
 .PHONY: planted
 planted: $(INSTALLED) ## plants bugs, one at a time, and prints what catches each: simulator, queue model or a test
-	@$(PY) -m tests.simulation.planting $(ARGS)
+	@$(PY) -m tests.models.planted.planting $(ARGS)
 	@$(PY) -m pytest -q $(TWO_AT_ONCE) tests/simulation/test_planted_in_queues.py \
 	  tests/simulation/test_planted_in_servers.py
 
@@ -175,5 +175,5 @@ jars: java
 classes: $(CLASSES)
 $(CLASSES): $(INSTALLED) | jars
 	@JAVA_HOME="$$(cat '$(JAVA_FILE)')" $(STEP) "Archive of Spark's classes, for faster starts" '$(LOGS)/classes.log' \
-	  --count '^step: ' --of 5 -- $(PY) -m tests.class_archive || \
+	  --count '^step: ' --of 5 -- $(PY) -m tests.harness.processes.class_archive || \
 	  echo "== There is no archive: the tests with Spark and the demo take longer" >&2

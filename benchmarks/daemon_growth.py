@@ -5,7 +5,7 @@
 Each store updates objects of 1 KiB, IN_FLIGHT at a time, as fast as it can; then all stand idle with their regions open.
 Counted by the daemons (counting_daemon.py): frames and bytes to peers, and calls on files, most of them in the Global
 Directory. All share the machine's cores, so the figures tell the cost of a write and of standing by, not the speed of a
-cluster of machines; `tests/simulator/growth.py` counts the work of the busiest daemon.
+cluster of machines; `tests/models/regions/growth.py` counts the work of the busiest daemon.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What every store promises: record sets, opened by one live session at a time, changed atomically, fenced by epochs.
 
-The contract is tested by `tests/contract/test_store_contract.py`, which runs on every backend. A store knows nothing of
+The contract is tested by `tests/contract/store/kinds/test_contract.py`, which runs on every backend. A store knows nothing of
 messages: a record set is a named set of (key, bytes) with an epoch, a holder and waiters. Beside the ports Store, Session and
 Handle are the values that they take and report, and StoreOpening, which bounds the opening of a store.
 

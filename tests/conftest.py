@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from tests.installation import DIRECTORY_VARIABLE
-from tests.sessions import java_environment, small_session
+from tests.harness.processes.sessions import java_environment, small_session
+from tests.harness.users.installation import DIRECTORY_VARIABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_jms.testing.postgresql import PrivatePostgresql
-    from tests.daemons import Daemons
+    from tests.harness.services.daemons import Daemons
 
 # No deadline: the time of an example depends on the machine. A failing example prints how to repeat it.
 # The same examples on every run, so that a red run means a change; JMSQ_SEARCH=1 looks for new ones.
@@ -57,8 +57,9 @@ def layer_of(path: Path) -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A directory that the processes of one run share, for environments with the wheel (tests/installation.py). And SIGINT as a
-    terminal sends it: a run that a script has started in the background ignores it, and hands that down to its processes."""
+    """A directory that the processes of one run share, for environments with the wheel (tests/harness/users/installation.py).
+    And SIGINT as a terminal sends it: a run that a script has started in the background ignores it, and hands that down to
+    its processes."""
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -104,7 +105,7 @@ def root(tmp_path: Path) -> str:
 @pytest.fixture(scope="session")
 def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivatePostgresql]:
     """One server of our own for the whole run, on a port of its own; a test takes a schema of its own (`uri`)."""
-    from tests.databases import private_postgresql
+    from tests.harness.services.databases import private_postgresql
 
     with private_postgresql() as server:
         yield server
@@ -113,7 +114,7 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivatePost
 @pytest.fixture(scope="session")
 def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
     """Two daemons for the whole run; a test takes a store of its own (`uri`)."""
-    from tests.daemons import Daemons
+    from tests.harness.services.daemons import Daemons
 
     daemons = Daemons(tmp_path_factory.mktemp("replicated") / "global")
     yield daemons
@@ -123,7 +124,7 @@ def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemons]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session for the whole run (for each worker of pytest-xdist)."""
-    from tests.process.crash import PLUGIN
+    from tests.harness.processes.crash import PLUGIN
 
     with pytest.MonkeyPatch.context() as environment:  # of the JVM, which passes it on to Python workers
         environment.setenv("PYTHONPATH", str(PLUGIN), prepend=os.pathsep)

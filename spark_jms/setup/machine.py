@@ -5,7 +5,7 @@ Spark). Candidates in order, the first suitable one wins: JAVA_HOME, the `java` 
 Linux, macOS and SDKMAN (there the most tested version comes first: 17, 21, 25, then any newer one). Tried with
 PySpark 4.2.0 and Delta 4.4.0 (session, Python workers, Delta write, DELETE, stream, OPTIMIZE, VACUUM): 17.0.15 and
 25.0.3, both work (17.0.21 by the shorter test below); 21 was not available. Newer versions are used and named as untested.
-tests/spark/test_java_versions.py runs on each installed one.
+tests/spark/project/test_java_versions.py runs on each installed one.
 
 Versions and modules are read from the `release` file every JDK and JRE carries; set-up runs `java -version` only
 in a home without one.

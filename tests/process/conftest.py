@@ -10,8 +10,8 @@ import pytest
 
 from spark_jms.store.regions.daemon.shared_memory import can_lock
 from spark_jms.testing.postgresql import PrivatePostgresql
-from tests.databases import private_postgresql
-from tests.process.regions_cluster import FaultyDaemons, Make
+from tests.harness.services.databases import private_postgresql
+from tests.harness.stores.regions_cluster import FaultyDaemons, Make
 
 if not can_lock(2 << 30):  # an ordinary user: tests that start daemons without `jmsq store up`
     os.environ.setdefault("RS_LOCK_MEMORY", "false")

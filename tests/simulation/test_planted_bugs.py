@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.equivalent_bugs import EQUIVALENT
-from tests.simulation.planted import PLANTED
-from tests.simulation.planted_bug import Edit, Planted
-from tests.simulation.planting import MOST_SEEDS, PlantingError, catch, planted_files
+from tests.models.planted.bug import Edit, Planted
+from tests.models.planted.equivalent import EQUIVALENT
+from tests.models.planted.in_regions import PLANTED
+from tests.models.planted.planting import MOST_SEEDS, PlantingError, catch, planted_files
 
 LEAST = 40
 

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from tests.queue_model import run
-from tests.simulation.planted_in_queues import PLANTED_IN_QUEUES
-from tests.simulation.planted_patch import PlantedPatch, first_violation
+from tests.models.planted.in_queues import PLANTED_IN_QUEUES
+from tests.models.planted.patch import PlantedPatch, first_violation
+from tests.models.queue import run
 
 SEEDS = range(200)
 

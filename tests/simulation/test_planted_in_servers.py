@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.simulation.planted_in_servers import PLANTED_IN_SERVERS
-from tests.simulation.planted_patch import PlantedPatch, first_violation
+from tests.models.planted.in_servers import PLANTED_IN_SERVERS
+from tests.models.planted.patch import PlantedPatch, first_violation
 from tests.simulation.test_servers_model import run
 
 SEEDS = range(1, 81)

@@ -1,4 +1,4 @@
-"""The Global Directory on a machine that loses power at every step (R8, R10): tests/power_loss.py says what may be left.
+"""The Global Directory on a machine that loses power at every step (R8, R10): harness/stores/power_loss.py says what may be left.
 
 After each loss a daemon starts on it without a manual step. Each region has the entry that was acknowledged last, or one of
 the changes begun since; no half of an entry is taken for one, and the directory keeps its identity.
@@ -20,7 +20,7 @@ from spark_jms.store.errors import DirectoryUnavailableError
 from spark_jms.store.regions.directory.entries import DirectoryFiles, EntryGathering
 from spark_jms.store.regions.directory.global_directory import CONFIG, GlobalDirectory, write_whole
 from spark_jms.store.regions.protocol.region_entry import Absent, Holder, RegionEntry
-from tests.power_loss import Death, Machine, PowerLossDisk
+from tests.harness.stores.power_loss import Death, Machine, PowerLossDisk
 
 T = TypeVar("T")
 NAME, OTHER = "s.000", "s.001"

@@ -1,4 +1,4 @@
-"""The file store on a machine that loses power at every step (S9): tests/power_loss.py says what may be left on the disk.
+"""The file store on a machine that loses power at every step (S9): harness/stores/power_loss.py says what may be left on the disk.
 
 After each loss the store opens without a manual step, has every acknowledged commit, and of the one under way all or nothing.
 Then it takes more commits, and loses power again at some steps of that.
@@ -19,8 +19,8 @@ import pytest
 
 from spark_jms.store import Handle, OutcomeUnknownError, Put, StoreError
 from spark_jms.store.file.store import FileStore
-from tests.journal_files import bury
-from tests.power_loss import Death, Machine, PowerLossDisk
+from tests.harness.stores.journal_files import bury
+from tests.harness.stores.power_loss import Death, Machine, PowerLossDisk
 
 RECORDS = ("a", "b", "c")
 PLACE = "above/of/store"  # none of these folders exists before the store

@@ -1,7 +1,7 @@
-"""Two thousand queues: the layers core, log and claims in the model of tests/queue_model, under all kinds of faults.
+"""Two thousand queues: the layers core, log and claims in the model of tests/models/queue, under all kinds of faults.
 
 The seeds are the same in every run, so one commit has one result. `make soak` draws new ones, and so does
-`python -m tests.queue_model --seeds 10000`. To replay a seed that failed: `python -m tests.queue_model --seeds 1 --first SEED
+`python -m tests.models.queue --seeds 10000`. To replay a seed that failed: `python -m tests.models.queue --seeds 1 --first SEED
 --trace`; when the bug is mended and has a test of its own, add the seed to KEPT. JMSQ_SEEDS and JMSQ_FIRST_SEED set how many
 seeds these tests run, and the first one.
 """
@@ -20,13 +20,13 @@ from spark_jms.admin.transfer import FORWARDER, MOVER, REDRIVER
 from spark_jms.core.destinations.pause import OPERATIONS
 from spark_jms.core.records.expiration import EXPIRER
 from spark_jms.core.records.life_cycle import LIMITER
-from tests.queue_model import QueueWorld, run
-from tests.queue_model.conservation import ACKNOWLEDGED, DROPPED, EXPIRED, MOVED
+from tests.models.queue import QueueWorld, run
+from tests.models.queue.conservation import ACKNOWLEDGED, DROPPED, EXPIRED, MOVED
 
 FIRST = int(os.environ.get("JMSQ_FIRST_SEED", "1"))
 SEEDS = int(os.environ.get("JMSQ_SEEDS", "2000"))
 CHUNK = 50
-REPLAY = "python -m tests.queue_model --seeds 1 --first {} --trace"
+REPLAY = "python -m tests.models.queue --seeds 1 --first {} --trace"
 
 KEPT = {
     234: "a consumer that had missed a drop claimed messages of the dropped table",

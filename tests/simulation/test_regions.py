@@ -1,7 +1,7 @@
 """Two thousand clusters: daemons' cores and real clients of the region store in the simulator, under all kinds of faults.
 
 The seeds are the same in every run, so one commit has one result. New seeds are looked for by `make sim SEEDS=100000` and by
-`make soak`. To replay a seed that failed: `python -m tests.simulator --seeds 1 --first SEED --trace`; then add it to KEPT.
+`make soak`. To replay a seed that failed: `python -m tests.models.regions --seeds 1 --first SEED --trace`; then add it to KEPT.
 JMSQ_SEEDS and JMSQ_FIRST_SEED set how many seeds these tests run, and the first one.
 """
 
@@ -13,10 +13,10 @@ import time
 
 import pytest
 
-from tests.simulator import SeedOutcome, World, run
+from tests.models.regions import SeedOutcome, World, run
 
 PROCESSES = 2
-REPLAY = "python -m tests.simulator --seeds 1 --first {} --trace"
+REPLAY = "python -m tests.models.regions --seeds 1 --first {} --trace"
 
 # seed -> why it failed. The ones before the real client came in have direct tests of their own
 KEPT = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulator.growth import measure, speed_up
+from tests.models.regions.growth import measure, speed_up
 
 
 @pytest.mark.parametrize("daemons", [4, 8, 16])

@@ -43,11 +43,11 @@ from spark_jms.log.sending.send import send
 from spark_jms.store import MemoryStore, OutcomeUnknownError, StoreBusyError
 from spark_jms.store.kinds.routed import RoutedStore
 from spark_jms.testing.memory_storage import MemoryStorage
-from tests.queue_model.clock import Clock
-from tests.topics_model.emulated_query import EmulatedQuery
-from tests.topics_model.faults import Faults
-from tests.topics_model.in_memory import in_memory
-from tests.topics_model.life import Delivery, Key, deliveries
+from tests.models.queue.clock import Clock
+from tests.models.topics.emulated_query import EmulatedQuery
+from tests.models.topics.faults import Faults
+from tests.models.topics.in_memory import in_memory
+from tests.models.topics.life import Delivery, Key, deliveries
 
 ROOT = "memory://servers-model"
 SEEDS = int(os.environ.get("JMSQ_SEEDS", "2000")) // 10

@@ -1,6 +1,6 @@
 """Distributed topics on servers that go down, away and back in the middle of anything (D4, D6, D7, C10, C13, M10).
 
-tests/topics_model has the model. `JMSQ_SEEDS` and the seeds are fixed, so one commit has one result."""
+tests/models/topics has the model. `JMSQ_SEEDS` and the seeds are fixed, so one commit has one result."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation.planted_in_topics import PLANTED_IN_TOPICS
-from tests.simulation.planted_patch import PlantedPatch, first_violation
-from tests.topics_model import KINDS, run
+from tests.models.planted.in_topics import PLANTED_IN_TOPICS
+from tests.models.planted.patch import PlantedPatch, first_violation
+from tests.models.topics import KINDS, run
 
 SEEDS = int(os.environ.get("JMSQ_SEEDS", "2000")) // 10
 SEEDS_TO_FIND = range(60)

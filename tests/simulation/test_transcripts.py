@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulator.transcript import replay
+from tests.models.regions.transcript import replay
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 RECORD = os.environ.get("JMSQ_RECORD") == "1"

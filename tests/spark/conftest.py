@@ -16,7 +16,8 @@ import pytest
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.log.destinations.declarations import apply_destinations
 from spark_jms.log.destinations.domain import Domain, create_domain
-from tests.pages import PROJECT, lines
+from tests.harness.project import PROJECT
+from tests.harness.users.pages import lines
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,10 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from spark_jms.client.messages.message import OwningProcess
 from spark_jms.client.receiving.consumer import Consumer
@@ -24,6 +21,12 @@ from spark_jms.client.sending.producer import Producer
 from spark_jms.core.destinations.destination import is_temporary
 from spark_jms.core.messages.paging import NOTHING_BUFFERED, BufferStatistics
 from spark_jms.log.upkeep.health import BackgroundFailure
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+    from prometheus_client.registry import Collector
+else:
+    Collector = object  # applications without prometheus_client import this module too
 
 _LABELS = ("destination",)
 _TEMPORARY = "(temporary)"
@@ -243,6 +246,8 @@ class ContextCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Reads memory alone: no store, no file. Nothing in a forked child: the context is its parent's, which shows it."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
         if self._process.is_parent:
             return
         yield from _counters(PRODUCER_COUNTERS, self._producers)
@@ -269,6 +274,8 @@ class ContextCollector(Collector):
 def _counters(
     metrics: Iterable[ClientMetric], clients: OpenClients[Producer] | OpenClients[Consumer]
 ) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily
+
     counted = clients.counted()
     destinations = sorted({key.destination for key in counted})
     for metric in metrics:
@@ -279,6 +286,8 @@ def _counters(
 
 
 def _gauge(metric: ClientMetric, values: Iterable[tuple[str, float]]) -> Metric:
+    from prometheus_client.core import GaugeMetricFamily
+
     sums: dict[str, float] = {}
     for destination, value in values:
         sums[destination] = sums.get(destination, 0) + value

@@ -16,7 +16,7 @@ from spark_jms.claims.upkeep import views
 from spark_jms.cli.__main__ import cli
 from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.log.destinations.domain import Domain
-from tests.contract.cli.commands import MODULE, ON_SERVERS, Jmsq
+from tests.harness.domains.commands import MODULE, ON_SERVERS, Jmsq
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import spark_jms
-from tests.contract.cli.commands import ON_SERVERS, Jmsq, lines
+from tests.harness.domains.commands import ON_SERVERS, Jmsq, lines
 
 
 def test_commands_take_a_member_by_name(servers: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:

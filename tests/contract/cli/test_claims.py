@@ -15,7 +15,7 @@ from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.batch import Batch, Limits, MemberPick
 from spark_jms.errors import ConsumerClosedException
 from spark_jms.log.destinations.domain import Domain
-from tests.contract.cli.commands import Jmsq, files_of, lines
+from tests.harness.domains.commands import Jmsq, files_of, lines
 
 
 def test_claims_show_attempts_and_withheld_messages(in_doubt: str, domain: str, jmsq: Jmsq) -> None:

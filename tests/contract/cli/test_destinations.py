@@ -10,7 +10,7 @@ from typing import Any
 
 from spark_jms import apply, connect
 from spark_jms.log.destinations.domain import Domain
-from tests.contract.cli.commands import Jmsq
+from tests.harness.domains.commands import Jmsq
 
 
 def test_list_shows_temporary_destinations_when_asked(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:

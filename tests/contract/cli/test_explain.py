@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spark_jms import apply, connect
-from tests.contract.cli.commands import MODULE, Jmsq, files_of
+from tests.harness.domains.commands import MODULE, Jmsq, files_of
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from spark_jms.client import Context
 from spark_jms.core.limits.usage_history import FORMAT_VERSION
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.tables.storage import LocalStorage
-from tests.contract.cli.commands import Jmsq
+from tests.harness.domains.commands import Jmsq
 
 
 def marks(document: Any) -> dict[tuple[str, ...], dict[str, Any]]:

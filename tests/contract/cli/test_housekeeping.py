@@ -13,7 +13,7 @@ import pytest
 from spark_jms.admin.services import Rounds
 from spark_jms.claims.upkeep import views
 from spark_jms.log.destinations.domain import Domain
-from tests.contract.cli.commands import Jmsq
+from tests.harness.domains.commands import Jmsq
 
 
 def test_housekeeping_once(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:

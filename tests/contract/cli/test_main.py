@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from spark_jms.cli import __main__
 from spark_jms.cli.__main__ import cli
 from spark_jms.settings.document import GROUPS
-from tests.contract.cli.commands import MODULE, Jmsq
+from tests.harness.domains.commands import MODULE, Jmsq
 
 
 @pytest.mark.parametrize(

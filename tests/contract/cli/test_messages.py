@@ -11,7 +11,7 @@ import pytest
 
 from spark_jms import apply, connect
 from spark_jms.log.destinations.domain import Domain
-from tests.contract.cli.commands import Jmsq, lines
+from tests.harness.domains.commands import Jmsq, lines
 
 
 def test_send_receive_and_browse(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:

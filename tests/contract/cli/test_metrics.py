@@ -25,7 +25,7 @@ from spark_jms.errors import OptionError
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.metrics import DomainCollector, MetricsServer
 from spark_jms.testing import wait_until
-from tests.contract.cli.commands import MODULE, Jmsq
+from tests.harness.domains.commands import MODULE, Jmsq
 
 Figures = dict[tuple[str, ...], float]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.contract.cli.commands import Jmsq
+from tests.harness.domains.commands import Jmsq
 
 
 def test_pause_and_resume(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:

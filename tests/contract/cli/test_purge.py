@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.contract.cli.commands import Jmsq, files_of, lines
+from tests.harness.domains.commands import Jmsq, files_of, lines
 
 
 def test_purge_drops_the_backlog_but_not_claimed_messages(in_doubt: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:

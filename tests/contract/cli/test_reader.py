@@ -8,7 +8,7 @@ import sys
 
 from spark_jms import connect
 from spark_jms.testing import memory_domain
-from tests import forked
+from tests.harness.processes import forked
 
 # The first turn, with all rights, imports what the second needs: another user may not read the installation.
 _LOOKS = """

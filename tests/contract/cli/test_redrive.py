@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from spark_jms import apply, connect
-from tests.contract.cli.commands import Jmsq, files_of
-from tests.contract.messages import reject_next
+from tests.harness.domains.commands import Jmsq, files_of
+from tests.harness.messages.shorthands import reject_next
 
 MODULE = {
     "destinations": {

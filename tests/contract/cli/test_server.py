@@ -18,8 +18,8 @@ from spark_jms.store import StoreError
 from spark_jms.store.errors import shown_uri
 from spark_jms.store.kinds import opening
 from spark_jms.testing.domain import wait_until
-from tests.contract.cli.commands import Jmsq, files_of
-from tests.contract.servers import Away
+from tests.harness.domains.commands import Jmsq, files_of
+from tests.harness.domains.servers import Away
 
 
 def test_servers_are_listed_and_one_that_is_away_named(servers: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:

@@ -30,7 +30,7 @@ from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.tables.storage import NamedFiles, now_ms
 from spark_jms.setup.machine import JavaNotFoundError
 from spark_jms.testing import wait_until
-from tests.contract.cli.commands import Jmsq
+from tests.harness.domains.commands import Jmsq
 
 
 def by_name(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.cli.commands import Jmsq, lines
+from tests.harness.domains.commands import Jmsq, lines
 
 
 def test_stat(domain: str, in_doubt: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:

@@ -9,7 +9,7 @@ from spark_jms import connect
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.log.destinations.declarations import apply_destinations
 from spark_jms.testing.inside import domain_of
-from tests.contract.cli.commands import Jmsq, files_of, lines
+from tests.harness.domains.commands import Jmsq, files_of, lines
 
 
 def test_topics_and_their_subscriptions(domain: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:

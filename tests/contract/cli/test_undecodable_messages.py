@@ -15,9 +15,9 @@ from spark_jms.core.messages.compression import compressed
 from spark_jms.log.messages.message_writer import MessageWriter
 from spark_jms.log.sending.send import send
 from spark_jms.testing.inside import domain_of
-from tests.contract.cli.commands import Jmsq, lines
-from tests.contract.test_text_not_utf8 import PLACES, plant
-from tests.unit.test_utf8 import text_of
+from tests.contract.claims.failures.test_text_not_utf8 import PLACES, plant
+from tests.harness.domains.commands import Jmsq, lines
+from tests.unit.core.messages.test_utf8 import text_of
 
 
 @pytest.fixture

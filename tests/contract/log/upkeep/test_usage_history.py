@@ -1,0 +1,387 @@
+"""The usage history: what passed through destinations in each minute, and what they held (T3)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from spark_jms import apply, connect
+from spark_jms.admin.purge import drop_backlog
+from spark_jms.admin.services import Rounds
+from spark_jms.claims.servers import stores
+from spark_jms.claims.upkeep import usage
+from spark_jms.claims.upkeep.usage import UsageHistory
+from spark_jms.claims.upkeep.views import drop_subscription, subscriptions
+from spark_jms.cli.__main__ import cli
+from spark_jms.client.context.context import Context
+from spark_jms.client.sending import producer as producers
+from spark_jms.core.limits.usage_history import KEPT_MS, WINDOW_MS, UsageWindow
+from spark_jms.errors import UnreadableTableError
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.log.upkeep.compaction import compact
+from spark_jms.log.upkeep.usage_history import USAGE_HISTORY, UsageHistoryTable
+from spark_jms.store import MemoryStore, StoreBusyError
+from spark_jms.testing import wait_until
+from spark_jms.testing.inside import domain_of, records_of
+from tests.harness.domains.commands import Jmsq
+from tests.harness.domains.quotas import receive
+
+SMALL = {"kind": "queue", "quota": "small"}
+NAMES = ("orders", "news", "limited")
+
+
+@pytest.fixture
+def context(tmp_path: Any) -> Iterator[Context]:
+    store = f"usage-{tmp_path.name}"
+    destinations = {
+        "orders": SMALL,
+        "news": {"kind": "topic", "retention": "1 h"},
+        "limited": {"kind": "topic", "messagesLimitOverride": 2},
+    }
+    quotas = {"small": {"messagesMaximum": 1000}}
+    apply(str(tmp_path), {"store": f"memory://{store}", "quotas": quotas, "destinations": destinations})
+    with connect(str(tmp_path), housekeeping=False) as made:
+        yield made
+    MemoryStore.forget(store)
+
+
+def record(context: Context, *names: str) -> tuple[int, dict[str, Exception]]:
+    """By a process that begins."""
+    return UsageHistory(Domain(context.root), records_of(context)).record(names or NAMES)
+
+
+def windows(context: Context, *names: str) -> list[UsageWindow]:
+    return UsageHistoryTable(Domain(context.root)).read(names or NAMES)
+
+
+def sums(context: Context, name: str) -> dict[str, int]:
+    rows = windows(context, name)
+    return {what: sum(getattr(row, what) for row in rows) for what in ("sent", "finished", "expired", "dropped")}
+
+
+def used(context: Context, name: str) -> int:
+    """As the history has it last."""
+    return [row.used.messages for row in windows(context, name) if row.used][-1]
+
+
+def passed(rows: list[UsageWindow]) -> list[tuple[int, ...]]:
+    """Without what counts in the minute of a round: expirations, and sends of messages that were purged before it."""
+    counts = [(row.start_ms, row.finished, row.dropped) for row in rows]
+    return [row for row in counts if any(row[1:])]
+
+
+def recount(context: Context) -> None:
+    """A minute later."""
+    domain_of(context).storage.delete_all(USAGE_HISTORY)
+    history = UsageHistory(Domain(context.root), records_of(context), lambda: now_ms() + WINDOW_MS)
+    assert history.record(NAMES)[1] == {}
+
+
+def sent_at(context: Context, monkeypatch: pytest.MonkeyPatch, at_ms: int, count: int = 1) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(producers, "now_ms", lambda: at_ms)
+        context.producer("orders").send_many({"text": f"{n}"} for n in range(count))
+
+
+def expire(context: Context, name: str, count: int) -> None:
+    context.producer(name).send_many({"text": f"{n}", "time_to_live": "1 ms"} for n in range(count))
+    done: list[int] = []
+    rounds = Rounds(domain_of(context), records_of(context), clean_up=True)
+    wait_until(lambda: sum(done) == count or done.append(rounds.run([name])[0].expired_messages), 10)
+    rounds.close()
+
+
+def drop(context: Context, name: str, subscription: str | None = None) -> int:
+    return drop_backlog(domain_of(context), records_of(context), name, subscription, [0], 0).dropped
+
+
+def test_history_counts_each_message_once_and_equals_a_recount(context: Context) -> None:
+    """T3: sent, finished, expired and dropped messages, recorded in several rounds by processes that begin, in the windows of a
+    later recount from the tables; what is used is that of `jmsq stat`."""
+    for turn in range(3):
+        context.producer("orders").send_many({"text": f"{n}"} for n in range(10))
+        record(context)
+        receive(context, 6)
+        expire(context, "orders", turn)
+        record(context)
+    assert drop(context, "orders") == 12
+    context.producer("orders").send(text="last")
+    assert record(context)[1] == {}
+    assert sums(context, "orders") == {"sent": 34, "finished": 18, "expired": 3, "dropped": 12}
+    assert used(context, "orders") == 1
+    known = passed(windows(context, "orders"))
+    recount(context)
+    assert passed(windows(context, "orders")) == known
+    assert sums(context, "orders") == {"sent": 34, "finished": 18, "expired": 3, "dropped": 12}
+
+
+def test_finished_messages_of_a_topic_are_those_of_all_subscriptions(context: Context) -> None:
+    """T3, T4: two subscriptions that finish one message count two; the limit of a subscription drops; a message is used once."""
+    consumers = [context.consumer("news", subscription=name) for name in ("a", "b")]
+    context.producer("news").send(text="x")
+    for consumer in consumers:
+        message = consumer.receive(timeout=10)
+        assert message is not None
+        record(context)
+        message.acknowledge()
+        consumer.close()
+    record(context)
+    assert sums(context, "news") == {"sent": 1, "finished": 2, "expired": 0, "dropped": 0}
+    assert [row.used and row.used.messages for row in windows(context, "news")][-1] == 0
+    context.consumer("limited", subscription="a").close()
+    context.producer("limited").send_many({"text": f"{n}"} for n in range(5))
+    with context.consumer("limited", subscription="a") as consumer:
+        message = consumer.receive(timeout=10)
+        assert message is not None
+        message.acknowledge()
+    record(context)
+    assert sums(context, "limited") == {"sent": 5, "finished": 1, "expired": 0, "dropped": 3}
+    assert used(context, "limited") == 1
+
+
+def test_subscription_that_is_created_again_counts_again(context: Context) -> None:
+    """T3: its record sets begin with nothing expired."""
+    for count in (3, 2):
+        context.consumer("news", subscription="a").close()
+        expire(context, "news", count)
+        record(context)
+        drop_subscription(
+            domain_of(context), records_of(context), subscriptions(domain_of(context), records_of(context), "news"), 1
+        )
+    assert sums(context, "news") == {"sent": 5, "finished": 0, "expired": 5, "dropped": 0}
+    assert used(context, "news") == 0
+
+
+def test_round_without_news_writes_nothing(context: Context) -> None:
+    """T3: no version, no file; an idle destination costs a look."""
+    context.producer("orders").send(text="x")
+    history = UsageHistory(domain_of(context), records_of(context))
+    assert history.record(NAMES)[0] >= 1
+    table = UsageHistoryTable(domain_of(context))
+    before = table.log.refresh().version
+    assert history.record(NAMES) == record(context) == (0, {})
+    assert table.log.refresh().version == before
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_round_that_is_killed_at_its_commit_is_repeated_without_a_difference(
+    context: Context, monkeypatch: pytest.MonkeyPatch, *, committed: bool
+) -> None:
+    """T3: before the commit nothing is in the history, and behind it everything, with the positions."""
+    context.producer("orders").send_many({"text": f"{n}"} for n in range(4))
+    UsageHistoryTable(domain_of(context)).create()
+    append = DeltaLog.append
+
+    def killed(log: DeltaLog, *arguments: Any) -> bool:
+        if committed:
+            append(log, *arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaLog, "append", killed)
+        with pytest.raises(KeyboardInterrupt):
+            record(context)
+    assert (record(context)[0] == 0) == committed
+    assert sums(context, "orders")["sent"] == 4
+
+
+def test_two_processes_record_the_same_news_once(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T3: the one whose commit comes second looks again, and finds nothing."""
+    context.producer("orders").send_many({"text": f"{n}"} for n in range(4))
+    record(context)
+    context.producer("orders").send_many({"text": f"{n}"} for n in range(4))
+    append, others = DeltaLog.append, list[tuple[int, dict[str, Exception]]]()
+
+    def beaten(log: DeltaLog, *arguments: Any) -> bool:
+        monkeypatch.setattr(DeltaLog, "append", append)
+        away.clear()
+        others.append(record(context))
+        return log.append(*arguments)
+
+    read, away = stores.state_of, [True]
+
+    def sometimes(*given: Any) -> Any:
+        if away:
+            raise StoreBusyError("away")
+        return read(*given)
+
+    monkeypatch.setattr(usage, "state_of", sometimes)
+    monkeypatch.setattr(DeltaLog, "append", beaten)
+    assert record(context) == (0, {}), "the second look has no error"
+    assert others[0][0] >= 1
+    assert sums(context, "orders")["sent"] == 8
+    files = [
+        file for file in domain_of(context).storage.list(USAGE_HISTORY) if file.path.rpartition("/")[2].startswith("m")
+    ]
+    assert len(files) == 2, "what the first look has staged is deleted"
+
+
+def test_window_is_that_of_the_sending_also_in_merged_files(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T3: messages of several minutes in one file; a time that no clock can have had counts as now."""
+    start = (now_ms() // WINDOW_MS - 5) * WINDOW_MS
+    for minute in range(3):
+        for _ in range(minute + 4):
+            sent_at(context, monkeypatch, start + minute * WINDOW_MS + 59_999)
+    assert compact(domain_of(context).log("orders")).compacted_files == 15
+    sent_at(context, monkeypatch, now_ms() + 10 * 3_600_000)
+    record(context)
+    found = [(row.start_ms - start, row.sent) for row in windows(context, "orders")]
+    assert found[:3] == [(0, 4), (WINDOW_MS, 5), (2 * WINDOW_MS, 6)]
+    assert found[3][1] == 1
+    assert len(found) == 4
+    context.producer("orders").send_many({"text": "x"} for _ in range(3))
+    compact(domain_of(context).log("orders"))
+    record(context)
+    assert sums(context, "orders")["sent"] == 19
+
+
+def test_purged_messages_are_counted_all_the_same(context: Context) -> None:
+    """T3: their numbers are dense, so none is missed; the window is that of the round."""
+    context.producer("orders").send_many({"text": f"{n}"} for n in range(4))
+    receive(context, 4)
+    rounds = Rounds(domain_of(context), records_of(context), clean_up=False)
+    assert rounds.run(["orders"])[0].purged_messages == 4
+    rounds.close()
+    record(context)
+    assert sums(context, "orders") == {"sent": 4, "finished": 4, "expired": 0, "dropped": 0}
+    assert used(context, "orders") == 0, "also when it was so before"
+
+
+def test_failure_of_one_destination_or_its_store_prevents_nothing_else(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T3: it is named, and what was missed comes with a later round: also expired messages, of which some record sets are known."""
+    context.producer("orders").send(text="x")
+    expire(context, "orders", 2)
+    context.producer("news").send(text="x")
+    read = stores.state_of
+
+    def away(store: Any, snapshot: Any, *rest: Any) -> Any:
+        if snapshot.destination.name == "orders":
+            raise StoreBusyError("away")
+        return read(store, snapshot, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(usage, "state_of", away)
+        _, errors = record(context)
+        assert {name: type(error) for name, error in errors.items()} == {"orders": StoreBusyError}
+        assert sums(context, "orders") == {"sent": 3, "finished": 0, "expired": 0, "dropped": 0}
+        assert sums(context, "news")["sent"] == 1
+    assert record(context, "missing", *NAMES)[1].keys() == {"missing"}
+    assert sums(context, "orders")["expired"] == 2
+
+
+def test_hours_older_than_a_month_leave(context: Context) -> None:
+    """T3: with the next change, whole hours at once."""
+    context.producer("orders").send(text="x")
+    record(context)
+    later = now_ms() + KEPT_MS + 2 * 3_600_000
+    context.producer("orders").send(text="y")
+    UsageHistory(domain_of(context), records_of(context), lambda: later).record(NAMES)
+    assert [row.sent for row in windows(context, "orders")] == [1]
+
+
+def test_history_that_is_deleted_begins_again(context: Context) -> None:
+    """T3: under a service that runs, which counts again what the tables have; also when another process was first, and when
+    that one was killed before its first commit."""
+    running, other = (UsageHistory(Domain(context.root), records_of(context)) for _ in range(2))
+    sent = 0
+    for begins_again in (running, other, None):
+        for _ in range(3):
+            context.producer("orders").send(text="x")
+            sent += 1
+            assert running.record(["orders"])[1] == {}
+        domain_of(context).storage.delete_all(USAGE_HISTORY)
+        if begins_again is None:
+            domain_of(context).storage.child(USAGE_HISTORY).put("_delta_log/.00000000000000000000.json.left", b"")
+            assert windows(context, "orders") == []
+        else:
+            assert begins_again.record(["orders"])[1] == {}
+        context.producer("orders").send(text="x")
+        sent += 1
+        assert running.record(["orders"])[1] == {}
+        assert sums(context, "orders")["sent"] == sent
+
+
+def test_history_stays_small(context: Context) -> None:
+    """T3: a file for each hour, Delta checkpoints, and no files that were replaced longer ago than the grace."""
+    history = UsageHistory(domain_of(context), records_of(context))
+    for _ in range(55):
+        context.producer("orders").send(text="x")
+        history.record(NAMES)
+    snapshot = UsageHistoryTable(domain_of(context)).log.refresh()
+    assert len(snapshot.files) <= 2
+    assert snapshot.version == 55
+    assert any(
+        "checkpoint.parquet" in file.path for file in domain_of(context).storage.list(f"{USAGE_HISTORY}/_delta_log")
+    )
+    table = UsageHistoryTable(domain_of(context))
+    table._clean_up.run(now=now_ms() + 3_600_000)  # the files of the removed list
+    kept = [
+        file for file in domain_of(context).storage.list(USAGE_HISTORY) if file.path.rpartition("/")[2].startswith("m")
+    ]
+    assert len(kept) <= 2
+    assert sums(context, "orders")["sent"] == 55
+
+
+@pytest.mark.parametrize("damage", ["torn", "missing"])
+def test_damaged_file_stops_no_recording(context: Context, damage: str) -> None:
+    """T3, C13: what follows is recorded beside it, the service names the file, and once it is restored nothing is missing."""
+    history = UsageHistory(domain_of(context), records_of(context), lambda: 1_000_000)
+    context.producer("orders").send(text="a")
+    history.record(NAMES)
+    everything = domain_of(context).storage.list(USAGE_HISTORY)
+    (info,) = [one for one in everything if one.path.rpartition("/")[2].startswith("m")]
+    file = Path(context.root, info.path)
+    whole = file.read_bytes()
+    if damage == "torn":
+        file.write_bytes(whole[:100])
+    else:
+        file.unlink()
+    for _ in range(2):
+        context.producer("orders").send(text="b")
+        assert history.record(NAMES) == (1, {})
+        (problem,) = history.damaged
+        assert file.name in problem
+    with pytest.raises((UnreadableTableError, FileNotFoundError), match=file.name):
+        windows(context)
+    file.write_bytes(whole)
+    assert sums(context, "orders")["sent"] == 3
+    context.producer("orders").send(text="c")
+    history.record(NAMES)
+    assert (history.damaged, sums(context, "orders")["sent"]) == ([], 4)
+
+
+@pytest.fixture
+def jmsq(context: Context) -> Jmsq:
+    def run(*arguments: str, code: int = 0, **_: Any) -> Any:
+        result = CliRunner().invoke(cli, [*arguments, "--root", context.root])
+        assert result.exit_code == code, result.output
+        return result
+
+    return run
+
+
+def test_command_shows_the_history_of_a_quota_or_destination(context: Context, jmsq: Jmsq) -> None:
+    """T3, C14: without a store; --since; a name that is neither is refused."""
+    assert "does `jmsq services` run?" in jmsq("quota", "history", "small").output
+    context.producer("orders").send_many({"text": f"{n}"} for n in range(3))
+    context.producer("news").send(text="x")
+    receive(context, 1)
+    record(context)
+    by_quota = json.loads(jmsq("quota", "history", "small", "--json").stdout)
+    assert {row["destination"] for row in by_quota} == {"orders"}
+    assert sum(row["sent"] for row in by_quota) == 3
+    assert by_quota[-1]["messages_used"] == 2
+    assert by_quota[-1]["bytes_used"] > 0
+    assert "orders" in jmsq("quota", "history", "orders").stdout
+    assert "news" in jmsq("quota", "history", "news", "--since", "1 h").stdout
+    assert json.loads(jmsq("quota", "history", "small", "--json", "--since", "2100-01-01").stdout) == []
+    assert "no quota 'none'" in jmsq("quota", "history", "none", code=1).output

@@ -1,0 +1,89 @@
+"""A safe shutdown of real daemons that finds no memory any more (R4, step 3)."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from spark_jms.store.errors import ShutdownBrokenOffError, StoreError
+from spark_jms.store.regions.admin.api import Admin
+from spark_jms.store.regions.admin.cluster import stop_daemon as stop
+from spark_jms.testing.domain import wait_until
+from tests.harness.stores.regions_cluster import FaultyDaemons, Make, has_all_copies, lists, store_at, wait_for_copies
+
+
+class WaitingShutdown:
+    """Of daemon 0, in a thread. Daemon 2, the only one with room, was stopped so shortly before that it counted."""
+
+    def __init__(self, path: Path, daemons: FaultyDaemons) -> None:
+        self.told: list[str] = []
+        self.ended: list[StoreError | tuple[int, ...]] = []
+        self._admin = Admin(str(path), 0)
+        daemons.signal(2, signal.SIGSTOP)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with self._admin as admin:
+                self.ended.append(admin.shutdown("local", waits=lambda index, reason: self.told.append(reason)))
+        except StoreError as error:
+            self.ended.append(error)
+
+    def join(self) -> StoreError | tuple[int, ...]:
+        self._thread.join(60)
+        [ended] = self.ended
+        return ended
+
+
+@contextmanager
+def waiting(daemons: FaultyDaemons) -> Iterator[WaitingShutdown]:
+    async def write() -> None:
+        async with store_at(daemons.path, "s", 0) as instance:
+            await (await instance.connection("c")).create(b"kept")
+
+    asyncio.run(write())
+    wait_for_copies(daemons)
+    shutdown = WaitingShutdown(daemons.path, daemons)
+    try:
+        wait_until(lambda: bool(shutdown.told) or bool(shutdown.ended), 60.0)
+        yield shutdown
+    finally:
+        daemons.signal(2, signal.SIGCONT)
+        shutdown.join()
+
+
+def test_safe_shutdown_waits_until_memory_comes(make_daemons: Make) -> None:
+    """R4, step 3: the caller and the log are told what it waits for; it ends when the third daemon is back."""
+    daemons = make_daemons(3)
+    with waiting(daemons) as shutdown:
+        assert shutdown.told == ["for memory: no other daemon has room for 1 MB of 1 regions (s.000)"]
+        assert "the shutdown waits for memory: no other daemon has room" in daemons.output()
+        assert lists(daemons.path, 1)[0][0].draining
+        daemons.signal(2, signal.SIGCONT)
+        assert shutdown.join() == (0,)
+    assert daemons.processes[0].wait(10) == 0
+    wait_until(lambda: has_all_copies(daemons.path, [1, 2], 1), 30.0)
+
+
+def test_waiting_shutdown_is_broken_off(make_daemons: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """R4, step 3: by another administrator; the one who waits gets an error, and the store opens again."""
+    daemons = make_daemons(3)
+    with waiting(daemons) as shutdown:
+        assert stop(["-dir", str(daemons.path), "-cancel"]) == 0
+        assert capsys.readouterr().out == "daemon 0 stays\n"
+        assert isinstance(shutdown.join(), ShutdownBrokenOffError)
+
+        async def read() -> list[bytes]:
+            async with store_at(daemons.path, "s", 0) as instance:
+                objects = await instance.connection("c")
+                return [await objects.read(handle) for handle in objects.handles()]
+
+        assert asyncio.run(read()) == [b"kept"]
+    assert daemons.processes[0].poll() is None
