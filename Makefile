@@ -87,6 +87,7 @@ lint: $(INSTALLED) spark_jms/store ## format, lint, types, architecture
 	@$(PY) -m ruff check --quiet .
 	@echo "== mypy" && $(PY) -m mypy --no-error-summary
 	@echo "== import-linter" && $(abspath $(VENV))/bin/lint-imports --no-logo
+	@echo "== house" && $(PY) -m tests.harness.house
 
 .PHONY: format
 format: $(INSTALLED) ## format the code and apply ruff's safe fixes

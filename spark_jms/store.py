@@ -1,5 +1,5 @@
-"""Stands in for `store/`, which is imported as spark_jms.store: a top-level package `store` would shadow a user's own `store.py`, or be
-shadowed by it. An installed spark-jms has the folder here instead of this file.
+"""Stands in for `store/`, which is imported as spark_jms.store: a top-level package `store` would shadow a user's own `store.py`, or
+be shadowed by it. An installed spark-jms has the folder here instead of this file.
 """
 
 import importlib.util

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from spark_jms.demo import flights
 from spark_jms.demo.account import DemoResult, DepthSample, QueueAccount
+from spark_jms.demo.flights import DemoError
 from spark_jms.demo.processes import end_descendants
-from spark_jms.demo.queries import DemoError
 from spark_jms.demo.story import Screen, Story, sparkline
 from spark_jms.setup.session import LOCAL_MASTER
 from spark_jms.setup.step import output_to

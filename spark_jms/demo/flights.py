@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from spark_jms.demo.queries import DemoError
+from spark_jms.errors import JmsqError
 
 ROWS = 336_776
 MOST_FEED_FILES = 12
@@ -33,6 +33,10 @@ FEED_SCHEMA = pa.schema(
         for name, kind in (part.split() for part in f"{FLIGHT_SCHEMA}, leg int".split(", "))
     ]
 )
+
+
+class DemoError(JmsqError):
+    """The demo could not continue: the message names the step, and --keep DIR keeps the logs."""
 
 
 def data_file() -> Path:

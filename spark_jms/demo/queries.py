@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_jms.demo.flights import FLIGHT_COLUMNS, FLIGHT_SCHEMA
-from spark_jms.errors import JmsqError
 from spark_jms.setup.session import short_lived_options, spark_session
 
 if TYPE_CHECKING:
@@ -210,10 +209,3 @@ def by_delta_readers(root: Path) -> list[QueryAnswer]:
         out.append(QueryAnswer(question, [column[0] for column in found.description or []], found.fetchall()))
     connection.close()
     return out
-
-
-# -- errors of the demo itself -----------------------------------------------------------------------------------------
-
-
-class DemoError(JmsqError):
-    """The demo could not continue: the message names the step, and --keep DIR keeps the logs."""

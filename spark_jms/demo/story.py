@@ -28,8 +28,8 @@ from spark_jms.demo.account import (
     row_commits,
     subscription_account,
 )
+from spark_jms.demo.flights import DemoError
 from spark_jms.demo.processes import READY_TIMEOUT_S, QueryReceiver, ReceiverProcess
-from spark_jms.demo.queries import DemoError
 from spark_jms.log.destinations.domain import Domain
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The data store in a database, SQLite (embedded) or PostgreSQL, under the lock protocol of the texts.
+"""The data store in a database, SQLite (embedded) or PostgreSQL, which one engine at a time owns.
 
 Read protocol.py first, for who serves the store, then tables.py and persistence.py. Not here: the engine that serves (engine).
 

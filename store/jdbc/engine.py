@@ -286,8 +286,8 @@ def read_published(connection: DatabaseConnection, tables: Tables) -> Published 
 
 
 class RetryLimit:
-    """Repeated attempts, bounded by time, with a log line now and then. Measures the time since `start`, or since the first failure of a
-    row of failures; `reset` ends the row."""
+    """Repeated attempts, bounded by time, with a log line now and then. Measures the time since `start`, or since the first
+    failure of a row of failures; `reset` ends the row."""
 
     def __init__(self, clocks: Clocks, limit_s: float, interval_ms: float) -> None:
         self.limit_s = limit_s

@@ -95,7 +95,11 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 def missed(lines: Mapping[str, int], folders: Mapping[str, int], found: Iterable[list[str]]) -> list[str]:
     """One text a limit that is not kept. `lines` of each file, `folders` with their number of modules, the circles."""
-    texts = [f"{file} has {n} lines, at most {MOST_LINES}" for file, n in lines.items() if n > MOST_LINES and file not in LONG]
+    texts = [
+        f"{file} has {n} lines, at most {MOST_LINES}"
+        for file, n in lines.items()
+        if n > MOST_LINES and file not in LONG
+    ]
     median = statistics.median(lines.values())
     if median < LEAST_MEDIAN:
         texts.append(f"the median module has {median:.0f} lines, at least {LEAST_MEDIAN}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.models.planted.bug import REGIONS, Edit, Planted, by_test, elsewhere
+from tests.models.planted.bug import Edit, Planted, by_test, elsewhere
 
 STORES = "tests/simulation/test_power_loss_in_stores.py::test_store_keeps_acknowledged_commits_through_losses_of_power"
 DIRECTORIES = (

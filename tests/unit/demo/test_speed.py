@@ -15,8 +15,8 @@ from spark_jms.demo import __main__ as demo
 from spark_jms.demo import story as screen_module
 from spark_jms.demo.__main__ import show
 from spark_jms.demo.account import DemoResult, QueueAccount, Speed, row_commits
+from spark_jms.demo.flights import DemoError
 from spark_jms.demo.processes import Received, ReceivedBatch
-from spark_jms.demo.queries import DemoError
 from spark_jms.demo.story import Screen, Stage
 from spark_jms.testing import memory_domain
 

@@ -6,71 +6,43 @@ import ast
 import re
 import subprocess
 from collections import defaultdict
-from functools import lru_cache
 from pathlib import Path
 
 import pytest
 
+from tests.harness.house import circles, graph_of, missed, modules, rooms_of, tree_of
 from tests.harness.project import PROJECT
 
 ROOTS = ("spark_jms", "store", "tests/models/regions", "benchmarks")
 
 
-@lru_cache
-def modules() -> dict[str, Path]:
-    """Module name -> file, of everything that is imported; store/ is imported as spark_jms.store."""
-    found = {}
-    for root in ROOTS:
-        for path in sorted((PROJECT / root).rglob("*.py")):
-            if "spark_jms/store/" in path.as_posix():
-                continue  # the link; the files are found under store/
-            parts = path.relative_to(PROJECT).with_suffix("").parts
-            name = ".".join(("spark_jms", *parts) if parts[0] == "store" else parts)
-            found[name.removesuffix(".__init__")] = path
-    return found
-
-
-@lru_cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def imports_of(name: str) -> set[str]:
-    """Modules of ours that this one imports anywhere: at run time, for types only, inside a function."""
-    known, found = modules(), set()
-    for node in ast.walk(tree_of(known[name])):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return {target for target in found if target in known and target != name}
-
-
-def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The groups of modules that reach each other (strongly connected components with more than one member)."""
-    reached: dict[str, set[str]] = {}
-    for start in graph:
-        seen: set[str] = set()
-        todo = list(graph[start])
-        while todo:
-            current = todo.pop()
-            if current not in seen:
-                seen.add(current)
-                todo += graph[current]
-        reached[start] = seen
-    groups = {frozenset(b for b in reached[a] if a in reached[b]) for a in graph if a in reached[a]}
-    return sorted(sorted(group) for group in groups)
-
-
 def test_no_import_circles() -> None:
     """A package's __init__ only hands names on; it is a surface, not a part, so it does not close a circle."""
-    surfaces = {name for name, path in modules().items() if path.name == "__init__.py"}
-    graph = {name: imports_of(name) - surfaces for name in modules() if name not in surfaces}
-    assert circles(graph) == []
+    assert circles(graph_of(modules(*ROOTS))) == []
 
 
 def test_circles_are_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def test_lint_names_each_limit_that_is_not_kept() -> None:
+    """`make lint` runs tests/harness/house.py."""
+    lines = {"spark_jms/core/a.py": 601, "spark_jms/core/b.py": 100, "spark_jms/core/c.py": 100}
+    folders = {"spark_jms/core": 16, "spark_jms/log": 2, "spark_jms/jobs": 2, "spark_jms": 2}
+    assert missed(lines, folders, [["a", "b"]]) == [
+        "spark_jms/core/a.py has 601 lines, at most 600",
+        "the median module has 100 lines, at least 200",
+        "spark_jms/core/ has 16 modules, at most 15",
+        "spark_jms/log/ has 2 modules, at least 3",
+        "a circle: a, b",
+    ]
+
+
+def test_rooms_are_folders_and_modules_beside_the_floors() -> None:
+    known = modules()
+    found = rooms_of(graph_of(known), known)
+    assert {"spark_jms/core/limits", "spark_jms/errors.py", "store/contract.py", "store/regions/core"} <= set(found)
+    assert "spark_jms/core/messages" in found["spark_jms/core/limits"]
 
 
 def test_feature_ids_stand_in_the_last_line_of_a_module_docstring_alone() -> None:
@@ -78,7 +50,7 @@ def test_feature_ids_stand_in_the_last_line_of_a_module_docstring_alone() -> Non
     features = re.compile(r"Features: [CRSDTM]\d+(, [CRSDTM]\d+)* \(docs/FEATURES\.md\)")
     ids = re.compile(r"(?<![\w./-])[CRSDTM]\d{1,2}(?![\w'-])")
     wrong = []
-    for name, path in modules().items():
+    for name, path in modules(*ROOTS).items():
         if not name.startswith("spark_jms"):
             continue  # tests name what they prove
         text = path.read_text(encoding="utf-8")
@@ -91,7 +63,7 @@ def test_feature_ids_stand_in_the_last_line_of_a_module_docstring_alone() -> Non
 def test_a_class_name_has_one_meaning() -> None:
     """Public classes of the whole repository, nested ones included."""
     places: dict[str, list[str]] = defaultdict(list)
-    for name, path in modules().items():
+    for name, path in modules(*ROOTS).items():
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(name)

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-from types import ModuleType
-
-from tests.harness.project import PROJECT
+from tests.harness.project import PROJECT, tool_of_docs
 
 PAGE = PROJECT / "docs/ARCHITECTURE.md"
 FEATURES = PROJECT / "docs/ROOMS.md"
 
 
-def drawer() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("rooms", PROJECT / "docs/rooms.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_map_shows_each_room_by_the_first_sentence_of_its_docstring() -> None:
     """Else: python docs/rooms.py --write docs/ARCHITECTURE.md"""
-    rooms = drawer()
+    rooms = tool_of_docs("rooms")
     text = PAGE.read_text(encoding="utf-8")
     assert rooms.put_into(text) == text
     assert [room for room in rooms.rooms() if not rooms.sentence_of(room)] == []
@@ -32,7 +20,7 @@ def test_the_map_has_every_room() -> None:
     found = {path.parent for root in ("spark_jms", "store") for path in (PROJECT / root).rglob("*.py")}
     link = PROJECT / "spark_jms/store"
     expected = {room for room in found if not room.is_relative_to(link)} - {PROJECT / "spark_jms"}
-    assert set(drawer().rooms()) == expected
+    assert set(tool_of_docs("rooms").rooms()) == expected
 
 
 def test_each_module_that_a_feature_names_exists() -> None:

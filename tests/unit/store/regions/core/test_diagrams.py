@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from spark_jms.store import diagrams
 from spark_jms.store.regions.core.directory_view import REQUEST_STATES, RequestEvent, RequestState
 from spark_jms.store.regions.core.leaving import LEAVING_STATES, LeavingEvent, LeavingState
 from spark_jms.store.regions.core.opening import ANSWERS, Situation
@@ -24,8 +23,9 @@ from spark_jms.store.regions.core.primary_state import (
 from spark_jms.store.regions.core.replication import FOLLOWER_STATES, FollowerEvent, FollowerState
 from spark_jms.store.regions.protocol.region_entry import EntryEvent
 from spark_jms.store.state_table import StateTable, StateTransition
-from tests.harness.project import PROJECT
+from tests.harness.project import PROJECT, tool_of_docs
 
+diagrams = tool_of_docs("diagrams")
 PAGE = PROJECT / "docs/REPLICATED-STORE-DESIGN.md"
 MACHINES = [
     (FOLLOWER_STATES, FollowerState, FollowerEvent),
@@ -39,7 +39,7 @@ MACHINES = [
 
 
 def test_the_page_shows_the_tables_of_the_code() -> None:
-    """R10: redrawn, the page is the same. Else: python -m spark_jms.store.diagrams --write docs/REPLICATED-STORE-DESIGN.md"""
+    """R10: redrawn, the page is the same. Else: python docs/diagrams.py --write docs/REPLICATED-STORE-DESIGN.md"""
     text = PAGE.read_text(encoding="utf-8")
     assert diagrams.put_into(text) == text
 
