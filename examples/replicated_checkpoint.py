@@ -24,7 +24,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jms.store.regions.admin.api import Admin
+from spark_jms.store.regions.admin import Admin
 from spark_jms.store.regions.admin.cluster import Cluster, free_ports
 from spark_jms.store.regions.client.instance import StoreInstance
 

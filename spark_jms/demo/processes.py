@@ -29,9 +29,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TextIO
 
+from spark_jms.demo.flights import DemoError
 from spark_jms.demo.queries import (
     SUBSCRIPTIONS,
-    DemoError,
     create_output,
     receive_flights,
     receive_subscription,

@@ -17,11 +17,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from spark_jms.core.messages.columns import spark_schema
-from spark_jms.errors import IllegalStateException, OptionError
+from spark_jms.errors import OptionError
 from spark_jms.settings.options import Options
 from spark_jms.spark.options import address_of, browsed_subscription, check_browsing, freeze_loaded
 from spark_jms.spark.source import MemberPartition, read_partition
@@ -161,39 +160,6 @@ class JmsqReader(DataSourceReader):
         freeze_loaded()
 
 
-def fresh(frame: DataFrame) -> DataFrame:
-    """The same DataFrame, whose next read shows the current messages, claims or positions; so does the next read of the views
-    and DataFrames that it is derived from. For a view: `fresh(spark.table("backlog"))`. No other thread may begin to read them
-    meanwhile. Raises IllegalStateException if it cannot reach the planned partitions, as with Spark Connect, and if Spark has
-    cached the messages.
-
-    Spark 4.2 keeps the partitions that a Python reader has planned with the table of the plan (`PythonDataSourceV2.readInfo`), for
-    all reads of every view and DataFrame made from it. They are planned once, on the driver: to plan in the tasks instead would
-    make each executor open the store, and give each task a snapshot of its own. `REFRESH TABLE` does not reach them. So this clears
-    what Spark keeps, and the next read plans again: one snapshot for all its tasks, as the first read had."""
-    from py4j.protocol import Py4JError
-
-    try:
-        sources = list(_sources(frame._jdf.queryExecution().analyzed()))
-        for source in sources:
-            source.setReadInfo(None)
-        again = frame.select("*")  # a DataFrame that was collected keeps its physical plan, with the old partitions
-        cached = not frame.isStreaming and len(sources) > len(
-            list(_sources(again._jdf.queryExecution().withCachedData()))
-        )
-    except (AttributeError, TypeError, Py4JError) as error:
-        raise IllegalStateException(
-            f"this Spark does not let its planned partitions be cleared ({error}): recreate the view or DataFrame, with "
-            'CREATE OR REPLACE TEMPORARY VIEW or spark.read.format("jmsq")'
-        ) from error
-    if cached:
-        raise IllegalStateException(
-            "what this DataFrame or view reads is cached, and fresh() cannot renew a cache: call unpersist() on the cached "
-            "DataFrame, or UNCACHE TABLE, and then fresh() again"
-        )
-    return again
-
-
 def _groups(files: list[Any]) -> Iterator[list[Any]]:
     """Groups of consecutive files of about 128 MiB: one Spark partition each."""
     group: list[Any] = []
@@ -206,17 +172,3 @@ def _groups(files: list[Any]) -> Iterator[list[Any]]:
             group, size = [], 0
     if group:
         yield group
-
-
-def _sources(plan: Any) -> Iterator[Any]:
-    """Of `format("jmsq")`, in the plan and its subqueries."""
-    plans = [plan, *_items(plan.subqueriesAll())]
-    for leaf in (leaf for one in plans for leaf in _items(one.collectLeaves())):
-        if leaf.getClass().getSimpleName() == "DataSourceV2Relation" and leaf.table().name() == "jmsq":
-            field = leaf.table().getClass().getDeclaredField("ds")
-            field.setAccessible(True)
-            yield field.get(leaf.table())
-
-
-def _items(sequence: Any) -> list[Any]:
-    return [sequence.apply(index) for index in range(sequence.size())]

@@ -56,7 +56,7 @@ from enum import Enum, auto
 from typing import Any
 
 from spark_jms.core.destinations.destination import Subscription
-from spark_jms.core.messages.step_table import step_of
+from spark_jms.core.transactions.transaction import step_of
 
 FIFO, PREEMPTIVE = "FIFO", "Preemptive"
 UNLIMITED = -1

@@ -25,7 +25,6 @@ from typing import Any
 from spark_jms.core.destinations.subscriptions import LIMIT, NOTHING_DROPPED, LimitAccount
 from spark_jms.core.messages.chunked_ranges import NONE, ChunkedRanges
 from spark_jms.core.messages.ranges import Ranges, union
-from spark_jms.core.messages.step_table import step_of
 from spark_jms.core.records.expiration import EXPIRER
 from spark_jms.core.records.life_cycle import (
     LOGGED,
@@ -50,7 +49,7 @@ from spark_jms.core.records.redelivery import (
     forgotten,
 )
 from spark_jms.core.records.refusal import MessageRefusal, Refusals, added, left, messages_of
-from spark_jms.core.transactions.transaction import Pledge, with_ticket
+from spark_jms.core.transactions.transaction import Pledge, step_of, with_ticket
 from spark_jms.core.transactions.transfer import Intent, Ticket, free_ticket
 from spark_jms.errors import ConsumerClosedException
 from spark_jms.settings.fields import LifeEvent

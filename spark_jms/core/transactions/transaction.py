@@ -61,10 +61,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Any
+from typing import Any, TypeVar
 
 from spark_jms.core.messages.ranges import Ranges
-from spark_jms.core.messages.step_table import step_of
 from spark_jms.core.transactions.transfer import StagedFile, TargetOutcome, Ticket, TransferTarget
 from spark_jms.errors import FormatVersionError, IllegalStateException, RecordSetError
 
@@ -72,6 +71,9 @@ FORMAT_VERSION = 1
 MAX_COORDINATORS = 65_536  # as many as ever commit at once: a limit on loops, not on users
 COORDINATOR_KEY = "coordinator"
 COORDINATORS_PREFIX = "transactions/"
+_State = TypeVar("_State", bound=Enum)
+_Event = TypeVar("_Event", bound=Enum)
+_T = TypeVar("_T")
 
 
 class TransactionState(Enum):
@@ -223,6 +225,17 @@ class CoordinatorState:
 
     def ended(self) -> CoordinatorState:
         return replace(self, open=None)
+
+
+def step_of(table: Mapping[tuple[_State, _Event], _T], state: _State, event: _Event, what: str) -> _T:
+    """The entry of a state table for this step. `what` names the thing that has the state. Raises IllegalStateException for a step
+    that the table does not have: nothing was changed."""
+    try:
+        return table[state, event]
+    except KeyError:
+        raise IllegalStateException(
+            f"{what} is {state.name}, and {event.name} is no step of that state: nothing was changed"
+        ) from None
 
 
 def target_step(state: TransactionState, outcome: TargetOutcome) -> TransactionStep | None:

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 from spark_jms.errors import IllegalStateException
-from spark_jms.spark.browser import fresh
+from spark_jms.spark.fresh import fresh
 
 if TYPE_CHECKING:
     from tests.spark.conftest import Bench

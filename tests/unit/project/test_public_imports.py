@@ -15,7 +15,7 @@ from tests.harness.project import PROJECT
 PACKAGES = [f"spark_jms{name}" for name in ("", ".admin", ".aio", ".client", ".demo", ".errors", ".setup", ".testing")]
 # Documented modules of their own. The last three start daemons on this machine, for a program that shows a cluster.
 DOCUMENTED = {
-    "spark_jms.spark.browser": {"fresh"},
+    "spark_jms.spark.fresh": {"fresh"},
     "spark_jms.cli.__main__": {"cli"},
     "spark_jms.store.regions.admin": {"Admin"},
     "spark_jms.store.regions.admin.cluster": {"Cluster", "free_ports"},
