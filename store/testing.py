@@ -1,8 +1,8 @@
-"""For tests of this project: the fake persistence of an engine, and the stores' inside.
+"""For tests of this project: the fake persistence of an engine, a fake cluster of regions, and the stores' inside.
 
-MemoryPersistence is a persistence in memory, which several "processes" of one test own in turn. The functions end or stop one
-session as the death of its process, or a stop, does to all that the process has. Not for applications: they may change with
-any release.
+MemoryPersistence is a persistence in memory, which several "processes" of one test own in turn. FakeCluster answers administrators
+through `AdminPort`, without daemons. The functions end or stop one session as the death of its process, or a stop, does to all
+that the process has. Not for applications: they may change with any release.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class MemoryFinder(EngineFinder):
             self._mine.abandon()
 
 
-# -- A fake cluster for tests of administration: `AdminPort` in memory, without daemons --------------------------------
+# -- a cluster of regions ----------------------------------------------------------------------------------------------
 
 
 class FakeCluster:
@@ -253,9 +253,7 @@ class FakeAdminPort(AdminPort):
         return self._cluster
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The stores' inside, for tests of this project: to end or stop one session as the death of its process, or a stop, does
-# to all that the process has. Not for applications: it may change with any release.
+# -- the stores' inside ------------------------------------------------------------------------------------------------
 
 
 def backend_of(store: Store) -> Backend:

@@ -1,4 +1,5 @@
-"""`jmsq store up`, `down`, `daemons`, `regions`, `daemon`, `admin`: the daemons of a replicated store.
+"""`jmsq store`: the daemons of a replicated store (`up`, `down`, `daemons`, `regions`, `daemon`, `admin`), and one store of any kind,
+by its URI or as the domain's store (`create`, `ddl`, `check`, `dump`, `compact`, `migrate`, `lock`, `resolve`); and `storeadmin`.
 
 Features: C14, C16, R3, R4, R6, S1 (docs/FEATURES.md)
 """
@@ -16,6 +17,7 @@ from spark_jms.settings.table import MissingExtraError, needs
 from spark_jms.store.errors import shown_uri
 
 DIRECTORY_VARIABLE = "RS_DIRECTORY"
+EXIT_PROBLEMS = 1
 
 _directory = click.option(
     "--dir",
@@ -216,11 +218,8 @@ def _localindex(directory: str) -> int:
     return Cluster(directory).running_localindex()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# `jmsq store create`, `ddl`, `check`, `dump`, `compact`, `migrate`, `lock`, `resolve`: one store of any kind, by its
-# URI or as the domain's store.
+# -- one store ---------------------------------------------------------------------------------------------------------
 
-EXIT_PROBLEMS = 1
 _uri = click.argument("uri", metavar="[URI]", required=False)
 
 
@@ -402,7 +401,7 @@ def resolve(settings: CommandSettings, uri: str | None, transaction: str | None,
         settings.out.say("no transaction is in doubt")
 
 
-# -- `jmsq store`: the group of the commands that look after stores, in one module per family --------------------------
+# -- the group, and storeadmin -----------------------------------------------------------------------------------------
 
 
 @click.group("store", cls=CommandGroup, short_help="Stores: create, check, move, and the daemons of a replicated one.")
@@ -414,17 +413,13 @@ for _command in (create, ddl, check, dump, compact, migrate, lock, resolve, up, 
     store.add_command(_command)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The entry point of `storeadmin`: it names the extra when the packages of the replicated store are not installed.
-
-
 def storeadmin() -> int:
-    """Returns the exit code."""
+    """The entry point of `storeadmin`; returns the exit code. It names the extra when the packages of the replicated store are missing."""
     try:
         with needs("replicated"):
-            from spark_jms.store.regions.admin.cli import main as storeadmin
+            from spark_jms.store.regions.admin.cli import main
 
-            return storeadmin()
+            return main()
     except MissingExtraError as error:
         print(f"storeadmin: {error}", file=sys.stderr)
         return 1

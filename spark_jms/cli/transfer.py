@@ -1,4 +1,5 @@
-"""`jmsq forward`: messages of members without consumers go to members that have some.
+"""Messages that move, each exactly once: `jmsq forward` to members that have consumers, `jmsq move` to another destination or member,
+`jmsq redrive` from an error destination back to where they failed.
 
 Features: C8, C14, C18, D5, M2 (docs/FEATURES.md)
 """
@@ -62,9 +63,6 @@ def forward(settings: CommandSettings, destinations: tuple[str, ...], every_s: f
             time.sleep(every_s)
 
 
-# -- `jmsq move`: messages go to another destination or member, exactly once -------------------------------------------
-
-
 @command("move", short_help="Move messages to another destination or member.")
 @click.argument("source", shell_complete=complete_destination)
 @click.argument("target", shell_complete=complete_destination)
@@ -117,9 +115,6 @@ def move(
     settings.out.say(f"{'would move' if dry_run else 'moved'} {done.moved:,} message(s) of {source} to {where}")
     if done.claimed:
         settings.out.say(f"{done.claimed:,} claimed message(s) stay with their consumers: see `jmsq claims {source}`")
-
-
-# -- `jmsq redrive`: messages of an error destination go back to where they failed, exactly once -----------------------
 
 
 @command("redrive", short_help="Bring messages back from an error destination.")

@@ -1,4 +1,6 @@
-"""The Spark side of the demo: four streaming queries, a few lines each."""
+"""The Spark side of the demo: four streaming queries, a few lines each; and questions about a backlog, answered by SQL, through
+`format("jmsq")` and by plain Delta readers.
+"""
 
 from __future__ import annotations
 
@@ -126,8 +128,7 @@ def create_output(spark: SparkSession, work: Path, name: str) -> None:
     spark.createDataFrame([], schema).write.format("delta").mode("ignore").save(str(work / "received" / name))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Questions about a backlog, answered by SQL: first through format("jmsq"), then by plain Delta readers.
+# -- questions about a backlog -----------------------------------------------------------------------------------------
 
 _BY_CARRIER = """
     SELECT {carrier} AS carrier, count(*) AS waiting FROM {table}
