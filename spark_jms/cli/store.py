@@ -414,7 +414,7 @@ for _command in (create, ddl, check, dump, compact, migrate, lock, resolve, up, 
 
 
 def storeadmin() -> int:
-    """The entry point of `storeadmin`; returns the exit code. It names the extra when the packages of the replicated store are missing."""
+    """The entry point of `storeadmin`: names the extra of the replicated store when its packages are missing."""
     try:
         with needs("replicated"):
             from spark_jms.store.regions.admin.cli import main
