@@ -16,9 +16,9 @@ import json, os, stat, sys
 from click.testing import CliRunner
 from spark_jms import connect
 from spark_jms.admin.domain_sample import take
-from spark_jms.claims.views import opened_store
-from spark_jms.cli.main import cli
-from spark_jms.log.domain import Domain
+from spark_jms.claims.upkeep.views import opened_store
+from spark_jms.cli.__main__ import cli
+from spark_jms.log.destinations.domain import Domain
 root = sys.argv[1]
 looks = (["stat"], ["stat", "--json"], ["list"], ["describe", "work"], ["browse", "work"], ["subscriptions"], ["claims"],
     ["acks", "work"], ["transactions"], ["explain", "work", "a = 1"], ["server", "list"], ["store", "check"])

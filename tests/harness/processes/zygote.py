@@ -45,8 +45,6 @@ def main() -> None:
     installed = sys.path[[os.path.basename(entry) for entry in sys.path].index(standard) :]
     for name in MODULES:
         importlib.import_module(name)
-    for name in [name for name in sys.modules if name.endswith(".__main__")]:
-        del sys.modules[name]  # a program would be told that its module is imported already
     pa.array([1])  # imports pandas
     gc.collect()
     gc.freeze()
@@ -119,6 +117,7 @@ def _run(command: list[str]) -> None:
     if command[0] == "-m":
         sys.path.insert(0, os.getcwd())
         sys.argv = ["-m", *command[2:]]
+        sys.modules.pop(command[1], None)  # a program would be told that its module is imported already
         runpy._run_module_as_main(command[1])  # type: ignore[attr-defined]
         return
     program = types.ModuleType("__main__")

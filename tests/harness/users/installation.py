@@ -19,7 +19,7 @@ import pytest
 from tests.harness.project import PROJECT
 
 DIRECTORY_VARIABLE = "JMSQ_TEST_INSTALLATIONS"  # set by tests/conftest.py; the processes of a run share it
-SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "pyspark_jmsq.py", "spark_jms", "store")
+SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "pyspark_jmsq.py", "spark_jms", "store", "MANIFEST.in")
 OFFLINE = ("NewConnectionError", "NameResolutionError", "Network is unreachable", "ConnectTimeoutError")
 BUILD_SDIST = "import sys, setuptools.build_meta; setuptools.build_meta.build_sdist(sys.argv[1])"
 NOT_INHERITED = (
@@ -100,6 +100,7 @@ def sdist_and_wheel() -> tuple[Path, Path]:
                     shutil.copytree(PROJECT / name, source / name, symlinks=True, ignore=ignored)
                 else:
                     shutil.copy(PROJECT / name, source / name)
+            (source / "spark_jms/store").unlink(missing_ok=True)  # the link that git ignores
             pip("install", "--target", str(tools), "setuptools>=77", "wheel", cwd=source)
             built_with = {**os.environ, "PYTHONPATH": str(tools)}
             must(run([sys.executable, "-c", BUILD_SDIST, str(dist)], source, built_with))

@@ -169,7 +169,7 @@ def test_file_is_looked_at_when_its_next_message_expires(context: Context, monke
 def test_file_whose_messages_are_all_over_is_not_opened(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """T6, C7: its statistics tell, to the search and to a consumer's plan; not of a topic's selector."""
     send(context, "plain", "a", "b")
-    for name in ("scan", "expiration_scan"):
+    for name in ("messages.scan", "failures.expiration"):
         monkeypatch.setattr(f"spark_jms.claims.{name}.read_stored", lambda *given, **more: pytest.fail("opened"))
     later = Later(context, "plain")
     assert later.batch()[0] is None

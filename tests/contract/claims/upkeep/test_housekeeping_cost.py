@@ -125,7 +125,7 @@ def test_housekeeping_works_in_small_steps_with_pauses(context: Context, monkeyp
     """C13: no commit of compaction replaces more files than a step, and before each one the other threads get their turn."""
     log, steps = log_of(context), list[str]()
     monkeypatch.setattr(compaction, "STEP_FILES", 8)
-    monkeypatch.setattr(compaction, "breathe", lambda: steps.append("breath"))
+    monkeypatch.setattr(compaction, "give_way", lambda: steps.append("breath"))
     append = log.append
 
     def counted(snapshot: object, operation: str, actions: list[object], parameters: object) -> bool:

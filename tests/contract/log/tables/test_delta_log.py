@@ -162,9 +162,9 @@ def test_concurrent_committers_stay_dense(storage: LocalStorage | ObjectStorage)
 _SENDER = """
 import sys
 import pyarrow as pa
-from spark_jms.log.send import send
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.sending.send import send
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.messages.message_writer import MessageWriter
 
 log = Domain(sys.argv[1]).log("orders")
 for i in range(15):

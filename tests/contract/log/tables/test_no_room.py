@@ -26,8 +26,8 @@ import pyarrow as pa
 from spark_jms import connect
 from spark_jms.client import Completion
 from spark_jms.errors import TransactionRolledBackException
-from spark_jms.log.domain import Domain
-from spark_jms.log.message_writer import MessageWriter
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.messages.message_writer import MessageWriter
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 kept = resource.getrlimit(resource.RLIMIT_FSIZE)
 found = []

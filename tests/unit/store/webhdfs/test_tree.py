@@ -26,7 +26,7 @@ from spark_jms.store.webhdfs.inode import (
 )
 from spark_jms.store.webhdfs.tree import DirectoryTree, decode_tree, encode_tree
 
-PURE = ("inode", "tree", "tree_snapshot", "decisions", "path", "edits", "wire", "errors")
+PURE = ("inode", "tree", "decisions", "wire", "errors")
 IMPURE = {"socket", "ssl", "asyncio", "time", "random", "os", "io", "pathlib", "threading", "aiohttp", "secrets"}
 PATHS = st.lists(st.sampled_from("abc"), max_size=3).map(lambda names: "/" + "/".join(names))
 

@@ -25,12 +25,10 @@ from tests.harness.project import PROJECT
 
 FILE = "gd/rs_daemons.cfg"
 PURE = (
-    "core/config",
-    "core/utilization",
-    "client/thresholds",
-    "command_line",
+    "protocol/cluster_config",
+    "core/memory_use",
     "daemon/options",
-    "admin/selection",
+    "admin/port",
     "admin/formats",
     "admin/commands",
 )
