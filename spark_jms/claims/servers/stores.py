@@ -31,7 +31,7 @@ from spark_jms.core.messages.ranges import EMPTY, Ranges, union
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.stored_form import changed_objects, from_objects, member_record, members_prefix, uses_record
 from spark_jms.errors import MemberUnavailableError, OptionError
-from spark_jms.log.destinations.domain import Domain, check_owner
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import now_ms
@@ -104,15 +104,8 @@ class DomainStores(RoutedStore):
 
 
 def open_home(domain: Domain, opening: StoreOpening | None = None) -> Store:
-    """The domain's own store, which `jmsq apply` has made. A new one is made where the old one ends with its processes.
-    Raises DomainError when it is the store of another domain."""
-    store = open_store(domain.store_uri, create=not lasts(domain.store_uri), opening=opening)
-    try:
-        check_owner(domain, store)
-    except BaseException:
-        store.close()
-        raise
-    return store
+    """The domain's own store, which `jmsq apply` has made. A new one is made where the old one ends with its processes."""
+    return open_store(domain.store_uri, create=not lasts(domain.store_uri), opening=opening)
 
 
 def open_stores(domain: Domain, limit_s: float | None = None) -> Store:

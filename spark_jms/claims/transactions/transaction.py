@@ -55,7 +55,7 @@ from spark_jms.errors import (
     OptionError,
     RecordSetError,
 )
-from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.destinations.domain import Domain, check_owner
 from spark_jms.log.sending.transfer import abort_transfer, append_transfer, has_overtaken
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.storage import now_ms
@@ -297,7 +297,7 @@ class Coordinators:
         """None when another process holds it, and when it is damaged or of a later spark-jms."""
         name = coordinator_record(slot)
         for _ in range(2):
-            session = self._session = self._session or home_of(self._store).connect("transactions")
+            session = self._connected()
             try:
                 handle = session.open(name)
             except RecordHeldError:
@@ -319,6 +319,14 @@ class Coordinators:
                 handle.close()
                 raise
         return None
+
+    def _connected(self) -> Session:
+        """Raises DomainError when the store is another domain's, whose transactions are not ours to complete."""
+        if self._session is None:
+            home = home_of(self._store)
+            check_owner(self._domain, home)
+            self._session = home.connect("transactions")
+        return self._session
 
     def close(self) -> None:
         with self._lock:

@@ -187,7 +187,3 @@ def _close(admin: Admin) -> None:
         admin.close()
     except DaemonUnavailableError:
         return  # gone is closed
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,6 +14,7 @@ import spark_jms
 from spark_jms.admin.destinations import drop_destination
 from spark_jms.admin.domain_sample import DESTINATIONS, take
 from spark_jms.claims.servers.stores import open_stores
+from spark_jms.claims.transactions.transaction import Coordinators
 from spark_jms.claims.upkeep.views import opened_store
 from spark_jms.cli.__main__ import cli
 from spark_jms.client import connect
@@ -268,10 +269,11 @@ def test_store_of_another_domain_is_refused(tmp_path: Path, shared: dict[str, An
     for _ in range(2):
         with pytest.raises(DomainError, match=why):
             spark_jms.apply(second, shared)
-    with pytest.raises(DomainError, match=why):
-        open_stores(Domain(second))  # its file names the store
-    with pytest.raises(DomainError, match=why):
-        open_stores(Domain(second), 10.0).sessions()
+    with open_stores(Domain(second)) as store:  # its file names the store
+        coordinators = Coordinators(Domain(second), store)
+        with pytest.raises(DomainError, match=why):
+            coordinators.take()
+        coordinators.close()
     spark_jms.apply(second, {**shared, "store": "file"})
     first = Domain(str(tmp_path / "first"))
     with opened_store(first) as opened:

@@ -428,7 +428,7 @@ def test_storeadmin_runs_every_command(make_daemons: Make) -> None:
     write_some(daemons.path, "closed", 0)
 
     def admin(command: str, *words: str) -> tuple[int, str, str]:
-        return run("spark_jms.store.regions.admin", command, "-dir", path, *words)
+        return run("spark_jms.cli", "store", "admin", command, "-dir", path, *words)
 
     async def check() -> None:
         async with store_at(daemons.path, "open", 1) as instance:
