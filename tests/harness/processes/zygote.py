@@ -117,7 +117,9 @@ def _run(command: list[str]) -> None:
     if command[0] == "-m":
         sys.path.insert(0, os.getcwd())
         sys.argv = ["-m", *command[2:]]
-        sys.modules.pop(command[1], None)  # a program would be told that its module is imported already
+        is_package = hasattr(sys.modules.get(command[1]), "__path__")
+        # Python would warn that the module of the program is imported already.
+        sys.modules.pop(f"{command[1]}.__main__" if is_package else command[1], None)
         runpy._run_module_as_main(command[1])  # type: ignore[attr-defined]
         return
     program = types.ModuleType("__main__")
