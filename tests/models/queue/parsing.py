@@ -70,7 +70,7 @@ def _open_input(storage: MemoryStorage, path: str) -> _Source:
 
 @dataclass
 class _DecodedFile:
-    """What file_reader uses of a ParquetFile. Columns are decoded once."""
+    """What data_files uses of a ParquetFile. Columns are decoded once."""
 
     file: pq.ParquetFile
     decoded: dict[object, list[pa.RecordBatch]]
@@ -94,6 +94,9 @@ class _ReadOnce:
 
     def ParquetFile(self, source: _Source, **how: Any) -> _DecodedFile:
         return self.known(source.data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(pq, name)
 
 
 def _files_once() -> Callable[[bytes], _DecodedFile]:
