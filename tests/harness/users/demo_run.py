@@ -17,9 +17,9 @@ from tests.harness.project import PROJECT
 
 _WATCHED = """
 import sys
-from spark_jms.demo import watch
+from spark_jms.demo import account
 from spark_jms.demo.__main__ import main
-watch.EVERY_S = {every_s}
+account.EVERY_S = {every_s}
 sys.exit(main())
 """
 

@@ -56,7 +56,7 @@ def test_demo_waits_for_no_sample(tmp_path: Path) -> None:
 @pytest.mark.timeout(240)
 def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     run = demo("--rows", "2000", cwd=tmp_path)
-    until(lambda: any("demo.receiver" in line for line in processes_in(tmp_path)), 120, "no receiver was started")
+    until(lambda: any("demo.processes" in line for line in processes_in(tmp_path)), 120, "no receiver was started")
     run.send_signal(signal.SIGINT)
     said, _ = run.communicate(timeout=100)
     assert run.returncode == 130, said
