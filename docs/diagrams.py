@@ -1,11 +1,13 @@
-"""The state tables of the region cluster's core, drawn for docs/REPLICATED-STORE-DESIGN.md.
+"""What the docs draw from the code: the state tables of the region cluster's core, and the map of the rooms.
 
-python docs/diagrams.py            prints them
-python docs/diagrams.py --write docs/REPLICATED-STORE-DESIGN.md     puts them between their markers
+python docs/diagrams.py                                           prints all
+python docs/diagrams.py --write docs/REPLICATED-STORE-DESIGN.md   puts a page's pictures between their markers
 """
 
 from __future__ import annotations
 
+import ast
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,8 +25,14 @@ from spark_jms.store.regions.protocol import region_entry
 from spark_jms.store.regions.protocol.region_entry import EntryEvent, Holder, RegionEntry
 from spark_jms.store.state_table import StateTable
 
+PROJECT = Path(__file__).parents[1]
 Rows = list[tuple[str, ...]]
 END_MARK = "<!-- end -->"
+# From the top of the house to the ground: a floor imports from those below it.
+FLOORS = (
+    *("demo", "cli", "console", "metrics", "jobs", "admin", "aio", "client", "spark", "claims", "log", "core"),
+    *("settings", "setup", "testing"),
+)
 
 
 def markdown(rows: Rows) -> str:
@@ -107,7 +115,33 @@ def opening_rows() -> Rows:
     return [("situation", "answer"), *((situation.value, answer) for situation, answer in ANSWERS.items())]
 
 
-# ---- the page
+# ---- the rooms, by the first sentences of their docstrings
+
+
+def rooms() -> list[Path]:
+    """The packages, the floors in their order."""
+    found = [PROJECT / "spark_jms" / floor for floor in FLOORS]
+    return [
+        package.parent
+        for root in (*found, PROJECT / "store")
+        for package in sorted(root.rglob("__init__.py"), key=lambda path: path.parent)
+    ]
+
+
+def sentence_of(room: Path) -> str:
+    """The first sentence of its docstring."""
+    text = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8"))) or ""
+    first = " ".join(text.partition("\n\n")[0].split())
+    return re.split(r"(?<=[^.]\.) ", first)[0].rstrip(".")
+
+
+def room_rows() -> Rows:
+    names = {room: room.relative_to(PROJECT).as_posix() for room in rooms()}
+    shown = [(f"[`{name.removeprefix('spark_jms/')}/`](../{name})", sentence_of(room)) for room, name in names.items()]
+    return [("Room", "What lives there"), *shown]
+
+
+# ---- the pages
 
 
 @dataclass(frozen=True)
@@ -131,7 +165,7 @@ def _of(name: str, table: StateTable[Any, Any]) -> Picture:
     return Picture(name, lambda: state_rows(table), lambda: state_diagram(table))
 
 
-PICTURES = (
+STATES = (
     Picture("directory", entry_rows, entry_diagram),
     _of("primary", PRIMARY_STATES),
     _of("follower", FOLLOWER_STATES),
@@ -142,11 +176,13 @@ PICTURES = (
     _of("second place", SECOND_PLACE_STATES),
     _of("use", USE_STATES),
 )
+PAGES = {"REPLICATED-STORE-DESIGN.md": STATES, "ARCHITECTURE.md": (Picture("rooms", room_rows),)}
 
 
-def put_into(text: str) -> str:
+def redrawn(page: Path) -> str:
     """The page with every table and diagram redrawn. ValueError when a marker is missing."""
-    for picture in PICTURES:
+    text = page.read_text(encoding="utf-8")
+    for picture in PAGES[page.name]:
         start = text.find(picture.begin_mark)
         end = text.find(END_MARK, start)
         if start < 0 or end < 0:
@@ -157,14 +193,14 @@ def put_into(text: str) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if words is None else words)
-    if arguments[:1] == ["--write"] and len(arguments) == 2:
+    if arguments[:1] == ["--write"] and len(arguments) == 2 and Path(arguments[1]).name in PAGES:
         page = Path(arguments[1])
-        page.write_text(put_into(page.read_text(encoding="utf-8")), encoding="utf-8")
+        page.write_text(redrawn(page), encoding="utf-8")
         return 0
     if arguments:
         print("Usage: python docs/diagrams.py [--write PAGE]", file=sys.stderr)
         return 2
-    print("\n\n".join(picture.draw() for picture in PICTURES))
+    print("\n\n".join(picture.draw() for pictures in PAGES.values() for picture in pictures))
     return 0
 
 

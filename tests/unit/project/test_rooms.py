@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from tests.harness.project import PROJECT, tool_of_docs
 
+diagrams = tool_of_docs("diagrams")
 PAGE = PROJECT / "docs/ARCHITECTURE.md"
 FEATURES = PROJECT / "docs/ROOMS.md"
 
 
 def test_the_map_shows_each_room_by_the_first_sentence_of_its_docstring() -> None:
-    """Else: python docs/rooms.py --write docs/ARCHITECTURE.md"""
-    rooms = tool_of_docs("rooms")
-    text = PAGE.read_text(encoding="utf-8")
-    assert rooms.put_into(text) == text
-    assert [room for room in rooms.rooms() if not rooms.sentence_of(room)] == []
+    """Else: python docs/diagrams.py --write docs/ARCHITECTURE.md"""
+    assert diagrams.redrawn(PAGE) == PAGE.read_text(encoding="utf-8")
+    assert [room for room in diagrams.rooms() if not diagrams.sentence_of(room)] == []
 
 
 def test_the_map_has_every_room() -> None:
     found = {path.parent for root in ("spark_jms", "store") for path in (PROJECT / root).rglob("*.py")}
     link = PROJECT / "spark_jms/store"
     expected = {room for room in found if not room.is_relative_to(link)} - {PROJECT / "spark_jms"}
-    assert set(tool_of_docs("rooms").rooms()) == expected
+    assert set(diagrams.rooms()) == expected
 
 
 def test_each_module_that_a_feature_names_exists() -> None:
