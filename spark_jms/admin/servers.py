@@ -110,16 +110,18 @@ def silent_servers(domain: Domain, store: Store, destinations: Iterable[str]) ->
 
 def check_answers(domain: Domain, store: Store, addresses: Iterable[str]) -> None:
     """Raises MemberUnavailableError when a store does not answer that has a part of the figures of these destinations or members."""
-    for text in addresses:
-        address = DestinationAddress.parse(text)
+    needed: dict[str, DestinationAddress] = {}  # server -> the first that needs it
+    for address in map(DestinationAddress.parse, addresses):
         declared = domain.log(address.destination).snapshot.destination
         for server in declared.servers_in_use() if address.server is None else [address.server]:
-            if why := why_silent(store, server, LOOK_S):
-                raise MemberUnavailableError(
-                    f"{text}: server {server} is away, and only its store knows what consumers have finished there, so the figures "
-                    f"would be false: {why}. Ask again when it answers, or ask for server@{address.destination} of another one; "
-                    "`jmsq stat` shows the rest"
-                )
+            needed.setdefault(server, address)
+    for server, address in needed.items():
+        if why := why_silent(store, server, LOOK_S):
+            raise MemberUnavailableError(
+                f"{address}: server {server} is away, and only its store knows what consumers have finished there, so the figures "
+                f"would be false: {why}. Ask again when it answers, or ask for server@{address.destination} of another one; "
+                "`jmsq stat` shows the rest"
+            )
 
 
 def stop_server(domain: Domain, server: str) -> list[str]:

@@ -16,7 +16,8 @@ from spark_jms.console.history import History
 from spark_jms.console.page import page
 
 SAMPLE_EVERY_S = 2.0
-_http_log = logging.getLogger("spark_jms.console.http")  # aiohttp logs the traceback of each request that is not HTTP
+_log = logging.getLogger("spark_jms.console")
+_http_log = _log.getChild("http")  # aiohttp logs the traceback of each request that is not HTTP
 _http_log.setLevel(logging.CRITICAL)
 _HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'", "Cache-Control": "no-store"}
 
@@ -40,7 +41,11 @@ class Console:
             return web.Response(
                 status=401, text="a token is needed: /?token=… or Authorization: Bearer …", headers=_HEADERS
             )
-        text = page(self._history, SAMPLE_EVERY_S, self._error)
+        try:
+            text = page(self._history, SAMPLE_EVERY_S, self._error)
+        except Exception:  # aiohttp would tell the muted log alone
+            _log.exception("the page cannot be made")
+            raise
         return web.Response(text=text, content_type="text/html", headers=_HEADERS)
 
     async def _sampling(self, _: web.Application) -> AsyncIterator[None]:

@@ -64,12 +64,12 @@ def _of_destination(value: Callable[[DestinationStatistics], float | None]) -> V
     return values
 
 
-def _of_member(value: Callable[[MemberStatistics], float]) -> Values:
-    """What the table knows."""
+def _of_member(value: Callable[[MemberStatistics], float], *, asked_only: bool = False) -> Values:
+    """`asked_only`: not of the table alone, so it needs an answer of the member's server."""
     return lambda sample: [
         MetricValue((one.destination, str(member.member)), value(member))
         for one in sample.destinations
-        for member in one.members
+        for member in (_asked_members(one) if asked_only else one.members)
     ]
 
 
@@ -173,12 +173,6 @@ def _messages(sample: DomainSample) -> Iterator[MetricValue]:
             yield MetricValue((one.destination, str(member.member), "pending"), member.pending)
 
 
-def _claimed(sample: DomainSample) -> Iterator[MetricValue]:
-    for one in sample.destinations:
-        for member in _asked_members(one):
-            yield MetricValue((one.destination, str(member.member)), member.claimed)
-
-
 def _paused(sample: DomainSample) -> Iterator[MetricValue]:
     for one in sample.destinations:
         for row in one.paused:
@@ -273,7 +267,7 @@ DOMAIN_METRICS = (
         "jmsq_destination_claimed_messages",
         "Messages that consumers have claimed, summed over subscriptions.",
         _MEMBER,
-        _claimed,
+        _of_member(lambda member: member.claimed, asked_only=True),
     ),
     DomainMetric(
         "jmsq_destination_sent_messages_total",

@@ -10,6 +10,7 @@ Features: D4, R13 (docs/FEATURES.md)
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ class Endpoint(NamedTuple):
 
 Place = str | Endpoint
 """A path, or an endpoint."""
+
+_IN_NO_PATH = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")  # the surrogates between stand for bytes of a path
 
 
 def open_store(
@@ -112,9 +115,8 @@ def _kind_of(uri: str) -> _Kind:
 
 def _check_text(text: str, uri: str) -> None:
     """Python's own error for such a path or host names neither URI nor remedy."""
-    for wrong in text:
-        if wrong == "\0" or "\ud800" <= wrong <= "\udc7f" or "\udd00" <= wrong <= "\udfff":
-            raise StoreUriError(f"{shown_uri(uri)!r} has {wrong!r}, which no path, host or name can have")
+    if wrong := _IN_NO_PATH.search(text):
+        raise StoreUriError(f"{shown_uri(uri)!r} has {wrong[0]!r}, which no path, host or name can have")
 
 
 def _missing_path(path: str) -> str:

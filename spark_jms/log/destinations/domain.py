@@ -352,8 +352,8 @@ def _own(domain: Domain, store: Store) -> None:
         return
     with store.connect(f"apply {domain.root}") as session:
         handle = session.open(DOMAIN_RECORD, timeout_ms=_OWN_TIMEOUT_MS)
-        check_owner(domain, store)
-        if store.peek(DOMAIN_RECORD):
+        if handle.objects():
+            check_owner(domain, store)
             return
         foreign = next((name for name in store.names(MEMBERS_PREFIX) if store.peek(name)), None)
         if foreign is not None:
@@ -393,7 +393,8 @@ def same_store(one: str, other: str) -> bool:
     """Of the URIs of two stores: a folder has many names."""
     from spark_jms.store.kinds.opening import folder_of
 
-    return one == other or (folder_of(one) is not None and folder_of(one) == folder_of(other))
+    folder = folder_of(one)
+    return one == other or (folder is not None and folder == folder_of(other))
 
 
 def declare_servers(domain: Domain, servers: Iterable[ServerSettings]) -> None:

@@ -40,3 +40,29 @@ def test_requests_that_are_not_http_leave_no_traceback(caplog: pytest.LogCapture
     with caplog.at_level(logging.DEBUG):
         asyncio.run(asyncio.wait_for(attack(), 60))
     assert [record for record in caplog.records if record.exc_info] == []
+
+
+def test_a_page_that_cannot_be_made_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """M8: aiohttp reports it to the log that its junk is kept out of."""
+
+    async def ask() -> bytes:
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(serve(no_sample, "127.0.0.1", 0, None, ready.set_result))
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(await ready).port or 0)
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        found = await reader.read()
+        writer.close()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        return found
+
+    def broken(*_: object) -> str:
+        raise ValueError("a broken page")
+
+    monkeypatch.setattr("spark_jms.console.server.page", broken)
+    assert asyncio.run(asyncio.wait_for(ask(), 60)).startswith(b"HTTP/1.1 500")
+    (record,) = [record for record in caplog.records if record.name == "spark_jms.console"]
+    assert record.exc_info is not None
+    assert str(record.exc_info[1]) == "a broken page"
