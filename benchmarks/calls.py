@@ -82,12 +82,15 @@ def planner(root: Path, destination: str, limit: int | None, *, housekeeping: bo
     Each call acknowledges the batch before it, as in a query: the offsets go round as Spark sends them. A reader does
     the housekeeping from a thread of its own; without housekeeping that task is taken from it.
     """
+    from pyspark.sql.types import StructType
+
     from pyspark_jmsq import DefaultSource
 
     options = {"root": str(root), "destination": destination}
     if limit is not None:
         options["maxMessagesPerTrigger"] = str(limit)
-    reader: Any = DefaultSource(options).streamReader(None)
+    source = DefaultSource(options)
+    reader: Any = source.streamReader(StructType.fromDDL(source.schema()))
     read_limit = reader.getDefaultReadLimit()
     offset = reader.latestOffset(reader.initialOffset(), read_limit)  # the first batch only names the consumer
     if not housekeeping:
