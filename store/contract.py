@@ -4,6 +4,10 @@ The contract is tested by `tests/contract/store/kinds/test_contract.py`, which r
 messages: a record set is a named set of (key, bytes) with an epoch, a holder and waiters. Beside the ports Store, Session and
 Handle are the values that they take and report, and StoreOpening, which bounds the opening of a store.
 
+A record set can be changed in two ways. A session that has it open changes it alone, until it closes its handle. Any session may
+change one that nobody has open: `Session.change` runs a rule on the newest state inside the store's write, so no state that another
+session has changed meanwhile is ever written over. Each such change is an opening and a closing too: the epoch is the version.
+
 Features: C9, S2, S5, S9 (docs/FEATURES.md)
 """
 
@@ -13,17 +17,18 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from spark_jms.store.errors import NameInvalidError, StoreBusyError, ValueInvalidError
 
 NAME_LIMIT_CHARS = 512
 VALUE_LIMIT_BYTES = 16 * 1024 * 1024
 COMMIT_LIMIT_BYTES = 256 * 1024 * 1024
+ANSWER_LIMIT_BYTES = 4096
 _LOOK_S = 0.25
 
 
@@ -51,6 +56,37 @@ class Delete:
 
 
 Operation = Put | Delete
+
+
+class RecordView(NamedTuple):
+    """A record set at one moment. Version 0: there is none of this name yet. While a session has it open (`holder`), its objects
+    change without a new version."""
+
+    version: int
+    objects: Mapping[str, bytes]
+    holder: str | None = None
+
+
+class RuleCall(NamedTuple):
+    """A rule by the name under which it is registered (ledger/rules.py), and its argument."""
+
+    name: str
+    argument: bytes
+
+
+@dataclass(frozen=True)
+class RuleResult:
+    """What a rule decides: the operations of each record set that changes, the sessions that end because their processes are dead,
+    and the answer to its caller, of at most ANSWER_LIMIT_BYTES."""
+
+    operations: Mapping[str, Sequence[Operation]]
+    ended: Collection[str] = ()
+    answer: bytes = b""
+
+
+Rule = Callable[[bytes, Mapping[str, RecordView], frozenset[str]], RuleResult]
+"""Takes the argument, the record sets by name, and the ids of the connected sessions. Pure: it asks no store, clock or file, since it
+runs inside the store's write, and runs again on a newer state when that write is not the one that counts."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +267,24 @@ class Session(_Closing):
     @abstractmethod
     def commit(self, changes: Mapping[Handle, Sequence[Operation]]) -> None:
         """Change all handles or none, in one physical write; durable on return."""
+
+    @abstractmethod
+    def look(self, names: Sequence[str]) -> dict[str, RecordView]:
+        """The record sets as they are at one moment, not older than the call. RecordCorruptError when one is damaged,
+        SessionLostError when this session has ended."""
+
+    @abstractmethod
+    def change(
+        self, names: Sequence[str], call: RuleCall, held: Mapping[Handle, Sequence[Operation]] | None = None
+    ) -> bytes:
+        """Run a rule on the newest state of these record sets, inside the store's write, and make what it decides: its
+        operations, those of the handles in `held` and the end of sessions, all or nothing; durable on return. A new name
+        makes a new record set. Returns the rule's answer.
+
+        RecordHeldError while another live session has one of them open, RecordOpenError when this one has, FencedError
+        when a handle is no longer current or this session has ended, RecordCorruptError when one is damaged,
+        TransactionInDoubtError when a key is locked, RuleError when the rule is unknown or fails: nothing was changed.
+        OutcomeUnknownError: it may have been; after an empty change that succeeds, `look` shows what became of it."""
 
     @abstractmethod
     def prepare(self, xid: str, changes: Mapping[Handle, Sequence[Operation]]) -> None:

@@ -62,8 +62,8 @@ class RecordOpenError(StoreError):
 
 
 class RecordHeldError(StoreError):
-    """Another session has the record set open. This session keeps its place among the waiters: call open() again, or
-    cancel()."""
+    """Another session has the record set open. Try again; a session that called open() keeps its place among the waiters
+    until it cancels."""
 
     def __init__(self, name: str, holder: str | None = None) -> None:
         super().__init__(name, holder)
@@ -95,6 +95,11 @@ class StaleEpochError(FencedError):
 class SessionLostError(FencedError):
     """The session counts as dead because its process stopped for longer than session_timeout_ms. Connect again; this
     session writes nothing any more."""
+
+
+class RuleError(StoreError):
+    """Nothing was changed. Use the same version of spark-jms in all processes of this store; when they have it, report this
+    as a fault of spark-jms."""
 
 
 class TransactionInDoubtError(StoreError):

@@ -5,6 +5,7 @@ the engine page by page:
 
     read     fetches what the engine has kept since, then asks the replica
     write    runs its plans on a scratch of the replica and sends the entries with the position they were made on
+    change   asks the engine to run the rule, which needs no replica
 
 The engine refuses entries that no longer fit; then the replica catches up and the plans run again. RemoteAccess trusts a plan that
 raises or makes no entries only on a fresh replica.
@@ -22,7 +23,7 @@ from typing import NamedTuple, TypeVar
 
 from spark_jms.store.engine import connections
 from spark_jms.store.engine.connections import Address, LinkLostError, TcpLink
-from spark_jms.store.engine.entry_log import OwnershipLostError, Proposal, Share, SharedWrite, Verdict
+from spark_jms.store.engine.entry_log import OwnershipLostError, Proposal, Share, SharedWrite, Verdict, WantedChange
 from spark_jms.store.engine.server import Server
 from spark_jms.store.errors import StoreBusyError, error_of
 from spark_jms.store.ledger.backend import Transaction
@@ -66,6 +67,15 @@ class Access(ABC):
 
     @abstractmethod
     def append(self, proposal: Proposal) -> Verdict: ...
+
+    @abstractmethod
+    def change(self, wanted: Sequence[WantedChange]) -> Sequence[connections.Made]:
+        """Have the engine make the changes, which were all sent before or none was."""
+
+    @property
+    @abstractmethod
+    def position(self) -> int:
+        """How far this process has followed the engine's log, at least."""
 
     @abstractmethod
     def ask(self, question: connections.Beat | connections.Alive) -> connections.Answer: ...
@@ -119,6 +129,16 @@ class LocalAccess(Access):
             return self.server.append(proposal)
         except OwnershipLostError as error:
             raise LinkLostError(error.detail()) from error
+
+    def change(self, wanted: Sequence[WantedChange]) -> Sequence[connections.Made]:
+        try:
+            return [connections.made_of(call) for call in self.server.change(wanted)]
+        except OwnershipLostError as error:
+            raise LinkLostError(error.detail()) from error
+
+    @property
+    def position(self) -> int:
+        return self.server.statistics().position
 
     def ask(self, question: connections.Beat | connections.Alive) -> connections.Answer:
         return expect_answer(self.server.answer(self._client_id, question))
@@ -204,6 +224,21 @@ class RemoteAccess(Access):
         self._replica.take_over(answer, place)
         return Verdict(answer.verdict)
 
+    def change(self, wanted: Sequence[WantedChange]) -> Sequence[connections.Made]:
+        place, base = self._replica.place, min(one.base for one in wanted)
+        asked = tuple(connections.wanted_of(one.token, one.request) for one in wanted)
+        again = any(one.again for one in wanted)
+        answer = expect_answer(
+            self._writing.ask(connections.Change(place.incarnation, place.position, base, again, asked))
+        )
+        assert isinstance(answer, connections.Changed)
+        self._replica.take_over(answer.page, place)
+        return answer.made
+
+    @property
+    def position(self) -> int:
+        return self._replica.place.position
+
     def ask(self, question: connections.Beat | connections.Alive) -> connections.Answer:
         return expect_answer(self._reading.ask(question))
 
@@ -280,6 +315,6 @@ def expect_answer(message: connections.Any_) -> connections.Answer:
         if not message.name:
             raise LinkLostError(str(message.facts[0] if message.facts else "the engine has stopped"))
         raise error_of(message.name, message.facts)
-    if not isinstance(message, connections.Paged | connections.Alive | connections.Done):
+    if not isinstance(message, connections.Paged | connections.Changed | connections.Alive | connections.Done):
         raise LinkLostError(f"the engine sent no answer but {type(message).__name__}")
     return message

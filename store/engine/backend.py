@@ -14,6 +14,7 @@ A commit on its way down:
 In the engine's own process a plan goes straight into the engine's write, which all plans and proposals share. In any other
 process, plans that meet share one append to the engine (group commit). After an engine is lost during a write, the client
 sends the entries again under their token, so the store keeps them once; if the next engine refuses them, the plan runs again.
+A change that a rule decides goes to the engine as it is, from any process: the rule runs there, inside the write.
 SessionHeartbeat keeps the sessions of this process alive at the engine.
 """
 
@@ -26,18 +27,18 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar, cast
 
 from spark_jms.store.contract import StoreOpening, StoreStatistics
 from spark_jms.store.engine import connections
 from spark_jms.store.engine.access import Access, Appended, AppendInDoubtError, LedgerReplica, LocalAccess, RemoteAccess
 from spark_jms.store.engine.connections import Address, LinkLostError
-from spark_jms.store.engine.entry_log import Proposal, Verdict, size_of
+from spark_jms.store.engine.entry_log import Proposal, Verdict, WantedChange, size_of
 from spark_jms.store.engine.server import REFUSALS, Server, monotonic_ms
 from spark_jms.store.errors import OutcomeUnknownError, StoreBusyError, StoreError
-from spark_jms.store.ledger.backend import Backend, Transaction
-from spark_jms.store.ledger.group_commit import Drain, GroupCommit, PlanCall, serve
+from spark_jms.store.ledger.backend import Backend, ChangeAnswer, ChangeRequest, Transaction
+from spark_jms.store.ledger.group_commit import Drain, GroupCommit, PlanCall, finish, serve
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.processes import Clock, UserCount, abandon_in_child, new_session_id, process_gone
 
@@ -77,6 +78,7 @@ class EngineBackend(Backend):
             sleep_ms=sleep_ms,
         )
         self._group = GroupCommit(self._lead)
+        self._changes = GroupCommit(self._lead_changes)
         abandon_in_child(self)
         try:
             self._route.open(opening or StoreOpening())
@@ -101,6 +103,43 @@ class EngineBackend(Backend):
             if call.error is None:
                 raise
         return cast(T, call.outcome())
+
+    def change(self, request: ChangeRequest) -> ChangeAnswer:
+        """Changes that threads of this process ask for at once go to the engine together."""
+        self._route.check_open()
+        return self._changes.write(_Asked(secrets.token_hex(8), request))
+
+    def _lead_changes(self, drain: Drain) -> None:
+        requests = drain()
+        try:
+            made = self._make([cast(_Asked, request.plan) for request in requests])
+        except StoreError as error:
+            finish(requests, error)
+            return
+        for request in requests:
+            request.run(made)
+        finish(requests, None)
+
+    def _make(self, asked: Sequence[_Asked]) -> dict[str, connections.Made]:
+        """What became of each, by token, whatever becomes of the engines."""
+        access: Access | None = self._route.current
+        losses, base, sent = self._route.losses(), 0, False
+        try:
+            while True:
+                self._route.check_open()
+                access = access or self._route.access()
+                base = base if sent else access.position
+                wanted = [WantedChange(one.token, base, one.request, again=sent) for one in asked]
+                try:
+                    made = access.change(wanted)
+                    return {one.token: done for one, done in zip(asked, made, strict=True)}
+                except LinkLostError as error:
+                    sent = True
+                    access = losses.replace(access, error)
+        except StoreError as error:
+            if not sent or isinstance(error, OutcomeUnknownError):
+                raise
+            raise OutcomeUnknownError(f"the engine was lost while it changed records: {error.detail()}") from error
 
     def _lead(self, drain: Drain) -> None:
         serve(drain(), self._write, REFUSALS)
@@ -216,6 +255,16 @@ class EngineBackend(Backend):
     def abandon(self) -> None:
         """In a forked child, without any lock."""
         self._route.abandon()
+
+
+class _Asked:
+    """A change in the queue: called with what became of all changes of its group, it returns or raises its own part."""
+
+    def __init__(self, token: str, request: ChangeRequest) -> None:
+        self.token, self.request = token, request
+
+    def __call__(self, made: Mapping[str, connections.Made]) -> ChangeAnswer:
+        return connections.answer_of(made[self.token])
 
 
 class EngineFinder(ABC):

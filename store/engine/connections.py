@@ -24,15 +24,17 @@ from dataclasses import dataclass
 import msgspec
 
 from spark_jms.store.engine.entry_log import Page, Verdict
-from spark_jms.store.errors import ProtocolError, StoreError
-from spark_jms.store.ledger.codec import decode, encode
-from spark_jms.store.ledger.record import Entry
+from spark_jms.store.errors import ProtocolError, StoreError, error_of
+from spark_jms.store.ledger.backend import ChangeAnswer, ChangeRequest, Tally
+from spark_jms.store.ledger.codec import DecodeError, decode, encode
+from spark_jms.store.ledger.group_commit import PlanCall
+from spark_jms.store.ledger.record import Entry, Written
 from spark_jms.store.net.frames import NONCE_BYTES, Handshake, Service
 from spark_jms.store.net.sockets import Channel, client_context, hang_up
 
 log = logging.getLogger("store.served")
 
-ENGINE = Service(b"JMSQEN", 3, "engine", "incarnation")
+ENGINE = Service(b"JMSQEN", 4, "engine", "incarnation")
 FRAME_LIMIT_BYTES = 1 << 30
 HELLO_TIMEOUT_S = 10.0
 BACKLOG = 128
@@ -63,6 +65,28 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag="append"):
     entries: bytes
 
 
+class Wanted(msgspec.Struct, frozen=True, array_like=True):
+    """One change that a rule decides; `held` is a Written entry, empty without handles."""
+
+    token: str
+    session_id: str
+    names: tuple[str, ...]
+    rule: str
+    argument: bytes
+    held: bytes
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True, tag="change"):
+    """Changes of one client that rules decide, in the order in which their threads asked. `again`: an engine may have them already;
+    `base` is the position of the client when it sent them first."""
+
+    incarnation: str
+    position: int
+    base: int
+    again: bool
+    wanted: tuple[Wanted, ...]
+
+
 class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     session_ids: tuple[str, ...]
 
@@ -83,6 +107,23 @@ class Paged(msgspec.Struct, frozen=True, array_like=True, tag="paged"):
     entries: bytes
 
 
+class Made(msgspec.Struct, frozen=True, array_like=True):
+    """What became of one wanted change: an answer, or an error by its name as in Refusal. `tally`: objects created, updated,
+    deleted."""
+
+    answer: bytes = b""
+    tally: tuple[int, int, int] = (0, 0, 0)
+    error: str = ""
+    facts: tuple[str | int | None, ...] = ()
+
+
+class Changed(msgspec.Struct, frozen=True, array_like=True, tag="changed"):
+    """The answer to Change: one Made for each that was wanted, and the page."""
+
+    made: tuple[Made, ...]
+    page: Paged
+
+
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
     pass
 
@@ -94,9 +135,9 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal"):
     facts: tuple[str | int | None, ...]
 
 
-Question = Fetch | Append | Beat | Alive
-Answer = Paged | Alive | Done | Refusal
-Any_ = Hello | Fetch | Append | Beat | Alive | Paged | Done | Refusal
+Question = Fetch | Append | Change | Beat | Alive
+Answer = Paged | Changed | Alive | Done | Refusal
+Any_ = Hello | Fetch | Append | Change | Beat | Alive | Paged | Changed | Done | Refusal
 _decoder: msgspec.msgpack.Decoder[Any_] = msgspec.msgpack.Decoder(Any_)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -109,9 +150,44 @@ def entries_of(message: Paged | Append) -> tuple[Entry, ...]:
     return tuple(decode(message.entries))
 
 
+def wanted_of(token: str, request: ChangeRequest) -> Wanted:
+    held = encode([Written(request.held)]) if request.held else b""
+    return Wanted(token, request.session_id, request.names, request.rule, request.argument, held)
+
+
+def request_of(wanted: Wanted) -> ChangeRequest:
+    """DecodeError when its operations cannot be read."""
+    entries = decode(wanted.held)
+    if not all(isinstance(entry, Written) for entry in entries):
+        raise DecodeError("the operations of a change are no Written entry")
+    held = tuple(change for entry in entries if isinstance(entry, Written) for change in entry.changes)
+    return ChangeRequest(wanted.session_id, wanted.names, wanted.rule, wanted.argument, held)
+
+
+def made_of(call: PlanCall) -> Made:
+    if call.error is None:
+        made: ChangeAnswer = call.result
+        tally = made.tally
+        return Made(made.answer, (tally.create_count, tally.update_count, tally.delete_count))
+    error = (
+        call.error if isinstance(call.error, StoreError) else StoreError(f"{type(call.error).__name__}: {call.error}")
+    )
+    return Made(error=type(error).__name__, facts=_facts(error))
+
+
+def answer_of(made: Made) -> ChangeAnswer:
+    """Raises the error that it carries."""
+    if made.error:
+        raise error_of(made.error, made.facts)
+    return ChangeAnswer(made.answer, Tally(*made.tally))
+
+
 def refusal(error: StoreError) -> Refusal:
-    facts = tuple(fact if isinstance(fact, str | int | None) else str(fact) for fact in error.args)
-    return Refusal(type(error).__name__, facts)
+    return Refusal(type(error).__name__, _facts(error))
+
+
+def _facts(error: StoreError) -> tuple[str | int | None, ...]:
+    return tuple(fact if isinstance(fact, str | int | None) else str(fact) for fact in error.args)
 
 
 # -- both ends of a connection -----------------------------------------------------------------------------------------
@@ -207,7 +283,7 @@ class ClientConnections:
                 self._greeting.pop(connection, None)
             while client_id:
                 question = channel.receive()
-                if not isinstance(question, Fetch | Append | Beat | Alive):
+                if not isinstance(question, Question):
                     raise ProtocolError(f"not a question: {type(question).__name__}")
                 channel.send(self._answer(client_id, question))
         except (OSError, StoreError) as error:

@@ -14,6 +14,10 @@ never disturb each other, and all appends that arrive during one physical write 
     unknown, all entries fit         any other                TAKEN in this write
     unknown, one does not fit        any other                REFUSED
 
+A change that a rule decides is made in the engine itself, for clients in any process: `change` runs the rule on the shared write. It
+is kept at most once too: its token is among the outcomes, with the rule's answer behind it (`Outcome`). An older engine that reads
+the outcomes takes both together for a token that it was never asked for.
+
 `propose` changes the shared write only; `keep` takes the write over once it is durable. A client that is not far behind
 gets the entries it missed, any other a snapshot. The position of another incarnation means nothing, so it gets one too.
 """
@@ -28,15 +32,31 @@ from enum import Enum
 from typing import NamedTuple
 
 from spark_jms.store.contract import Put
-from spark_jms.store.errors import StoreError
-from spark_jms.store.ledger.backend import Transaction
+from spark_jms.store.errors import OutcomeUnknownError, StoreError
+from spark_jms.store.ledger.backend import Alive, ChangeAnswer, ChangeRequest, Transaction
 from spark_jms.store.ledger.ledger import Ledger, ScratchLedger
 from spark_jms.store.ledger.record import Entry, LedgerError, Restored, Written
+from spark_jms.store.ledger.rules import run_change
 
 HISTORY_ENTRIES = 8_192
 HISTORY_BYTES = 32 * 1024 * 1024
 OUTCOMES = 4_096
 _ENTRY_BYTES = 64
+
+
+class Outcome(NamedTuple):
+    """Of an append that was kept: its token and, of a change, the answer of the rule. Stored as one text."""
+
+    token: str
+    answer: bytes = b""
+
+    @classmethod
+    def read(cls, stored: str) -> Outcome:
+        token, _, answer = stored.partition("=")
+        return cls(token, bytes.fromhex(answer))
+
+    def stored(self) -> str:
+        return f"{self.token}={self.answer.hex()}" if self.answer else self.token
 
 
 class Verdict(Enum):
@@ -65,6 +85,16 @@ class Proposal:
     @property
     def is_first_share(self) -> bool:
         return self.token.partition(".")[2] in ("", "0")
+
+
+@dataclass(frozen=True)
+class WantedChange:
+    """A change that a client asks for under a token. `base` and `again` as in a proposal."""
+
+    token: str
+    base: int
+    request: ChangeRequest
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,7 +190,10 @@ class EntryLog:
         self._limits = (history_entries, history_bytes, outcomes)
         self._history: deque[Entry] = deque()
         self._history_bytes = 0
-        self._outcomes: dict[str, int] = dict(loaded.outcomes)
+        self._outcomes: dict[str, int] = {}
+        self._answers: dict[str, bytes] = {}
+        for stored, position in loaded.outcomes:
+            self._remember(stored, position)
         self._known_since = loaded.known_since
 
     # ---- reading
@@ -196,6 +229,27 @@ class EntryLog:
         shared.tokens.append(proposal.token)
         return Verdict.TAKEN
 
+    def change(self, wanted: WantedChange, shared: SharedWrite, alive: Alive) -> ChangeAnswer:
+        """Run the rule on the shared write, unless the change is kept already. Raises what `run_change` does, and then leaves the
+        shared write as it was; OutcomeUnknownError when it is too old to tell."""
+        token = wanted.token
+        if token in self._outcomes:
+            return ChangeAnswer(self._answers.get(token, b""))
+        if token in shared.answers:
+            return ChangeAnswer(shared.answers[token])
+        if wanted.again and wanted.base < self._known_since:
+            raise OutcomeUnknownError("the engine was lost while it changed records, and its outcomes are forgotten")
+        first = len(shared.entries)
+        try:
+            made = run_change(wanted.request, shared, alive)
+        except BaseException:
+            shared.undo(first)
+            raise
+        if len(shared.entries) > first:
+            shared.tokens.append(Outcome(token, made.answer).stored())
+            shared.answers[token] = made.answer
+        return made
+
     def _knows(self, proposal: Proposal) -> bool:
         return proposal.token in self._outcomes or (proposal.again and proposal.write_token in self._outcomes)
 
@@ -209,11 +263,18 @@ class EntryLog:
         most_entries, most_bytes, most_outcomes = self._limits
         while len(self._history) > most_entries or (self._history_bytes > most_bytes and self._history):
             self._history_bytes -= size_of((self._history.popleft(),))
-        for token in batch.tokens:
-            self._outcomes[token] = batch.position
+        for stored in batch.tokens:
+            self._remember(stored, batch.position)
         while len(self._outcomes) > most_outcomes:
             oldest = next(iter(self._outcomes))
             self._known_since = max(self._known_since, self._outcomes.pop(oldest))
+            self._answers.pop(oldest, None)
+
+    def _remember(self, stored: str, position: int) -> None:
+        outcome = Outcome.read(stored)
+        self._outcomes[outcome.token] = position
+        if outcome.answer:
+            self._answers[outcome.token] = outcome.answer
 
 
 class SharedWrite(Transaction):
@@ -223,6 +284,7 @@ class SharedWrite(Transaction):
     def __init__(self, ledger: Ledger, base: int, token: str) -> None:
         super().__init__(ScratchLedger(ledger))
         self.tokens: list[str] = []
+        self.answers: dict[str, bytes] = {}
         self._before = ledger
         self._base = base
         self._token = token

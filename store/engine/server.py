@@ -1,7 +1,8 @@
 """The engine: it owns the persistence of a store, keeps its ledger, and serves the sessions of all processes.
 
-Every write is one of two kinds, and both share physical writes through one group commit: a plan of a client in this
-process, which runs inside the write, and a proposal of a client in another process, which the log checks. Readers never
+Every write is one of three kinds, and all share physical writes through one group commit: a plan of a client in this
+process, which runs inside the write; a proposal of a client in another process, which the log checks; and a change of any
+client, whose rule runs inside the write. Readers never
 wait for the disk; now and then one waits for a proof that this process still owns the store (ReadLease). One background
 thread, the keeper, watches which sessions are alive (Liveness), and closes the persistence at the end. When the engine loses
 its ownership it is disabled: it writes nothing more and answers no question.
@@ -19,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from spark_jms.store.engine import connections
@@ -31,10 +33,12 @@ from spark_jms.store.engine.entry_log import (
     Proposal,
     SharedWrite,
     Verdict,
+    WantedChange,
 )
 from spark_jms.store.errors import ObjectTooLargeError, ResourceAllocationException, StoreError, StoreFullError
+from spark_jms.store.ledger.backend import ChangeAnswer
 from spark_jms.store.ledger.codec import DecodeError
-from spark_jms.store.ledger.group_commit import Drain, GroupCommit, GroupRequest, serve
+from spark_jms.store.ledger.group_commit import Drain, GroupCommit, GroupRequest, PlanCall, serve
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.record import Ended
 from spark_jms.store.processes import START_WAIT_MS, Clock, ReadLease, process_gone
@@ -132,11 +136,13 @@ class Server:
                     return connections.Refusal("", (str(error),))
             case connections.Append():
                 return self._answer_append(question)
+            case connections.Change():
+                return self._answer_change(question)
             case connections.Beat(session_ids):
                 self._liveness.beat(client_id, session_ids, self._clock_ms())
                 return connections.Done()
             case connections.Alive(session_ids):
-                return connections.Alive(tuple(self._liveness.alive(session_ids, self._clock_ms())))
+                return connections.Alive(tuple(self._alive(session_ids)))
 
     def _paged(self, verdict: Verdict | None, incarnation: str, position: int) -> connections.Paged:
         with self._lock:
@@ -154,6 +160,19 @@ class Server:
             return connections.Refusal("", (str(error),))
         except StoreError as error:
             return connections.refusal(error)
+
+    def _answer_change(self, question: connections.Change) -> connections.Answer:
+        try:
+            wanted = [
+                WantedChange(one.token, question.base, connections.request_of(one), question.again)
+                for one in question.wanted
+            ]
+            made = tuple(connections.made_of(call) for call in self.change(wanted))
+            return connections.Changed(made, self._paged(None, question.incarnation, question.position))
+        except DecodeError as error:
+            return connections.refusal(StoreError(f"a change that cannot be read: {error}"))
+        except OwnershipLostError as error:
+            return connections.Refusal("", (str(error),))
 
     def look(self, question: Callable[[Ledger], T]) -> T:
         """The answer to a question about the newest ledger, for clients in this process. OwnershipLostError."""
@@ -204,13 +223,31 @@ class Server:
     def write(self, plan: Callable[[SharedWrite], T]) -> T:
         """Run a plan inside a physical write; its entries are durable on return. Blocks for as long as the disk takes.
         OwnershipLostError: they may have been kept. Any other StoreError: they were not."""
+        self._require_writable()
+        return self._group.write(plan)
+
+    def _require_writable(self) -> None:
         if self._gone or self._closing:
             raise OwnershipLostError(self._gone or "closing")
-        return self._group.write(plan)
 
     def append(self, proposal: Proposal) -> Verdict:
         """The same for a proposal."""
         return self.write(lambda shared: self._log.propose(proposal, shared))
+
+    def change(self, wanted: Sequence[WantedChange]) -> Sequence[PlanCall]:
+        """The same for changes that rules decide, each with an answer or an error of its own."""
+        self._require_writable()
+        calls = self._group.write_all([partial(self._change, one) for one in wanted])
+        for call in calls:
+            if isinstance(call.error, OwnershipLostError):
+                raise call.error
+        return calls
+
+    def _change(self, wanted: WantedChange, shared: SharedWrite) -> ChangeAnswer:
+        return self._log.change(wanted, shared, self._alive)
+
+    def _alive(self, session_ids: Collection[str]) -> frozenset[str]:
+        return self._liveness.alive(session_ids, self._clock_ms())
 
     def _lead(self, drain: Drain) -> None:
         serve(drain(), self._write_together, REFUSALS)

@@ -28,10 +28,11 @@ from spark_jms.store.file.journal import (
 from spark_jms.store.file.locks import JournalLock, SessionLocks
 from spark_jms.store.file.salvage import salvage_directory
 from spark_jms.store.ledger.administration import OpenedAdministration, Salvaged
-from spark_jms.store.ledger.backend import Backend, Transaction
+from spark_jms.store.ledger.backend import Backend, ChangeAnswer, ChangeRequest, Transaction
 from spark_jms.store.ledger.group_commit import Drain, GroupCommit, GroupRequest, finish
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.record import Ended
+from spark_jms.store.ledger.rules import run_change
 from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.store.processes import SharedBackends, UserCount, abandon_in_child
 
@@ -151,6 +152,9 @@ class FileBackend(Backend):
     def write(self, plan: Callable[[Transaction], T]) -> T:
         self._users.require_open()
         return self._group.write(plan)
+
+    def change(self, request: ChangeRequest) -> ChangeAnswer:
+        return self.write(lambda transaction: run_change(request, transaction, self.alive))
 
     def _lead(self, drain: Drain) -> None:
         with self._round:

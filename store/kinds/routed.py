@@ -22,6 +22,8 @@ from spark_jms.store.contract import (
     Handle,
     Operation,
     RecordInfo,
+    RecordView,
+    RuleCall,
     Session,
     SessionInfo,
     SessionStatistics,
@@ -36,6 +38,7 @@ from spark_jms.store.errors import (
     StoreClosedError,
     StoreError,
     TransactionUnknownError,
+    ValueInvalidError,
 )
 
 DEFAULT = ""
@@ -207,6 +210,26 @@ class RoutedSession(Session):
         for store, part in self._by_store(changes).items():
             self._session(store).commit(part)
 
+    def look(self, names: Sequence[str]) -> dict[str, RecordView]:
+        """Of one moment for the records of one store."""
+        found: dict[str, RecordView] = {}
+        for store, plain in _plain_by_store(names).items():
+            found |= {address(store, name): view for name, view in self._session(store).look(plain).items()}
+        return found
+
+    def change(
+        self, names: Sequence[str], call: RuleCall, held: Mapping[Handle, Sequence[Operation]] | None = None
+    ) -> bytes:
+        """Of records of one store, whose session runs the rule: it knows them by their plain names. ValueInvalidError when they,
+        or the handles, are in several."""
+        plain, parts = _plain_by_store(names), self._by_store(held or {})
+        stores = plain.keys() | parts.keys()
+        if len(stores) > 1:
+            shown = ", ".join(sorted(store or "the default store" for store in stores))
+            raise ValueInvalidError(f"one change is of one store, not of {shown}")
+        store = next(iter(stores), DEFAULT)
+        return self._session(store).change(plain.get(store, []), call, parts.get(store))
+
     def prepare(self, xid: str, changes: Mapping[Handle, Sequence[Operation]]) -> None:
         for store, part in self._by_store(changes).items():
             self._session(store).prepare(xid, part)
@@ -249,6 +272,15 @@ class RoutedSession(Session):
             for handle, operations in changes.items():
                 parts.setdefault(self._store_of.get(handle, DEFAULT), {})[handle] = operations
         return dict(sorted(parts.items()))
+
+
+def _plain_by_store(names: Sequence[str]) -> dict[str, list[str]]:
+    """The names as each store has them."""
+    plain: dict[str, list[str]] = {}
+    for name in names:
+        store, own = split_address(name)
+        plain.setdefault(store, []).append(own)
+    return plain
 
 
 def _sum(kind: type, counted: Sequence[object]):  # type: ignore[no-untyped-def]

@@ -19,6 +19,8 @@ from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.record import Change, Ended, Entry
 
 T = TypeVar("T")
+Alive = Callable[[Collection[str]], frozenset[str]]
+"""Which of these sessions are alive."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,25 @@ class Tally:
     create_count: int = 0
     update_count: int = 0
     delete_count: int = 0
+
+
+@dataclass(frozen=True)
+class ChangeRequest:
+    """What a session asks a rule for (rules.py). `held`: operations of records that it has open, made in the same write."""
+
+    session_id: str
+    names: tuple[str, ...]
+    rule: str
+    argument: bytes
+    held: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True)
+class ChangeAnswer:
+    """`tally` is empty when only the outcome is still known, not what was done."""
+
+    answer: bytes
+    tally: Tally = Tally()
 
 
 class Transaction:
@@ -52,6 +73,10 @@ class Backend(ABC):
     def write(self, plan: Callable[[Transaction], T]) -> T:
         """Run the plan on the newest ledger while no other writes, and make its entries durable: all of them or, when it
         raises StoreError, none; OutcomeUnknownError when it cannot tell."""
+
+    @abstractmethod
+    def change(self, request: ChangeRequest) -> ChangeAnswer:
+        """The same for a change that a rule decides, wherever the write is: here or in an engine."""
 
     def new_session_id(self) -> str:
         return secrets.token_hex(8)
@@ -123,11 +148,11 @@ def tally_of(changes: Iterable[Change], ledger: Ledger) -> Tally:
     return Tally(create, update, delete)
 
 
-def evict_dead(transaction: Transaction, backend: Backend, witnesses: Collection[str], me: str) -> None:
+def evict_dead(transaction: Transaction, alive: Alive, witnesses: Collection[str], me: str) -> None:
     """If one of the witnesses is dead, end all dead sessions, so that their records go to live ones."""
     others = [session_id for session_id in witnesses if session_id != me]
-    if not others or len(backend.alive(others)) == len(set(others)):
+    if not others or len(alive(others)) == len(set(others)):
         return
     known = [session_id for session_id in transaction.ledger.sessions if session_id != me]
-    alive = backend.alive(known)
-    transaction.do(Ended(tuple(session_id for session_id in known if session_id not in alive)))
+    living = alive(known)
+    transaction.do(Ended(tuple(session_id for session_id in known if session_id not in living)))

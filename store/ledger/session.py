@@ -11,10 +11,10 @@ from typing import NamedTuple, TypeVar
 
 from spark_jms.store.contract import (
     COMMIT_LIMIT_BYTES,
-    Delete,
     Handle,
     Operation,
-    Put,
+    RecordView,
+    RuleCall,
     Session,
     SessionStatistics,
     check_changes,
@@ -30,9 +30,18 @@ from spark_jms.store.errors import (
     StoreWriteError,
     ValueInvalidError,
 )
-from spark_jms.store.ledger.backend import Backend, OperationCounter, Tally, Transaction, evict_dead, tally_of
+from spark_jms.store.ledger.backend import (
+    Backend,
+    ChangeRequest,
+    OperationCounter,
+    Tally,
+    Transaction,
+    evict_dead,
+    tally_of,
+)
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.record import Cancelled, Change, Closed, Ended
+from spark_jms.store.ledger.rules import require_no_rule, size_of, view_of
 
 T = TypeVar("T")
 
@@ -90,7 +99,7 @@ class LedgerSession(Session):
         def plan(transaction: Transaction) -> _Held:
             ledger = transaction.ledger
             ledger.check_session(self.session_id)
-            evict_dead(transaction, self._backend, ledger.involved(name), self.session_id)
+            evict_dead(transaction, self._backend.alive, ledger.involved(name), self.session_id)
             entry = ledger.next_open(self.session_id, name)
             if entry is not None:
                 transaction.do(entry)
@@ -141,6 +150,32 @@ class LedgerSession(Session):
         for counter in self._counters:
             counter.add_commit(tally)
 
+    def look(self, names: Sequence[str]) -> dict[str, RecordView]:
+        self._check()
+        wanted = [check_name(name, "record set name") for name in names]
+
+        def question(ledger: Ledger) -> dict[str, RecordView]:
+            ledger.check_session(self.session_id)
+            return {name: view_of(ledger, name) for name in wanted}
+
+        for counter in self._counters:
+            counter.add_read()
+        return self._backend.read(question)
+
+    def change(
+        self, names: Sequence[str], call: RuleCall, held: Mapping[Handle, Sequence[Operation]] | None = None
+    ) -> bytes:
+        promised = tuple(self._checked(held or {}))
+        wanted = tuple(dict.fromkeys(check_name(name, "record set name") for name in names))
+        if not isinstance(call.argument, bytes):
+            raise ValueInvalidError(f"the argument of a rule is bytes, not {type(call.argument).__name__}")
+        if len(call.argument) > COMMIT_LIMIT_BYTES:
+            raise ValueInvalidError(f"the argument of the rule has {len(call.argument)} bytes")
+        made = self._backend.change(ChangeRequest(self.session_id, wanted, call.name, call.argument, promised))
+        for counter in self._counters:
+            counter.add_commit(made.tally)
+        return made.answer
+
     def prepare(self, xid: str, changes: Mapping[Handle, Sequence[Operation]]) -> None:
         check_name(xid, "transaction id")
         promised = self._checked(changes)
@@ -158,13 +193,7 @@ class LedgerSession(Session):
                 raise StoreClosedError(f"the handle of {handle.name!r} belongs to another session")
             handle.check()
             operations = tuple(wanted)  # once: an iterator is empty the second time
-            for operation in operations:
-                if isinstance(operation, Put):
-                    size += len(operation.key) + len(operation.value)
-                elif isinstance(operation, Delete):
-                    size += len(operation.key)
-                else:
-                    raise ValueInvalidError(f"an operation is a Put or a Delete, not {type(operation).__name__}")
+            size += size_of(operations)
             checked.append(Change(handle.name, handle.epoch, operations))
         if size > COMMIT_LIMIT_BYTES:
             raise ValueInvalidError(f"the commit has {size} bytes")
@@ -186,7 +215,7 @@ class LedgerSession(Session):
             transaction.ledger.owned(self.session_id, name, epoch)
         except (FencedError, RecordCorruptError):
             return  # another session has taken it over, or it is damaged: there is nothing to hand over
-        evict_dead(transaction, self._backend, transaction.ledger.involved(name), self.session_id)
+        evict_dead(transaction, self._backend.alive, transaction.ledger.involved(name), self.session_id)
         transaction.do(Closed(name, epoch))
 
     def statistics(self) -> SessionStatistics:
@@ -208,7 +237,7 @@ class LedgerSession(Session):
         def plan(transaction: Transaction) -> None:
             ledger = transaction.ledger
             if self.session_id in ledger.sessions:
-                evict_dead(transaction, self._backend, tuple(ledger.sessions), self.session_id)
+                evict_dead(transaction, self._backend.alive, tuple(ledger.sessions), self.session_id)
                 transaction.do(Ended((self.session_id,)))
 
         try:
@@ -230,6 +259,7 @@ class LedgerSession(Session):
         return self._backend.read(fenced)
 
     def _check(self, name: str | None = None) -> None:
+        require_no_rule()
         if self._closed:
             raise StoreClosedError("the session is closed")
         if name is not None and name in self._handles:
@@ -272,5 +302,6 @@ class LedgerHandle(Handle):
             self.session._close_handle(self)
 
     def check(self) -> None:
+        require_no_rule()
         if self.closed:
             raise StoreClosedError(f"the handle of {self.name!r} is closed")

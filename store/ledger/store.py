@@ -11,9 +11,17 @@ from typing import TypeVar
 
 from spark_jms.store.contract import RecordInfo, Session, SessionInfo, Store, StoreStatistics, check_label, check_prefix
 from spark_jms.store.errors import StoreClosedError, ValueInvalidError
-from spark_jms.store.ledger.backend import Backend, OperationCounter, Transaction, evict_dead
+from spark_jms.store.ledger.backend import (
+    Backend,
+    ChangeAnswer,
+    ChangeRequest,
+    OperationCounter,
+    Transaction,
+    evict_dead,
+)
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.record import Connected, Ended, Entry
+from spark_jms.store.ledger.rules import require_no_rule, run_change
 from spark_jms.store.ledger.session import LedgerSession
 from spark_jms.store.processes import this_process
 
@@ -47,7 +55,7 @@ class LedgerStore(Store):
         session_id = self._backend.new_session_id()
 
         def plan(transaction: Transaction) -> None:
-            evict_dead(transaction, self._backend, tuple(transaction.ledger.sessions), session_id)
+            evict_dead(transaction, self._backend.alive, tuple(transaction.ledger.sessions), session_id)
             transaction.do(Connected(session_id, label))
 
         self._backend.attach(session_id, label)
@@ -207,6 +215,7 @@ class LedgerStore(Store):
             self._sessions.pop(session_id, None)
 
     def _check(self) -> None:
+        require_no_rule()
         if self._closed:
             raise StoreClosedError("the store is closed")
 
@@ -244,6 +253,9 @@ class MemoryBackend(Backend):
                 return plan(transaction)
             finally:
                 self._physical_write_count += bool(transaction.entries)
+
+    def change(self, request: ChangeRequest) -> ChangeAnswer:
+        return self.write(lambda transaction: run_change(request, transaction, self.alive))
 
     def attach(self, session_id: str, label: str) -> None:
         with self._lock:

@@ -27,6 +27,8 @@ from spark_jms.store import (
     OutcomeUnknownError,
     RecordHeldError,
     RecordInfo,
+    RecordView,
+    RuleCall,
     Session,
     SessionInfo,
     SessionStatistics,
@@ -37,6 +39,7 @@ from spark_jms.store import (
     StoreStatistics,
 )
 from spark_jms.store.contract import check_changes, check_duration
+from spark_jms.store.ledger.rules import require_no_rule
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -272,6 +275,14 @@ class _TimedSession(Session):
     def commit(self, changes: Mapping[Handle, Sequence[Operation]]) -> None:
         self._asked.write(partial(self.inner.commit, _plain(changes)))
 
+    def look(self, names: Sequence[str]) -> dict[str, RecordView]:
+        return self._asked.run(partial(self.inner.look, names))
+
+    def change(
+        self, names: Sequence[str], call: RuleCall, held: Mapping[Handle, Sequence[Operation]] | None = None
+    ) -> bytes:
+        return self._asked.write(partial(self.inner.change, names, call, _plain(held or {})))
+
     def prepare(self, xid: str, changes: Mapping[Handle, Sequence[Operation]]) -> None:
         self._asked.write(partial(self.inner.prepare, xid, _plain(changes)))
 
@@ -332,6 +343,7 @@ class _Asked:
 
     def open(self, work: Callable[[], C], cancel: Callable[[], object] = lambda: None) -> C:
         """What is opened too late is closed; what still waits is cancelled."""
+        require_no_rule()
         with self._lock:
             self._check_free()
             opened: list[C] = []
@@ -369,6 +381,7 @@ class _Asked:
             self._thread.close(last)
 
     def _run(self, work: Callable[[], T], late: type[StoreError]) -> T:
+        require_no_rule()  # one in this store's thread would wait for itself
         with self._lock:
             self._check_free()
             try:
