@@ -24,7 +24,6 @@ from spark_jms.claims.batches.units_of_work import WorkPlanner
 from spark_jms.claims.failures.error_destination import ErrorDestination, Reconsideration, RedeliveryLimit
 from spark_jms.claims.failures.expiration import Expiration
 from spark_jms.claims.failures.poison import Isolation, pinned, waiting_in
-from spark_jms.claims.messages.sort_order import MemberBacklog
 from spark_jms.claims.records.members import Held, Members
 from spark_jms.claims.records.subscriptions import check_selector
 from spark_jms.claims.servers.stores import without_lost
@@ -32,11 +31,13 @@ from spark_jms.claims.transactions.transfer import Pledges, Transfers
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.destinations.pause import CONSUMPTION
 from spark_jms.core.destinations.subscriptions import LiveSubscription, missed, recorded_on
+from spark_jms.core.messages.ranges import EMPTY
 from spark_jms.core.records.batch import Admission, Batch, Limits, MemberPick, QueryProgress, claim_id, claim_number
 from spark_jms.core.records.life_cycle import SERVER_WAS_DOWN
 from spark_jms.core.records.poison import Messages, Trial, claimed_again, common, count, joined
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import Claim
+from spark_jms.core.records.take import Offer, take
 from spark_jms.core.selector import Selector
 from spark_jms.errors import (
     ConsumerClosedException,
@@ -87,7 +88,7 @@ class PreparedBatch:
     snapshot: Snapshot
     progress: QueryProgress
     changed: dict[int, RecordSet]
-    planned: Mapping[int, MemberBacklog]
+    planned: Mapping[int, Offer]
     missing: frozenset[int]
     waiting: frozenset[int]  # members whose records a narrowed batch needs, all at once
     looked_at: frozenset[int]  # members whose messages may be planned
@@ -172,7 +173,7 @@ class BatchMaker:
         self._barriers = BarrierWatch(table)
         self.passed_barrier = False  # by the last batch: what was behind it may be available now
         self.planned_version = -1
-        self._prepared: Mapping[int, MemberBacklog] = {}  # offers of a batch that is not concluded
+        self._prepared: Mapping[int, Offer] = {}  # offers of a batch that is not concluded
         self.admission = Admission(_monotonic_ms())
 
     def next_batch(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> Batch | None:
@@ -426,28 +427,31 @@ class BatchMaker:
             self._refuse_hoarding(changed[member], member)
         members: dict[int, MemberPick] = {}
         leading = next((member for member, share in shares.items() if share), None)
+        made = Claim(
+            claim,
+            consumer,
+            session,
+            EMPTY,
+            self._clock_ms(),
+            self._settings.replayable,
+            in_doubt_timeout_ms=self._settings.in_doubt_timeout_ms,
+        )
         for member in [*shares, *(planned.keys() - shares.keys())]:
             if member not in planned:
                 continue  # on another server
-            offer = planned[member]
-            picks = offer.first(shares.get(member, 0))
-            self._planner.not_claimed(member, offer.picks - picks)
+            state, picks = take(
+                changed[member],
+                planned[member],
+                shares.get(member, 0),
+                made,
+                prepared.snapshot.destination.redelivery_limit,
+                leads=member == leading,
+                sole=len(shares) == 1,
+            )
+            self._planner.not_claimed(member, planned[member].picks - picks)
             if not picks:
                 continue
-            order = None
-            if not self._settings.replayable:
-                order = offer.shown(picks) if member == leading else ()
-            made = Claim(
-                claim,
-                consumer,
-                session,
-                picks,
-                self._clock_ms(),
-                self._settings.replayable,
-                in_doubt_timeout_ms=self._settings.in_doubt_timeout_ms,
-                order=order,
-            )
-            state = changed[member] = changed[member].claim(made)
+            changed[member] = state
             members[member] = MemberPick(self._members.held[member].handle.epoch, picks, state.redelivered(picks))
         return members
 
@@ -469,7 +473,7 @@ class BatchMaker:
         members: Set[int],
         limits: Limits,
         targets: Mapping[int, int] | None,
-    ) -> dict[int, MemberBacklog]:
+    ) -> dict[int, Offer]:
         """What each of `members` could deliver now. Expires messages that are over, and skips refused and lost ones, in `changed`."""
         full = {member for member, state in changed.items() if state.outbox_is_full}
         if full:
@@ -480,7 +484,7 @@ class BatchMaker:
         paused = declared.pauses.members(CONSUMPTION, declared.member_ids)
         for member in paused:
             self._planner.restart(member)  # there is nothing more to plan until it is resumed
-        planned: dict[int, MemberBacklog] = {}
+        planned: dict[int, Offer] = {}
         for member in sorted(members - full - paused):
             last = snapshot.last_sequence(member)
             if targets is not None:

@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow.compute as pc
 
 from spark_jms.claims.batches.units_of_order import HeldBack, held_back
 from spark_jms.claims.messages.fetch import WITHOUT_LOST
 from spark_jms.claims.messages.scan import Question, Scan, ScanBounds, scan, units_of
-from spark_jms.claims.messages.sort_order import MemberBacklog, SortedBacklogs
+from spark_jms.claims.messages.sort_order import SortedBacklogs
 from spark_jms.core.destinations.destination import QUEUE_SUBSCRIPTION
 from spark_jms.core.destinations.subscriptions import missed
 from spark_jms.core.messages.ranges import EMPTY, Ranges, union
@@ -37,6 +37,7 @@ from spark_jms.core.records.batch import Limits, fair_shares
 from spark_jms.core.records.life_cycle import SERVER_WAS_DOWN
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.refusal import holding_back
+from spark_jms.core.records.take import Offer
 from spark_jms.core.selector import Selector
 from spark_jms.errors import DataLossError
 from spark_jms.log.tables.delta_log import DeltaLog
@@ -179,7 +180,7 @@ class Planner:
         limits: Limits,
         epoch: int,
         apart: Ranges = EMPTY,
-    ) -> tuple[RecordSet, MemberBacklog]:
+    ) -> tuple[RecordSet, Offer]:
         """The messages up to `last` that may be delivered now, in order, beside those that are expired; and the state without
         those that are lost or, in a topic, refused. With a limit it looks at no more messages than it needs: a plan costs the same
         whatever the backlog. Of a sorted destination it looks at all. `apart` are messages that another plan looks at."""
@@ -224,9 +225,11 @@ class Planner:
         else:
             self._passes.pop(member, None)
         self._waiting[member] = UnitMessages.together(held)
-        offer = self._sorted.offer(snapshot, member, state, picks, order) if order and picks else MemberBacklog(picks)
+        offer = self._sorted.offer(snapshot, member, state, picks, order) if order and picks else Offer(picks)
         self._over[member] = over | expired
-        return state, offer.beside(self._over[member])
+        near = snapshot.member_files(member).overlapping(picks.first, picks.last) if picks else ()
+        units = None if any(file.has_groups for file in near) else NO_UNITS
+        return state, replace(offer.beside(self._over[member]), units=units, returns=state.returns)
 
     def refuse(self, member: int, state: RecordSet, messages: Ranges) -> None:
         """Messages of a queue that the selector refuses, as another plan has found."""
@@ -280,7 +283,7 @@ class Planner:
         return state.skip(missing, LifeEvent.SKIPPED, "lost")
 
 
-def batch_shares(snapshot: Snapshot, planned: Mapping[int, MemberBacklog], limits: Limits) -> dict[int, int]:
+def batch_shares(snapshot: Snapshot, planned: Mapping[int, Offer], limits: Limits) -> dict[int, int]:
     """How many of each member's picks the batch takes, in the order in which a consumer shows them. A message that is claimed alone
     is a batch of its own."""
     members = sorted(planned, key=lambda member: (member < limits.first_member, member))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Iterable
 
 from spark_jms.claims.batches.units_of_work import read_parts, together
 from spark_jms.claims.messages.scan import Question, may_expire, scan
-from spark_jms.claims.messages.sort_order import MemberBacklog, SortedBacklogs
+from spark_jms.claims.messages.sort_order import SortedBacklogs
 from spark_jms.claims.servers.stores import label_of, opened_state, operations, record_of, without_lost
 from spark_jms.core.destinations.destination import Subscription
 from spark_jms.core.destinations.servers import HOME
@@ -25,6 +25,7 @@ from spark_jms.core.ordering.sort_order import SortOrder
 from spark_jms.core.ordering.units_of_work import WorkVerdict, judge
 from spark_jms.core.records.life_cycle import SERVER_WAS_DOWN
 from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.take import Offer
 from spark_jms.core.selector import Selector
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
@@ -113,16 +114,16 @@ class SubscriptionLimit:
         destination, free = snapshot.destination, state.available(1, last)
         order = SortOrder.of(destination.destination_keys)
         if order:
-            offer = self._sorted.offer(snapshot, member, state, free, order) if free else MemberBacklog()
+            offer = self._sorted.offer(snapshot, member, state, free, order) if free else Offer()
         elif destination.handles_units_of_work:
             offer = self._with_whole_units(state, snapshot, member, last)
         else:
-            offer = MemberBacklog(free)
+            offer = Offer(free)
         return Droppable(offer.picks, offer.order, offer.ends)
 
-    def _with_whole_units(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> MemberBacklog:
+    def _with_whole_units(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> Offer:
         of_units, verdict = self._judged(state, snapshot, member, last)
-        return together(MemberBacklog(state.available(1, last) - of_units), verdict)
+        return together(Offer(state.available(1, last) - of_units), verdict)
 
     def _judged(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> tuple[Ranges, WorkVerdict]:
         """The unfinished parts of units of work, and what becomes of them; delays do not matter."""

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 
 from spark_jms.claims.batches.planner import Planner
 from spark_jms.claims.failures.error_destination import ErrorDestination, UnclaimedMessages
 from spark_jms.claims.messages.scan import read_files
-from spark_jms.claims.messages.sort_order import MemberBacklog
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.ordering.units_of_work import NO_PARTS, PART_COLUMNS, PendingParts, WorkVerdict, parts, work_order
 from spark_jms.core.records.batch import Limits
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.refusal import JUDGE
+from spark_jms.core.records.take import Offer
 from spark_jms.core.selector import Selector
 from spark_jms.log.messages.data_files import read_stored
 from spark_jms.log.tables.delta_log import DeltaLog
@@ -50,7 +51,7 @@ class WorkPlanner:
 
     def picks(
         self, snapshot: Snapshot, member: int, state: RecordSet, last: int, limits: Limits, epoch: int
-    ) -> tuple[RecordSet, MemberBacklog]:
+    ) -> tuple[RecordSet, Offer]:
         """As `Planner.picks`, of a destination that handles units of work. When the state has a new intent, the caller writes
         it and then finishes the transfer."""
         destination, now = snapshot.destination, self._clock_ms()
@@ -69,7 +70,8 @@ class WorkPlanner:
         )
         state = self._set_aside(snapshot, member, state, verdict, epoch)
         state = self._without_unwanted(snapshot, member, state, verdict)
-        return state, together(singles, verdict).beside(singles.expired | verdict.expired)
+        offer = together(singles, verdict).beside(singles.expired | verdict.expired)
+        return state, replace(offer, returns=state.returns)
 
     # -- inside ---------------------------------------------------------------------------------------------------
     def _look(self, snapshot: Snapshot, member: int, state: RecordSet, last: int) -> RecordSet:
@@ -123,7 +125,7 @@ def read_parts(table: DeltaLog, member: int, messages: Ranges, selector: Selecto
     return pa.concat_tables([NO_PARTS, *found])
 
 
-def together(singles: MemberBacklog, verdict: WorkVerdict) -> MemberBacklog:
+def together(singles: Offer, verdict: WorkVerdict) -> Offer:
     """Single messages and the deliverable units, in the order of delivery."""
     found = verdict.deliverable
     if not found.num_rows:
@@ -134,4 +136,4 @@ def together(singles: MemberBacklog, verdict: WorkVerdict) -> MemberBacklog:
     numbers = pa.concat_arrays([pa.nulls(len(alone), pa.int64()), found["number"].combine_chunks()])
     order = work_order(sequences, units, numbers)
     picks = singles.picks | Ranges.from_numbers(found["sequence"].combine_chunks())
-    return MemberBacklog(picks, order.sequences, order.ends)
+    return replace(singles, picks=picks, order=order.sequences, ends=order.ends)

@@ -42,7 +42,6 @@ from spark_jms.claims.consumers.branches import Branch, Branches, UnfinishedMess
 from spark_jms.claims.consumers.left_messages import LeftMessages
 from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.failures.poison import Attempt, DistributedIsolation, ProtectedPart, pinned
-from spark_jms.claims.messages.sort_order import MemberBacklog
 from spark_jms.claims.records.subscriptions import SubscriptionRequest, SubscriptionUse, use_subscription
 from spark_jms.claims.servers.stores import keep_servers, note_late
 from spark_jms.claims.servers.timed_stores import AnswerLostError, Runs, ServerAwayError, StoreThread
@@ -51,6 +50,7 @@ from spark_jms.core.destinations.subscriptions import record_servers, server_of_
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.batch import Admission, Batch, Limits, MemberPick, claim_id, claim_number
 from spark_jms.core.records.poison import Messages, joined, without
+from spark_jms.core.records.take import Offer
 from spark_jms.core.transactions.transfer import Ticket
 from spark_jms.errors import (
     ClosedError,
@@ -197,7 +197,7 @@ class DistributedSubscriber:
         self, prepared: Mapping[str, PreparedBatch], limits: Limits, targets: Mapping[int, int] | None
     ) -> dict[int, int]:
         """How many of each member's messages the next batch takes; {}: it waits for more."""
-        planned: dict[int, MemberBacklog] = {m: offer for one in prepared.values() for m, offer in one.planned.items()}
+        planned: dict[int, Offer] = {m: offer for one in prepared.values() for m, offer in one.planned.items()}
         offered = {member: offer.picks.count for member, offer in planned.items()}
         looked_at = frozenset[int]().union(*(one.looked_at for one in prepared.values()))
         now_ms, draining = self._monotonic_s() * 1000, targets is not None

@@ -74,6 +74,7 @@ class RecordSet:
     pledges: Mapping[str, Pledge] = field(default_factory=dict)  # key -> messages of an open transaction
     left_orders: Set[str] = frozenset()  # in the store, of claims that ended: see stored_form.py
     refusals: Refusals = ()  # of unfinished messages
+    returns: int = 0  # how often messages have become available again
 
     # -- reading --------------------------------------------------------------------------------------------------
     @property
@@ -394,6 +395,7 @@ class RecordSet:
             after,
             deliveries=after.deliveries.delivered(pledge.picks),
             delays=delayed(after.delays, pledge.picks, until_ms),
+            returns=after.returns + 1,
         )
 
     def _move(
@@ -422,6 +424,8 @@ class RecordSet:
         if rest := claim.picks - picks:
             claims[claim.id] = replace(claim, picks=rest)
         changes: dict[str, Any] = {"claims": claims, "life": life}
+        if transition.to is MessageState.AVAILABLE:
+            changes["returns"] = self.returns + 1
         if row is not None:
             changes |= {"outbox": self.outbox.appended(row), "position": row.position}
         if transition.redelivers:
@@ -448,7 +452,7 @@ class RecordSet:
         kept = {key: other for key, other in self.intents.items() if key != slot}
         after = replace(self, intents=kept, life=life)
         if transition.redelivers:
-            return replace(after, deliveries=after.deliveries.delivered(intent.picks))
+            return replace(after, deliveries=after.deliveries.delivered(intent.picks), returns=after.returns + 1)
         return after._finish(intent.picks)
 
     def _finish(self, picks: Ranges) -> RecordSet:

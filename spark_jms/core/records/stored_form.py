@@ -7,7 +7,7 @@ A record set is several objects of one record, so that a change writes only what
 
     key                     value
     ---                     -----
-    head                    JSON: version, floor, positions, consumers, nonce and slots of transfers, expired messages
+    head                    JSON: version, floor, positions, consumers, nonce and slots of transfers, expired messages, returns
     done/<chunk>            finished messages above the floor, in chunks (`ChunkedRanges`)
     deliveries/<n>/<chunk>  unfinished messages that were shown to an application n times
     perhaps/<n>/<chunk>     unfinished messages that were perhaps shown n more times (redelivery.py)
@@ -21,6 +21,8 @@ A record set is several objects of one record, so that a change writes only what
     limit                   JSON: how far the subscription's limit was applied, and how many messages it has dropped
     event/<position>        JSON: an event that waits for the life-cycle table (life_cycle.py)
     refusals                JSON: messages that are refused for good, and why (refusal.py)
+
+Earlier releases drop `returns` when they write the head: a plan of a consumer that saw another number is made again.
 
 Earlier releases read past `refusals` and leave it as it is: they try to move these messages as they always did. So it needs no
 format version of its own, and what they have finished meanwhile is taken out when it is read.
@@ -183,6 +185,7 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
             consumers=dict(head["consumers"]),
             nonce=str(head["nonce"]),
             expired=int(head.get("expired", 0)),
+            returns=int(head.get("returns", 0)),
             slots={int(slot): int(number) for slot, number in head["slots"].items()},
             outbox=Outbox(sorted((_read_row(v) for _, v in _under(objects, "outbox/")), key=lambda row: row.position)),
             intents={int(slot): intent_from_json(json.loads(v)) for slot, v in _under(objects, "intent/")},
@@ -212,7 +215,7 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
         ) from error
 
 
-_in_head = attrgetter("floor", "position", "consumers", "nonce", "slots", "life.position", "expired")
+_in_head = attrgetter("floor", "position", "consumers", "nonce", "slots", "life.position", "expired", "returns")
 
 
 def _version(state: RecordSet) -> int:
@@ -231,6 +234,7 @@ def _head(state: RecordSet) -> dict[str, Any]:
         "slots": {str(slot): number for slot, number in state.slots.items()},
         **({"life": state.life.position} if state.life.position else {}),
         **({"expired": state.expired} if state.expired else {}),
+        **({"returns": state.returns} if state.returns else {}),
     }
 
 

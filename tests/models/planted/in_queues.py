@@ -17,7 +17,6 @@ from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.failures import expiration
 from spark_jms.claims.failures.error_destination import ErrorDestination, Reconsideration
 from spark_jms.claims.messages import scan, sort_order
-from spark_jms.claims.messages.sort_order import MemberBacklog
 from spark_jms.claims.records.members import Members, ProgressRecord
 from spark_jms.claims.transactions.transfer import Transfers
 from spark_jms.core.destinations.destination import Destination
@@ -29,6 +28,7 @@ from spark_jms.core.records.batch import Batch, QueryProgress
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import TRANSITIONS, MessageEvent, MessageState, MessageTransition
 from spark_jms.core.records.refusal import MessageRefusal
+from spark_jms.core.records.take import Offer
 from spark_jms.core.transactions.transfer import STEPS, NextStep, TargetOutcome, TransferStep
 from spark_jms.log.sending import send
 from spark_jms.log.sending.send import TransactionId
@@ -293,7 +293,7 @@ def paused_destination_takes_messages(patch: Patch) -> None:
 
 
 def new_messages_have_no_place_in_the_order(patch: Patch) -> None:
-    def without_claimed(known: MemberBacklog, picks: Ranges) -> MemberBacklog | None:
+    def without_claimed(known: Offer, picks: Ranges) -> Offer | None:
         return original(known, known.picks & picks) if known.picks & picks else None
 
     original = sort_order._without_claimed

@@ -13,10 +13,11 @@ import pytest
 from spark_jms import apply, connect
 from spark_jms.claims.batches.batch import ConsumerSettings
 from spark_jms.claims.consumers.subscriber import Subscriber
-from spark_jms.claims.messages import sort_order as offers
+from spark_jms.claims.messages import sort_order
 from spark_jms.client.context.context import Context
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records import take
 from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.errors import ModuleFileError
 from spark_jms.log.destinations.declarations import apply_destinations
@@ -88,7 +89,7 @@ def test_lifo_delivers_the_newest_first(context: Context, monkeypatch: pytest.Mo
     def read(*_: Any) -> Any:
         raise AssertionError("LIFO needs no keys")
 
-    monkeypatch.setattr(offers, "read_stored", read)
+    monkeypatch.setattr(sort_order, "read_stored", read)
     assert received(context, "stack", 5) == ["4", "3", "2", "1", "0"]
 
 
@@ -199,7 +200,7 @@ def test_table_of_a_sender_is_stored_in_order(context: Context) -> None:
 
 def test_scattered_picks_stay_within_the_bound_of_a_claim(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """T15, C6: the batch becomes smaller, and stays the first in order."""
-    monkeypatch.setattr(offers, "MAX_RANGES_PER_MEMBER", 3)
+    monkeypatch.setattr(take, "MAX_RANGES_PER_MEMBER", 3)
     for n in range(20):
         context.producer("urgent").send(text=f"{n}", priority=9 if n % 2 else 1)
     found = received_batches(context, "urgent")
@@ -225,13 +226,13 @@ def test_known_order_is_used_until_something_changes(context: Context, monkeypat
     """T15: a backlog is sorted once, not with every batch; a new message makes it sort again."""
     context.producer("urgent").send_many({"text": f"{n}", "priority": n % 3} for n in range(90))
     sorts = []
-    real = offers.SortedBacklogs._sorted
+    real = sort_order.SortedBacklogs._sorted
 
     def counted(*arguments: Any) -> Any:
         sorts.append(1)
         return real(*arguments)
 
-    monkeypatch.setattr(offers.SortedBacklogs, "_sorted", counted)
+    monkeypatch.setattr(sort_order.SortedBacklogs, "_sorted", counted)
     subscriber = Subscriber(
         domain_of(context), records_of(context), "urgent", "-", "q", ConsumerSettings(replayable=False)
     )
