@@ -35,6 +35,7 @@ from sqlalchemy.schema import CreateTable
 
 from spark_jms.store.disk import Disk
 from spark_jms.store.errors import (
+    StoreBusyError,
     StoreCorruptError,
     StoreRightsError,
     StoreWriteError,
@@ -172,7 +173,7 @@ def ensure_tables(database: Database, tables: Tables, *, create: bool) -> bool:
         _create(database, tables)
     except StoreRightsError:
         raise
-    except StoreWriteError:
+    except (StoreWriteError, StoreBusyError):
         if _missing(database, tables):  # none is missing when another process created them meanwhile
             raise
         return False

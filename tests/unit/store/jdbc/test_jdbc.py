@@ -16,6 +16,7 @@ from typing import Any
 
 import attrs
 import pytest
+import sqlalchemy as sa
 
 from spark_jms.store import (
     DatabaseUnreachableError,
@@ -34,6 +35,7 @@ from spark_jms.store import (
 )
 from spark_jms.store.engine.server import Server
 from spark_jms.store.jdbc import database as database_module
+from spark_jms.store.jdbc import tables as tables_module
 from spark_jms.store.jdbc.database import (
     ConnectionLostError,
     Database,
@@ -47,7 +49,7 @@ from spark_jms.store.jdbc.protocol import EngineState, LockTakenError, Ownership
 from spark_jms.store.jdbc.rows import CLASSES
 from spark_jms.store.jdbc.settings import JdbcSettings, parse_jdbc, with_engine
 from spark_jms.store.jdbc.store import JdbcFinder, open_backend
-from spark_jms.store.jdbc.tables import ddl, make_tables, require_writable
+from spark_jms.store.jdbc.tables import Tables, ddl, make_tables, require_writable
 from spark_jms.store.ledger.backend import Transaction
 from spark_jms.store.ledger.record import Cancelled, Waited
 from spark_jms.store.ledger.store import LedgerStore
@@ -167,6 +169,24 @@ def test_every_table_holds_its_kind_of_rows(uri: str) -> None:
     assert kinds["sib001"] <= {3, 4, 5, 6}
     assert {row[0] for row in raw.run("SELECT state FROM @sibxacts")} == {"COMMITTED"}
     assert raw.run("SELECT * FROM @sibowner0", "-sibowner0") == []
+
+
+def test_processes_that_make_one_store_at_once_all_open_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S1: one sees no tables, then another makes them all and, as the engine, locks its file for good."""
+    uri = f"jdbc:sqlite:///{tmp_path / 'at once.db'}"
+    monkeypatch.setattr(database_module, "SQLITE_BUSY_S", 0.05)
+    real, looked = tables_module._missing, [0]
+
+    def missing(database: Database, tables: Tables) -> list[sa.Table]:
+        looked[0] += 1
+        return real(database, tables) if looked[0] > 1 else list(tables.all)
+
+    with open_store(uri) as engine:
+        engine.connect().open("r").commit([Put("k", b"v")])
+        monkeypatch.setattr(tables_module, "_missing", missing)
+        late = Database(parse_jdbc(uri))
+        assert tables_module.ensure_tables(late, make_tables(parse_jdbc(uri)), create=True) is False
+    assert looked[0] == 2
 
 
 def test_persistent_tables_alone_restore_all_content(uri: str) -> None:
