@@ -74,6 +74,11 @@ class Access(ABC):
 
     @property
     @abstractmethod
+    def makes_changes(self) -> bool:
+        """False: the engine is of an older release, which knows no rules."""
+
+    @property
+    @abstractmethod
     def position(self) -> int:
         """How far this process has followed the engine's log, at least."""
 
@@ -135,6 +140,10 @@ class LocalAccess(Access):
             return [connections.made_of(call) for call in self.server.change(wanted)]
         except OwnershipLostError as error:
             raise LinkLostError(error.detail()) from error
+
+    @property
+    def makes_changes(self) -> bool:
+        return True
 
     @property
     def position(self) -> int:
@@ -234,6 +243,10 @@ class RemoteAccess(Access):
         assert isinstance(answer, connections.Changed)
         self._replica.take_over(answer.page, place)
         return answer.made
+
+    @property
+    def makes_changes(self) -> bool:
+        return self._writing.changes
 
     @property
     def position(self) -> int:

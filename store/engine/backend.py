@@ -14,7 +14,8 @@ A commit on its way down:
 In the engine's own process a plan goes straight into the engine's write, which all plans and proposals share. In any other
 process, plans that meet share one append to the engine (group commit). After an engine is lost during a write, the client
 sends the entries again under their token, so the store keeps them once; if the next engine refuses them, the plan runs again.
-A change that a rule decides goes to the engine as it is, from any process: the rule runs there, inside the write.
+A change that a rule decides goes to the engine as it is, from any process: the rule runs there, inside the write. An engine of an
+older release knows no rules: for it, a change is a plan.
 SessionHeartbeat keeps the sessions of this process alive at the engine.
 """
 
@@ -40,6 +41,7 @@ from spark_jms.store.errors import OutcomeUnknownError, StoreBusyError, StoreErr
 from spark_jms.store.ledger.backend import Backend, ChangeAnswer, ChangeRequest, Transaction
 from spark_jms.store.ledger.group_commit import Drain, GroupCommit, PlanCall, finish, serve
 from spark_jms.store.ledger.ledger import Ledger
+from spark_jms.store.ledger.rules import run_change
 from spark_jms.store.processes import Clock, UserCount, abandon_in_child, new_session_id, process_gone
 
 log = logging.getLogger("store.served")
@@ -78,7 +80,7 @@ class EngineBackend(Backend):
             sleep_ms=sleep_ms,
         )
         self._group = GroupCommit(self._lead)
-        self._changes = GroupCommit(self._lead_changes)
+        self._changes, self._warned = GroupCommit(self._lead_changes), False
         abandon_in_child(self)
         try:
             self._route.open(opening or StoreOpening())
@@ -105,9 +107,16 @@ class EngineBackend(Backend):
         return cast(T, call.outcome())
 
     def change(self, request: ChangeRequest) -> ChangeAnswer:
-        """Changes that threads of this process ask for at once go to the engine together."""
+        """Changes that threads of this process ask for at once go to the engine together. Where it is of an older release, the rule
+        runs on the replica here, as often as other processes are faster."""
         self._route.check_open()
-        return self._changes.write(_Asked(secrets.token_hex(8), request))
+        try:
+            return self._changes.write(_Asked(secrets.token_hex(8), request))
+        except _OlderEngineError as error:
+            if not self._warned:
+                self._warned = True
+                log.warning("%s: changes of shared record sets are slow until it ends", error.detail())
+            return self.write(lambda transaction: run_change(request, transaction, self.alive))
 
     def _lead_changes(self, drain: Drain) -> None:
         requests = drain()
@@ -128,6 +137,8 @@ class EngineBackend(Backend):
             while True:
                 self._route.check_open()
                 access = access or self._route.access()
+                if not access.makes_changes:
+                    raise _OlderEngineError("an engine of an older release serves the store now")
                 base = base if sent else access.position
                 wanted = [WantedChange(one.token, base, one.request, again=sent) for one in asked]
                 try:
@@ -255,6 +266,10 @@ class EngineBackend(Backend):
     def abandon(self) -> None:
         """In a forked child, without any lock."""
         self._route.abandon()
+
+
+class _OlderEngineError(StoreError):
+    """The engine of the store is of an older release, which cannot tell what became of a change."""
 
 
 class _Asked:

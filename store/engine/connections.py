@@ -34,7 +34,7 @@ from spark_jms.store.net.sockets import Channel, client_context, hang_up
 
 log = logging.getLogger("store.served")
 
-ENGINE = Service(b"JMSQEN", 4, "engine", "incarnation")
+ENGINE = Service(b"JMSQEN", 3, "engine", "incarnation")
 FRAME_LIMIT_BYTES = 1 << 30
 HELLO_TIMEOUT_S = 10.0
 BACKLOG = 128
@@ -125,7 +125,9 @@ class Changed(msgspec.Struct, frozen=True, array_like=True, tag="changed"):
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    pass
+    """`changes`, of the answer to Hello: this engine answers Change. An older one does not, and would hang up."""
+
+    changes: bool = False
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal"):
@@ -135,6 +137,8 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal"):
     facts: tuple[str | int | None, ...]
 
 
+GREETING = Done(changes=True)
+"""An engine's answer to Hello."""
 Question = Fetch | Append | Change | Beat | Alive
 Answer = Paged | Changed | Alive | Done | Refusal
 Any_ = Hello | Fetch | Append | Change | Beat | Alive | Paged | Changed | Done | Refusal
@@ -312,7 +316,7 @@ class ClientConnections:
         connection.settimeout(None)
         self._connected(hello.client_id)
         try:
-            channel.send(Done())
+            channel.send(GREETING)
         except OSError:
             self._disconnected(hello.client_id)
             raise
@@ -337,7 +341,7 @@ class ClientConnections:
 
 
 class TcpLink:
-    """A client's connection to an engine in another process.
+    """A client's connection to an engine in another process. `changes`: the engine answers Change.
 
     `answer_timeout_s` bounds the wait for an answer, because a client cannot wait for an engine that hangs. None is for
     appends, which may take long; the client's other link notices that the engine hangs, and the client closes both.
@@ -372,8 +376,10 @@ class TcpLink:
         identity = address.incarnation.encode()
         self._channel.prove(Handshake.connector(ENGINE, address.secret, identity, nonce, where))
         self._channel.send(Hello(client_id))
-        if not isinstance(self._channel.receive(), Done):
+        answer = self._channel.receive()
+        if not isinstance(answer, Done):
             raise ProtocolError("the engine did not answer the introduction")
+        self.changes = answer.changes
 
     def ask(self, question: Question) -> Any_:
         """LinkLostError when there is no answer."""

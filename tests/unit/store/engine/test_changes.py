@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
@@ -174,3 +175,54 @@ def test_errors_of_a_change_keep_their_names_behind_the_wire() -> None:
         call.error = error
         with pytest.raises(kind, match="r|odd"):
             connections.answer_of(connections.made_of(call))
+
+
+@pytest.fixture
+def older(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines answer Hello as those of the release before did."""
+    monkeypatch.setattr(connections, "GREETING", connections.Done())
+
+
+@pytest.mark.usefixtures("older")
+def test_at_an_older_engine_the_rule_runs_in_the_client() -> None:
+    """C9: programs of the release before work beside new ones. Compare and append: the rule runs again when others were faster."""
+    pair = Pair()
+    session, other = (store.connect() for store in reversed(pair.stores))
+    ran: list[int] = []
+
+    def slow(argument: bytes, records: Mapping[str, RecordView], sessions: frozenset[str]) -> RuleResult:
+        ran.append(int(records["r"].objects.get("n", b"0")))
+        if len(ran) == 1:
+            _elsewhere(lambda: other.change(["r"], ADD))
+        return add(argument, records, sessions)
+
+    RULES["slow"] = slow
+    try:
+        assert json.loads(session.change(["r"], RuleCall("slow", b""))) == {"r": 2}
+    finally:
+        del RULES["slow"]
+    assert ran == [0, 1]
+    pair.close()
+
+
+def _elsewhere(action: Callable[[], object]) -> None:
+    thread = threading.Thread(target=action)
+    thread.start()
+    thread.join()
+
+
+def test_a_change_that_an_older_engine_has_to_tell_of_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S2: it was sent to an engine that was lost, and an older release serves the store then."""
+    pair = Pair()
+    session = pair.stores[1].connect()
+
+    def fail(batch: LedgerBatch) -> StoreError | None:
+        monkeypatch.setattr(connections, "GREETING", connections.Done())
+        return OwnershipLostError("lost before the write")
+
+    pair.place.fail = fail
+    with pytest.raises(OutcomeUnknownError, match="older release"):
+        session.change(["r"], ADD)
+    pair.place.fail = lambda batch: None
+    assert json.loads(session.change(["r"], ADD)) == {"r": 1}
+    pair.close()
