@@ -22,11 +22,12 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jms.claims.batches.units_of_order import HeldBack, held_back
 from spark_jms.claims.messages.fetch import WITHOUT_LOST
-from spark_jms.claims.messages.scan import Question, Scan, ScanBounds, scan, units_of
+from spark_jms.claims.messages.scan import Later, Question, Scan, ScanBounds, scan, units_of
 from spark_jms.claims.messages.sort_order import SortedBacklogs
 from spark_jms.core.destinations.destination import QUEUE_SUBSCRIPTION
 from spark_jms.core.destinations.subscriptions import missed
@@ -46,6 +47,7 @@ from spark_jms.settings.fields import LifeEvent
 
 log = logging.getLogger("spark_jms")
 MAX_ROWS_READ = 200_000  # headers that one plan reads in one member: about half a second
+_MINUTE_MS = 60_000
 
 
 @dataclass(frozen=True)
@@ -74,10 +76,9 @@ class _Windows:
         self.next = left | self.next
 
 
-class RefusedMessages:
-    """The messages of one member of a queue that a consumer's selector refuses. They stay for other consumers. The planner
-    remembers them, so that it reads none of them again, and with those that belong to units of order it remembers which messages
-    wait behind them. Not thread-safe: the subscriber's lock guards it."""
+class RememberedMessages:
+    """Messages of one member that the planner has read, and need not read again: they cannot be delivered now. With those that
+    belong to units of order it remembers which messages wait behind them. Not thread-safe: the subscriber's lock guards it."""
 
     def __init__(self) -> None:
         self.messages = EMPTY
@@ -86,21 +87,20 @@ class RefusedMessages:
         self._firsts_of: Ranges | None = None  # the messages that `_firsts` was computed from
 
     def add(self, state: RecordSet, refused: Ranges, in_units: UnitMessages) -> None:
-        """Newly refused messages. Finished ones are forgotten."""
+        """Newly read messages. Finished ones are forgotten."""
         self.messages = state.unfinished_of(self.messages) | refused
         self._in_units = UnitMessages.together([self._in_units, in_units])
         self._firsts_of = None
 
-    def forget_expired(self, now_ms: int) -> None:
-        """The next plan looks at them again, and finds them expired: they block their units no longer."""
+    def forget(self, again: Ranges) -> None:
+        """The next plan looks at them again."""
+        self.messages = self.messages - again
         if self._in_units:
-            over = self._in_units.expired(now_ms)
-            if expired := Ranges.from_numbers(self._in_units.only(over).sequences):
-                self.messages = self.messages - expired
-                self._in_units, self._firsts_of = self._in_units.only(pc.invert(over)), None
+            again_in_units = pc.is_in(self._in_units.sequences, again.numbers())
+            self._in_units, self._firsts_of = self._in_units.only(pc.invert(again_in_units)), None
 
     def first_of_units(self, state: RecordSet) -> dict[str, int]:
-        """unit of order -> its first unfinished refused message."""
+        """unit of order -> its first unfinished message among these."""
         if not self._in_units:
             return {}
         unfinished = state.unfinished_of(self.messages)
@@ -108,6 +108,44 @@ class RefusedMessages:
             self._in_units = self._in_units.only(pc.is_in(self._in_units.sequences, unfinished.numbers()))
             self._firsts, self._firsts_of = self._in_units.first_of_units(), unfinished
         return self._firsts
+
+
+class RefusedMessages(RememberedMessages):
+    """Those of a queue that a consumer's selector refuses. They stay for other consumers."""
+
+    def forget_expired(self, now_ms: int) -> None:
+        """The next plan finds them expired: they block their units no longer."""
+        if self._in_units and (
+            over := Ranges.from_numbers(self._in_units.only(self._in_units.expired(now_ms)).sequences)
+        ):
+            self.forget(over)
+
+
+class DelayedMessages(RememberedMessages):
+    """Those whose delivery time is to come, by the minute in which each is due or expires: from its beginning on, plans look at
+    them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._minutes: dict[int, Ranges] = {}
+
+    def add_later(self, state: RecordSet, later: Later, now_ms: int) -> None:
+        minutes = pc.divide(later.times, _MINUTE_MS)
+        ahead = pc.greater(minutes, now_ms // _MINUTE_MS)
+        rows = pa.table({"minute": minutes, "sequence": later.sequences}).filter(ahead)
+        sequences = rows["sequence"].combine_chunks()
+        by_minute = rows.sort_by([("minute", "ascending"), ("sequence", "ascending")])
+        runs, begin = pc.run_end_encode(by_minute["minute"].combine_chunks(), pa.int64()), 0
+        for minute, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            picks = Ranges.from_numbers(by_minute["sequence"][begin:end].combine_chunks())
+            self._minutes[minute], begin = self._minutes.get(minute, EMPTY) | picks, end
+        remembered = pc.is_in(later.units.sequences, sequences)
+        self.add(state, Ranges.from_numbers(sequences), later.units.only(remembered))
+
+    def forget_due(self, now_ms: int) -> None:
+        due = [minute for minute in self._minutes if minute <= now_ms // _MINUTE_MS]
+        if due:
+            self.forget(union(self._minutes.pop(minute) for minute in due))
 
 
 class Planner:
@@ -127,6 +165,7 @@ class Planner:
         """`floors`: where a subscription starts that is not durable."""
         self.table, self.consumer, self.selector = table, consumer, selector
         self._refused: dict[int, RefusedMessages] = {}
+        self._delayed: dict[int, DelayedMessages] = {}
         self._fail_on_data_loss, self._name, self._clock_ms = fail_on_data_loss, name, clock_ms
         self._subscription, self._floors = subscription, floors
         self._passes: dict[int, _Pass] = {}
@@ -197,6 +236,9 @@ class Planner:
         if (refused := self._refused.get(member)) is not None:
             refused.forget_expired(now)
             kept_back |= refused.messages
+        if (delayed := self._delayed.get(member)) is not None:
+            delayed.forget_due(now)
+            kept_back |= delayed.messages
         windows = _Windows(state, kept_back, begin, last)
         if current and not windows.next:
             current, windows = None, _Windows(state, kept_back, 1, last)
@@ -219,6 +261,8 @@ class Planner:
                 state = self._without_unwanted(snapshot, state, member, found)
                 picks, expired, read = picks | found.picks, expired | found.expired, read + found.read
                 held.append(found.held_back)
+                for later in found.later:
+                    self._delayed.setdefault(member, DelayedMessages()).add_later(state, later, now)
                 windows.give_back(found.left)
         if windows.next and (current or (max_rows is not None and read >= max_rows)):
             self._passes[member] = _Pass(windows.next.first - 1, blocked, epoch)
@@ -252,6 +296,8 @@ class Planner:
         for barrier in snapshot.destination.barriers_before(self._subscription, member, self._floors):
             blocked.block_slots(barrier.slots, barrier.new_first)
         blocked.block_behind(self.first_refused_of_units(member, state))
+        if member in self._delayed:
+            blocked.block_behind(self._delayed[member].first_of_units(state))
 
     def _without_unwanted(self, snapshot: Snapshot, state: RecordSet, member: int, found: Scan) -> RecordSet:
         """Skips what the scan found missed, refused or lost."""

@@ -33,6 +33,15 @@ ATTEMPTS = 3
 T = TypeVar("T")
 
 
+class Later(NamedTuple):
+    """Delayed messages of one read. `times`: when each is to be looked at again, at its delivery time or its expiration, in ms.
+    `units`: those of them that belong to units of order, whose later messages wait."""
+
+    sequences: pa.Int64Array
+    times: pa.Int64Array
+    units: UnitMessages
+
+
 class Condition(NamedTuple):
     """A comparison that every message fulfils that a selector takes."""
 
@@ -51,7 +60,8 @@ class Scan:
     subscription was down, and do not wait for it; `gone` are in the log but not on disk; `left` were not looked at, because a
     bound was reached. All others are delayed or blocked.
     `refused_units`: the refused ones that block others of their units; `held_back`: those that the selector takes, and that wait
-    behind others of their units, where what it refuses blocks."""
+    behind others of their units, where what it refuses blocks. `later`: those of the delayed ones that need no look before their
+    time."""
 
     picks: Ranges = EMPTY
     refused: Ranges = EMPTY
@@ -62,6 +72,7 @@ class Scan:
     read: int = 0  # rows whose headers were read
     refused_units: UnitMessages = NO_UNITS
     held_back: UnitMessages = NO_UNITS
+    later: tuple[Later, ...] = ()
 
     def __or__(self, other: Scan) -> Scan:
         """What both have found together; `gone` is that of the later one."""
@@ -75,6 +86,7 @@ class Scan:
             self.read + other.read,
             UnitMessages.together([self.refused_units, other.refused_units]),
             UnitMessages.together([self.held_back, other.held_back]),
+            self.later + other.later,
         )
 
 
@@ -188,6 +200,7 @@ def _scan_files(
         read,
         UnitMessages.together(p.refused_units for p in parts),
         UnitMessages.together(p.held_back for p in parts),
+        tuple(later for p in parts for later in p.later),
     )
 
 
@@ -212,6 +225,7 @@ def _scan_rows(
     picks, refused, expired, missed = [], [], [], []
     refused_units: list[UnitMessages] = []
     held_back: list[UnitMessages] = []
+    later: list[Later] = []
     picked = read = 0
     left = EMPTY
     for batch, sequences in read_stored(storage, file.hint, part, columns):
@@ -236,9 +250,10 @@ def _scan_rows(
             expired.append(Ranges.from_numbers(sequences.filter(over)))
         ready = pc.and_not(matches, over)
         unwanted = pc.invert(pc.or_(matches, over))
-        due_ms = question.delivers_up_to_ms
+        due_ms, delayed, units, waiting = question.delivers_up_to_ms, None, None, None
         if due_ms is not None and {"JMSDeliveryTime", "JMSTimestamp"} <= set(batch.schema.names):
-            ready = pc.and_not(ready, _delayed(batch, due_ms))
+            delayed = pc.and_(ready, _delayed(batch, due_ms))
+            ready = pc.and_not(ready, delayed)
         if question.blocked is not None and "JMSXGroupID" in batch.schema.names:
             units = batch.column("JMSXGroupID")
             remaining = pc.invert(pc.or_(ready, over))
@@ -252,6 +267,10 @@ def _scan_rows(
                 if waiting is not None:
                     wanted = pc.and_(pc.and_not(matches, over), waiting)
                     held_back.append(UnitMessages.of(sequences, units, among=wanted))
+        if delayed is not None:
+            if waiting is not None and question.refused_block:
+                delayed = pc.and_not(delayed, waiting)  # they are counted among those that are held back, each time
+            later.append(_later(batch, sequences, delayed, ends, units))
         picks.append(Ranges.from_numbers(sequences.filter(ready)))
         refused.append(Ranges.from_numbers(sequences.filter(unwanted)))
         picked, read = picked + picks[-1].count, read + len(sequences)
@@ -264,7 +283,22 @@ def _scan_rows(
         read=read,
         refused_units=UnitMessages.together(refused_units),
         held_back=UnitMessages.together(held_back),
+        later=tuple(later),
     )
+
+
+def _later(
+    batch: pa.RecordBatch,
+    sequences: pa.Int64Array,
+    delayed: pa.BooleanArray,
+    ends: pa.Int64Array | None,
+    units: pa.StringArray | None,
+) -> Later:
+    times = batch.column("JMSDeliveryTime")
+    if ends is not None:
+        times = pc.if_else(pc.greater(ends, 0), pc.min_element_wise(times, ends), times)
+    of_units = NO_UNITS if units is None else UnitMessages.of(sequences, units, among=delayed)
+    return Later(sequences.filter(delayed), times.filter(delayed), of_units)
 
 
 def _all_refused(storage: Storage, file: DataFile, part: Ranges, question: Question) -> Scan:

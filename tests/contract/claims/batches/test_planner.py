@@ -114,6 +114,24 @@ def test_long_backlog_takes_several_bounded_plans(
     one.close()
 
 
+def test_delayed_messages_are_read_once(context: Context, opened_files: list[str]) -> None:
+    """C6, C12: a plan beside any number of them reads the new messages alone, also where they block their units of order."""
+    producer = context.producer("orders")
+    for n in range(20):
+        producer.send_many({"text": f"{n}-{i}", "delay": "1 h", "group_id": f"g{n % 2 or ''}"} for i in range(4))
+    one, at = subscriber(context), Batch("q")
+    for _ in range(3):
+        assert one.next_batch(at, Limits()) is None
+    assert len(opened_files) == 20
+    producer.send(text="of another unit", group_id="h")
+    producer.send(text="behind one that is delayed", group_id="g")
+    batch = one.next_batch(at, Limits())
+    assert batch is not None
+    assert batch.members[0].picks == Ranges.of((81, 81))
+    assert len(opened_files) == 22
+    one.close()
+
+
 def test_client_searches_the_whole_backlog(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """C7, C11: receive(0) returns None only when no message matches; delayed messages in front block no others (C12)."""
     monkeypatch.setattr(planner, "MAX_ROWS_READ", 3)

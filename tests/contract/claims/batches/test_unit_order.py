@@ -139,6 +139,18 @@ def test_refused_message_blocks_until_it_expires(context: Context) -> None:
     assert reader.take() == [2]
 
 
+def test_delayed_message_blocks_until_it_expires(context: Context) -> None:
+    """T10, C12: it expires before its delivery time, and a consumer that knows it as delayed notices."""
+    put(context, {"group_id": "a", "delay": "3 h", "time_to_live": "1 h"}, {"group_id": "a"}, {"delay": "2 h"})
+    reader = Reader(context)
+    assert reader.take() == []
+    assert reader.take() == []
+    reader.now_ms += 3_600_001
+    assert reader.take() == [2]
+    reader.now_ms += 3_600_000
+    assert reader.take() == [3]
+
+
 def test_file_that_statistics_refuse_blocks_too(context: Context) -> None:
     """T10, C7: a file of which nothing matches is not skipped if it has units of order."""
     put(context, {"group_id": "a", "priority": 1}, {"group_id": "a", "priority": 9}, {"group_id": "b", "priority": 9})
