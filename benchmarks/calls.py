@@ -85,6 +85,7 @@ def planner(root: Path, destination: str, limit: int | None, *, housekeeping: bo
     from pyspark.sql.types import StructType
 
     from pyspark_jmsq import DefaultSource
+    from spark_jms.core.records.batch import Batch
 
     options = {"root": str(root), "destination": destination}
     if limit is not None:
@@ -94,7 +95,7 @@ def planner(root: Path, destination: str, limit: int | None, *, housekeeping: bo
     read_limit = reader.getDefaultReadLimit()
     offset = reader.latestOffset(reader.initialOffset(), read_limit)  # the first batch only names the consumer
     if not housekeeping:
-        reader._open(offset["consumer"])
+        reader._open(Batch.from_json(offset))
         reader._housekeeping_thread.close()
 
     def plan() -> int:

@@ -17,11 +17,12 @@ from benchmarks.errors import CellFailedError
 from benchmarks.measure import Meter
 from benchmarks.results import Sample, TargetComparison
 from benchmarks.workbench import Workbench
+from spark_jms import connect
 
 COMMIT_VERSIONS, COMMIT_FILES = "commit time by version", "commit time by active files"
 PLAN_BACKLOG, PLAN_VERSIONS = "planning time by backlog", "planning time by version"
-PLAN_WHOLE = "planning of the whole backlog"
-FLAT = 1.3
+PLAN_WHOLE, PLAN_DELAYED = "planning of the whole backlog", "planning beside delayed messages"
+FLAT, TWICE = 1.3, 2.0
 HOUSEKEEP_EVERY = 100
 PLAN_LIMIT = 10
 MEMBERS = 4
@@ -60,6 +61,9 @@ def run(bench: Workbench) -> None:
         _compare(bench, PLAN_BACKLOG, backlogs, FLAT)
         _sample(bench, PLAN_BACKLOG, _build(bench, [PLAN_BACKLOG], backlogs, _pile), _plan_action)
         _whole(bench)
+        delayed = [_mark(bench, "{:,} delayed", size, True) for size in bench.options.backlogs]
+        _compare(bench, PLAN_DELAYED, delayed, TWICE)
+        _sample(bench, PLAN_DELAYED, _build(bench, [PLAN_DELAYED], delayed, _delay), _plan_after_send)
 
 
 def _mark(bench: Workbench, name: str, size: int, housekeeping: bool) -> Mark:
@@ -121,6 +125,15 @@ def _pile(bench: Workbench, mark: Mark) -> None:
     """Build a backlog by sends of 10,000 messages from 2 tasks, so that a larger one also has more files."""
     for start in range(0, mark.size, SEND_MESSAGES):
         _fill(bench, mark.root, min(SEND_MESSAGES, mark.size - start), 2)
+
+
+def _delay(bench: Workbench, mark: Mark) -> None:
+    """Messages that are due tomorrow, in sends of 10,000."""
+    calls.apply(mark.root, {DESTINATION: {"kind": "queue"}})
+    with connect(mark.root, housekeeping=False) as context:
+        producer = context.producer(DESTINATION)
+        for start in range(0, mark.size, SEND_MESSAGES):
+            producer.send_many([{"text": "x", "delay": "1 d"}] * min(SEND_MESSAGES, mark.size - start))
 
 
 def _fill(bench: Workbench, root: Path, messages: int, tasks: int) -> None:
