@@ -32,7 +32,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -44,19 +44,19 @@ from spark_jms.claims.batches.units_of_order import HeldBack
 from spark_jms.claims.consumers.absent_servers import ProgressNotes, WithheldMessages
 from spark_jms.claims.consumers.branches import Branches, UnfinishedMessages
 from spark_jms.claims.consumers.left_messages import LeftMessages, merged
+from spark_jms.claims.consumers.replay import BatchReplay
 from spark_jms.claims.consumers.server_part import ServerPart
-from spark_jms.claims.failures.poison import Attempt, Isolation, ProtectedPart, pinned
+from spark_jms.claims.failures.poison import Isolation, pinned
 from spark_jms.claims.messages.sort_order import MemberBacklog
 from spark_jms.claims.records.life_cycle import AcknowledgementTable, LifeCycleTable, opened_table
 from spark_jms.claims.records.subscriptions import SubscriptionRequest, SubscriptionUse, use_subscription
 from spark_jms.claims.servers.stores import keep_servers, note_late
-from spark_jms.claims.servers.timed_stores import AnswerLostError, Runs, ServerAwayError, StoreThread
+from spark_jms.claims.servers.timed_stores import AnswerLostError, Runs, StoreThread
 from spark_jms.core.destinations.destination import QUEUE_SUBSCRIPTION
 from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.destinations.subscriptions import record_servers, server_of_subscription
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.batch import Admission, Batch, Limits, MemberPick, claim_id, claim_number
-from spark_jms.core.records.poison import Messages, Trial, joined, without
 from spark_jms.core.transactions.transfer import Ticket
 from spark_jms.errors import (
     ClosedError,
@@ -65,7 +65,6 @@ from spark_jms.errors import (
     JmsqError,
     MemberLostException,
     MemberUnavailableError,
-    StaleCheckpointError,
 )
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.tables.storage import now_ms
@@ -74,7 +73,6 @@ from spark_jms.store import OutcomeUnknownError, Store
 
 T = TypeVar("T")
 log = logging.getLogger("spark_jms")
-TRUSTED_S = 5.0  # so long a claim that was just made needs no second look before its batch is delivered
 
 
 @dataclass
@@ -120,10 +118,8 @@ class Subscriber:
         placed = snapshot.destination.placement is not None
         self._clock_ms, self._monotonic_s = clock_ms, monotonic_s
         self._isolation = Isolation(f"{destination}/{subscription}", narrows=settings.isolates_poison)
-        self._delivered = ""  # the claim of the newest batch that this instance has let Spark deliver
         self._left_out = WithheldMessages(domain.storage, self.table_id, consumer, on_servers=placed)
         self._noted = ProgressNotes(domain.storage, self.table_id, consumer, on_servers=placed)
-        self._made_s: dict[str, float] = {}  # the newest claim -> when it was made
         self._admission = Admission(monotonic_s() * 1000)
         self._acknowledgements = AcknowledgementTable(domain.acknowledgements(destination), self.table_id, subscription)
         self._life_cycle: LifeCycleTable | None = None
@@ -135,6 +131,9 @@ class Subscriber:
         if not placed:
             self._branches.stay_in_place(self._opened(HOME, open_timeout_s=None))
         self._unfinished = UnfinishedMessages(self._branches)  # of a client
+        self._replay = BatchReplay(
+            self.table, self._branches, self._isolation, self._left_out, self._noted, settings, monotonic_s
+        )
 
     @property
     def parts(self) -> dict[str, ServerPart]:
@@ -174,7 +173,7 @@ class Subscriber:
             left = [
                 m for server in self._branches.keys() - done.acknowledged for m in self._branches.members_on(server)
             ]
-            self._made_s = {done.claim: self._monotonic_s()}
+            self._replay.made(done.claim)
             self._admission.made(self._monotonic_s() * 1000)
             return Batch(self.consumer, done.claim, {**start.carried(left), **done.made}, self.table_id)
 
@@ -237,84 +236,7 @@ class Subscriber:
         when another instance of the query runs."""
         with self._lock:
             self._follow(batch)
-            unseen: dict[int, Ranges] = {}
-            made_s, delivered = self._made_s.get(batch.claim), batch.delivered
-            trusted = made_s is not None and self._monotonic_s() - made_s <= TRUSTED_S
-            if not trusted:
-                self._noted.check(batch, self.destination)
-                self._left_out.look(batch.claim)
-            out = self._left_out.members(batch.claim)
-            on = {
-                s: [m for m in self._branches.members_on(s) if m in delivered and m not in out] for s in self._branches
-            }
-            protects = {
-                s: partial(ServerPart.protect, batch=batch.part(members))
-                for s, members in on.items()
-                if members or self._branches.in_place  # the only store knows whether the batch is acknowledged
-            }
-            waits = set() if trusted else protects.keys() - self.table.snapshot.destination.down.keys()
-            parts, away = self._branches.insist(protects, waits=waits)
-            acknowledged = any(part.acknowledged for part in parts.values()) or self._noted.has(batch.claim)
-            for server, error in away.items():
-                branch = self._branches[server]
-                if trusted or batch.claim == self._delivered:
-                    unseen |= {m: delivered[m].picks for m in on[server]}
-                elif branch.older_self is not None:  # it runs, and may have given the whole batch to the sink
-                    raise branch.older_self from error
-                elif acknowledged or self.settings.isolates_poison:
-                    raise self._unavailable(branch.server, error) from error
-                else:
-                    self._leave_out(batch.claim, on[server], server, error)
-            self._delivered, out = batch.claim, self._left_out.members(batch.claim)
-            # A member that was removed was empty: others have finished its messages since this query died.
-            gone = delivered.keys() - self.table.snapshot.destination.member_ids
-            lost: dict[int, Ranges] = {m: ranges for part in parts.values() for m, ranges in part.lost.items()}
-            lost |= {m: delivered[m].picks for m in {*out, *gone} if m in delivered}
-            if acknowledged:
-                return self._again(batch, parts.values(), lost, gone)
-            attempt = self._isolation.attempt(batch.claim, parts, unseen)
-            if attempt.stored:
-                self._store_copies(attempt, parts.keys())
-            self._isolation.begin(attempt)
-            return dict(joined(lost, without(attempt.present, attempt.trial.tried)))
-
-    def _again(
-        self, batch: Batch, parts: Iterable[ProtectedPart], lost: Messages, gone: Collection[int]
-    ) -> dict[int, Ranges]:
-        """Some server has acknowledged the batch, so its sink took it: the same again, and no attempt of a trial."""
-        if gone:
-            raise StaleCheckpointError(
-                f"the checkpoint of consumer {batch.consumer} of {self.destination} asks for the batch with claim {batch.claim} "
-                f"again, which is acknowledged, and member {min(gone)} was removed since with its messages. Start with a fresh "
-                "checkpointLocation: it gets all unfinished messages."
-            )
-        for part in parts:
-            lost = joined(lost, without(part.present, part.taken))
-        return dict(lost)
-
-    def _leave_out(self, claim: str, members: Sequence[int], server: str, error: ServerAwayError) -> None:
-        what = "the batch is delivered without its messages, which come later, flagged"
-        log.warning("%s: server %s is away: %s (%s)", self.destination, server, what, error)
-        self._left_out.add(claim, members)
-
-    def _store_copies(self, attempt: Attempt, servers: Collection[str]) -> None:
-        """Write the trial's copies: first the one that sets the poison message aside."""
-        holders = {self._branches.server_of(member) for member in attempt.convicted}
-
-        def convict(part: ServerPart) -> None:
-            part.batches.trial_copy.set_aside(attempt.trial, attempt.convicted, attempt.failures)
-
-        for server in [*holders, *sorted(set(servers) - holders)]:
-            act = {server: convict if server in holders else _keep(attempt.trial)}
-            _, away = self._branches.insist(act, writes=True, waits={server} - holders)
-            for error in away.values():
-                raise self._unavailable(server, error) from error
-
-    def _unavailable(self, server: str, error: ServerAwayError) -> MemberUnavailableError:
-        return MemberUnavailableError(
-            f"{self.destination}: the batch has messages on server {server}, which is away ({error}): only its store knows "
-            "whether they still belong to this query. Start the query again when the server answers"
-        )
+            return self._replay.resume(batch)
 
     @property
     def in_batch(self) -> bool:
@@ -324,11 +246,8 @@ class Subscriber:
     def note_failure(self) -> None:
         """Spark has given up the batch that it was processing. Noted on the servers that answer."""
         with self._lock:
-            trial = None if self.closed else self._isolation.fail()
-            if trial is None:
-                return
-            for server in {self._branches.server_of(member) for member in trial.messages} & self._branches.keys():
-                list(self._branches.answers(server, _keep(trial), writes=True))
+            if not self.closed:
+                self._replay.note_failure()
 
     def is_unacknowledged(self, start: Batch) -> bool:
         """`start` is not acknowledged on all its members yet: a server is away, or another consumer holds a record."""
@@ -612,10 +531,6 @@ class Subscriber:
 
 
 # -- what a part is asked, perhaps in a thread of its own: the arguments are bound before -------------------------------
-
-
-def _keep(trial: Trial) -> Callable[[ServerPart], None]:
-    return lambda part: part.batches.trial_copy.keep(trial)
 
 
 def _of_batches(act: Callable[[BatchMaker], T]) -> Callable[[ServerPart], T]:
