@@ -131,8 +131,8 @@ class _Wait:
         self._outcome: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
         self._is_left = False
 
-    def run(self) -> bool:
-        """In the thread. False when the wait was left."""
+    def run(self) -> None:
+        """In the thread."""
         error = None
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX)
@@ -145,7 +145,6 @@ class _Wait:
             fd, self.fd = self.fd, -1
             os.close(fd)
             self._outcome.put(error)
-            return not self._is_left
 
     def is_over(self, within_ms: float) -> bool:
         """True when the lock was taken. Raises OSError."""
@@ -176,12 +175,22 @@ class _LockThread:
         """For the lock of the file that is open as `fd`. Raises OSError, and RuntimeError when no thread can be started."""
         self._left = [wait for wait in self._left if wait.fd >= 0]
         if self._thread is None:
-            thread = threading.Thread(target=_wait_for, args=(self._waits,), name="store-lock", daemon=True)
-            thread.start()
-            self._thread = thread
+            self._start()
         self.current = wait = _Wait(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0))
         self._waits.put(wait)
         return wait
+
+    def _start(self) -> None:
+        """An interrupt may leave a thread behind that was started: it has a queue of its own, and ends."""
+        waits: queue.SimpleQueue[_Wait | None] = queue.SimpleQueue()
+        thread = threading.Thread(target=_wait_for, args=(waits,), name="store-lock", daemon=True)
+        try:
+            thread.start()
+            self._waits, self._thread = waits, thread
+        except BaseException:
+            waits.put(None)
+            self._thread = None
+            raise
 
     def leave(self) -> None:
         """Leave the current wait behind, if there is one. The caller closes its descriptor of the file: else it would have the lock
@@ -191,7 +200,7 @@ class _LockThread:
             wait.leave()
             self._left.append(wait)
             self._waits.put(None)
-            self._waits, self._thread = queue.SimpleQueue(), None
+            self._thread = None
 
     def close(self) -> None:
         if self._thread is not None:
@@ -209,8 +218,8 @@ class _LockThread:
 
 
 def _wait_for(waits: queue.SimpleQueue[_Wait | None]) -> None:
-    while (wait := waits.get()) is not None and wait.run():
-        pass
+    while (wait := waits.get()) is not None:
+        wait.run()
 
 
 class JournalLock:
@@ -288,15 +297,20 @@ class JournalLock:
         return not self.read_only
 
     def _acquire(self) -> bool:
-        replaced, watch = False, HolderWatch(self._break_after_ms)
+        replaced = False
+        watch: HolderWatch | None = None
         while True:
             if self._write_fd < 0:
                 self._write_fd = self._open_file()
-            locked = self._try_lock() or self._wait(watch)
+            locked = self._try_lock()
+            if not locked:
+                watch = watch or HolderWatch(self._break_after_ms)
+                locked = self._wait(watch)
             if not locked or self.superseded():
                 self._give_up()
                 replaced = True
-                watch.replaced()
+                if watch is not None:
+                    watch.replaced()
                 continue
             slots = os.pread(self._write_fd, _SLOTS_BYTES, 0)
             self.raw_hint = slots[: _HINT.size]

@@ -111,6 +111,36 @@ except OutcomeUnknownError as error:
     print(type(error).__name__, flush=True)
 """
 
+WAITING_FORK = """
+import os, sys, threading, time, warnings
+warnings.simplefilter("ignore")
+from spark_jms.store import Put
+from spark_jms.store.disk import Disk
+from spark_jms.store.file import FileStore
+from spark_jms.store.file.locks import JournalLock
+class Slow(Disk):
+    is_slow = False
+    def sync(self, fd):
+        if self.is_slow:
+            print("locked", pid, flush=True)
+            sys.stdin.readline()
+        super().sync(fd)
+disk = Slow()
+store = FileStore(sys.argv[1], session_timeout_ms=600_000, disk=disk)
+handle = store.connect("parent").open("r")
+disk.is_slow = True
+holder = JournalLock(sys.argv[1], Disk(), 600_000)
+holder.acquire()
+threading.Thread(target=lambda: handle.commit([Put("by", b"parent")])).start()
+while not any(" -> " in lock and f" {os.getpid()} " in lock for lock in open("/proc/locks")):
+    os.sched_yield()
+pid = os.fork()
+if pid == 0:
+    holder.abandon()
+    time.sleep(600)
+holder.release(True)
+"""
+
 COUNTER = """
 import sys, time
 from spark_jms.store import Put
@@ -386,6 +416,20 @@ def test_stopped_waiting_process_holds_up_no_other(tmp_path: Path, children: Chi
     with open_store(str(path)) as store:
         assert store.peek("r1") == {"by": b"z"}
         assert store.statistics().lock_break_count == 0
+
+
+def test_child_forked_during_a_wait_keeps_no_lock(tmp_path: Path, children: Children) -> None:
+    """R8, C9: it has the files of a thread that it does not have, and the parent dies while it writes."""
+    parent = children.start(WAITING_FORK, tmp_path / "s")
+    word, child_pid = out(parent).readline().split()
+    assert word == "locked"
+    try:
+        parent.kill()
+        with open_store(str(tmp_path / "s"), session_timeout_ms=600_000) as store, store.connect() as session:
+            session.open("r", timeout_ms=10_000).commit([Put("by", b"other")])
+            assert store.statistics().lock_break_count == 0
+    finally:
+        os.kill(int(child_pid), signal.SIGKILL)
 
 
 def test_processes_write_evenly(tmp_path: Path, children: Children) -> None:

@@ -127,6 +127,30 @@ def test_interrupted_wait_gets_no_lock_later(locks: Callable[..., JournalLock]) 
     assert interrupted.acquire() is False
 
 
+def test_interrupt_while_the_thread_starts_leaves_none_behind(
+    locks: Callable[..., JournalLock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R8: Ctrl-C comes when the thread runs, and its starter does not know it yet: `close` would wait for it for ever."""
+    holder, waiting, start = locks(), locks(), threading.Thread.start
+    holder.acquire()
+
+    def interrupted(self: threading.Thread) -> None:
+        start(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            waiting.acquire()
+    again = in_thread(waiting.acquire)
+    wait_until(lambda: is_waited_for(waiting))
+    holder.release(True)
+    again.join(10)
+    assert not again.is_alive()
+    waiting.close()
+    wait_until(lambda: not waiting_threads())
+
+
 def test_replaced_file_leaves_the_wait_behind(locks: Callable[..., JournalLock]) -> None:
     """R8: the holder stands still. The wait for its file ends when that is released, and holds nothing of the new one."""
     stopped, breaker, other = locks(), locks(SHORT_MS), locks()
