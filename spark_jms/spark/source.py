@@ -42,7 +42,7 @@ from spark_jms.spark.options import (
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-    from spark_jms.claims.consumers.distributed import AnySubscriber
+    from spark_jms.claims.consumers.subscriber import Subscriber
     from spark_jms.core.messages.ranges import Ranges
     from spark_jms.core.ordering.sort_order import DeliveryOrder
     from spark_jms.core.records.batch import Batch, Limits
@@ -88,7 +88,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_streaming(options)
         self.options, self._address = options, address_of(options)
         self._targets: dict[int, int] | None = None
-        self._subscriber: AnySubscriber | None = None
+        self._subscriber: Subscriber | None = None
         self._told: set[tuple[int, str]] = set()  # of a member: why messages of it are left
         self._unlogged = ""  # the consumer of an initial offset that Spark has not logged yet
         self._signal: StopSignal | None = None  # with onPoison=isolate
@@ -102,7 +102,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._address.destination
 
     # -- planning, on the driver ---------------------------------------------------------------------
-    def _open(self, batch: Batch) -> AnySubscriber:
+    def _open(self, batch: Batch) -> Subscriber:
         """Create the subscriber when the first logged offset arrives: it names the query's consumer."""
         if self._subscriber is not None and self._subscriber.consumer != batch.consumer:
             self._end(failed=True)
@@ -118,11 +118,11 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._background.check(batch.consumer)
         return self._subscriber
 
-    def _opened(self, batch: Batch) -> AnySubscriber:
+    def _opened(self, batch: Batch) -> Subscriber:
         """`_closing` closes it, and whatever was opened before a failure."""
         from spark_jms.claims.batches.acknowledgement import check_origin
         from spark_jms.claims.batches.batch import ConsumerSettings
-        from spark_jms.claims.consumers.distributed import open_subscriber
+        from spark_jms.claims.consumers.subscriber import open_subscriber
         from spark_jms.claims.records.life_cycle import flush_at_close
         from spark_jms.claims.records.members import OPEN_TIMEOUT_S
         from spark_jms.claims.records.subscriptions import SubscriptionRequest, claim_client_id
@@ -285,7 +285,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         batch = self._drain(subscriber, before) if self._targets is not None else self._wait(subscriber, before)
         return batch.to_json() if batch is not None else start
 
-    def limits_for(self, subscriber: AnySubscriber) -> Limits:
+    def limits_for(self, subscriber: Subscriber) -> Limits:
         """Where no minMessagesPerTrigger is given, with the destination's messagingPerformancePreference."""
         from spark_jms.core.records.batch import Limits, query_limits
 
@@ -295,7 +295,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return query_limits(preference, o.max_messages, o.max_bytes)
         return Limits(o.max_messages, o.max_bytes, o.min_messages, o.max_delay_ms)
 
-    def _wait(self, subscriber: AnySubscriber, before: Batch) -> Batch | None:
+    def _wait(self, subscriber: Subscriber, before: Batch) -> Batch | None:
         """The next batch, or None after a short wait. A poll costs one check for a file name."""
         deadline = time.monotonic() + IDLE_WAIT_S
         batch = subscriber.next_batch(before, self.limits_for(subscriber))
@@ -305,7 +305,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 batch = subscriber.next_batch(before, self.limits_for(subscriber))
         return batch
 
-    def _drain(self, subscriber: AnySubscriber, before: Batch) -> Batch | None:
+    def _drain(self, subscriber: Subscriber, before: Batch) -> Batch | None:
         """Trigger.AvailableNow: the messages present at the start, from every member handed over within a bounded wait. What another
         live consumer has claimed is not waited for: two sources of one query would wait for each other."""
         deadline = time.monotonic() + AVAILABLE_NOW_WAIT_S
@@ -337,7 +337,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Spark is stopping this source."""
         return self._signal is not None and self._signal.arrived
 
-    def _warn_of_what_is_left(self, subscriber: AnySubscriber) -> None:
+    def _warn_of_what_is_left(self, subscriber: Subscriber) -> None:
         """Trigger.AvailableNow ends without what another consumer holds, what is delayed or blocked, and while consumption is
         paused or a server is away: to wait would hold the job for as long. Each reason once."""
         for left in subscriber.left(self._targets or {}):

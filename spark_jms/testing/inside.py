@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from spark_jms.aio.blocking_calls import SendLimit
     from spark_jms.aio.clients import AsyncConsumer
     from spark_jms.aio.context import AsyncContext
-    from spark_jms.claims.consumers.distributed import AnySubscriber
+    from spark_jms.claims.consumers.server_part import ServerPart
+    from spark_jms.claims.consumers.subscriber import Subscriber
+    from spark_jms.claims.records.members import Members
     from spark_jms.claims.records.subscriptions import SubscriptionUse
     from spark_jms.claims.transactions.transaction import Coordinators
     from spark_jms.client.context.context import Context
@@ -49,9 +51,20 @@ def receiver_of(consumer: Consumer) -> Receiver:
     return consumer._receiver
 
 
-def subscriber_of(consumer: Consumer) -> AnySubscriber:
+def subscriber_of(consumer: Consumer) -> Subscriber:
     """Holds the consumer's claims, by a session of its own in the store."""
     return consumer._receiver._subscriber
+
+
+def part_of(subscriber: Subscriber) -> ServerPart:
+    """What the consumer of a destination without servers works with."""
+    (part,) = subscriber.parts.values()
+    return part
+
+
+def members_of(subscriber: Subscriber) -> Members:
+    """The records that it holds, and its session, of a destination without servers."""
+    return part_of(subscriber).members
 
 
 def use_of(consumer: Consumer) -> SubscriptionUse:

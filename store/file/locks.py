@@ -9,6 +9,11 @@
     SWITCH  set when a writer was stopped (SIGSTOP) for too long while it held the lock, so that the lock file was replaced;
             cleared when the journal continues in a new generation.
 
+A process that finds the file locked waits for it in a thread, in the operating system: waiting costs nothing, and the system wakes
+one process after the other. The thread cannot be interrupted. When the file is replaced, or its caller gives up, it is left behind,
+and ends when the file that it waits for is released: what it gets then is released at once. The caller looks meanwhile, ten times a
+second, at what the holder does (HolderWatch), and breaks the lock of one that stands still.
+
 Breaking a lock is safe because the journal continues in a new generation: whatever the stopped process still writes goes to
 the old file, and before it acknowledges, it checks whether the file it locked still has its name. The operating system
 releases the lock (flock) when a process dies, so a crash never needs a broken lock.
@@ -28,10 +33,11 @@ import errno
 import fcntl
 import json
 import os
+import queue
 import struct
 import threading
 import zlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from spark_jms.store.disk import WITHOUT_RIGHT, Disk
@@ -42,7 +48,8 @@ _HINT = struct.Struct("<4sBQQI")
 _HINT_MARK = b"HINT"
 _STAMP = struct.Struct("<QQ")
 _STAMP_AT, _SWITCH_AT, _SLOTS_BYTES = 64, 128, 192
-_PAUSE_CREDIT_MS = 100.0
+LOOK_MS = 100.0  # between two looks at what the holder of the lock does
+_POLL_MS = 2.0
 _BREAK_LIMIT = 3
 _NO_STAMP = bytes(_STAMP.size)
 _BEAT = struct.Struct("<QQ")
@@ -89,6 +96,132 @@ def read_hint(directory: str) -> Hint | None:
         return None
 
 
+class HolderWatch:
+    """Whether the holder of the lock has stood still for so long that its lock is broken. Pure: the caller looks, and tells it the
+    holder's stamp and the time."""
+
+    def __init__(self, break_after_ms: float) -> None:
+        self._break_after_ms = break_after_ms
+        self.break_count = 0
+        self._still_ms, self._before_ns, self._before_stamp = 0.0, 0, b""
+
+    def stands_still(self, stamp: bytes, now_ns: int) -> bool:
+        """A pause of this process, which may have been stopped itself, must not count as a pause of the holder."""
+        passed_ms = min((now_ns - self._before_ns) / 1e6, LOOK_MS)
+        self._still_ms = self._still_ms + passed_ms if stamp == self._before_stamp else 0.0
+        self._before_ns, self._before_stamp = now_ns, stamp
+        return self._still_ms > self._break_after_ms
+
+    def replaced(self) -> None:
+        """The lock file was: its holder is another one."""
+        self._still_ms = 0.0
+
+    def may_break(self) -> bool:
+        """Counts the locks that are broken. False after _BREAK_LIMIT of them."""
+        self.break_count, self._still_ms = self.break_count + 1, 0.0
+        return self.break_count <= _BREAK_LIMIT
+
+
+class _Wait:
+    """One wait for the lock of an open file. `fd` is a descriptor of its own for it: it ends with the wait."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._mutex = threading.Lock()
+        self._outcome: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
+        self._is_left = False
+
+    def run(self) -> None:
+        """In the thread."""
+        error = None
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX)
+        except OSError as failed:
+            error = failed
+        with self._mutex:
+            if self._is_left:
+                with contextlib.suppress(OSError):  # also where a fork keeps the file open
+                    fcntl.flock(self.fd, fcntl.LOCK_UN)
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+            self._outcome.put(error)
+
+    def is_over(self, within_ms: float) -> bool:
+        """True when the lock was taken. Raises OSError."""
+        try:
+            error = self._outcome.get(timeout=within_ms / 1000)
+        except queue.Empty:
+            return False
+        if error is not None:
+            raise error
+        return True
+
+    def leave(self) -> None:
+        with self._mutex:
+            self._is_left = True
+
+
+class _LockThread:
+    """Waits for locks, one at a time. It runs from the first wait until `close`, or until its wait is left. For one calling thread
+    at a time."""
+
+    def __init__(self) -> None:
+        self._waits: queue.SimpleQueue[_Wait | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.current: _Wait | None = None
+        self._left: list[_Wait] = []  # whose threads may still be there
+
+    def begin(self, fd: int) -> _Wait:
+        """For the lock of the file that is open as `fd`. Raises OSError, and RuntimeError when no thread can be started."""
+        self._left = [wait for wait in self._left if wait.fd >= 0]
+        if self._thread is None:
+            self._start()
+        self.current = wait = _Wait(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0))
+        self._waits.put(wait)
+        return wait
+
+    def _start(self) -> None:
+        """An interrupt may leave a thread behind that was started: it has a queue of its own, and ends."""
+        waits: queue.SimpleQueue[_Wait | None] = queue.SimpleQueue()
+        thread = threading.Thread(target=_wait_for, args=(waits,), name="store-lock", daemon=True)
+        try:
+            thread.start()
+            self._waits, self._thread = waits, thread
+        except BaseException:
+            waits.put(None)
+            self._thread = None
+            raise
+
+    def leave(self) -> None:
+        """Leave the current wait behind, if there is one. The caller closes its descriptor of the file: else it would have the lock
+        when the wait is over."""
+        wait, self.current = self.current, None
+        if wait is not None:
+            wait.leave()
+            self._left.append(wait)
+            self._waits.put(None)
+            self._thread = None
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._waits.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def abandon(self) -> None:
+        """In a forked child, which has none of the threads, but their files."""
+        for wait in (self.current, *self._left):
+            if wait is not None and wait.fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(wait.fd)
+        self._thread, self.current, self._left = None, None, []
+
+
+def _wait_for(waits: queue.SimpleQueue[_Wait | None]) -> None:
+    while (wait := waits.get()) is not None:
+        wait.run()
+
+
 class JournalLock:
     """The backend lets only one thread of a process take it at a time. `read_only`: the process may not write the file, so it can
     look, and `acquire` raises StoreRightsError until it may."""
@@ -102,6 +235,7 @@ class JournalLock:
         # journal, so the next one continues in a new generation.
         self.must_switch, self.raw_hint = False, b""
         self.read_only = False
+        self._thread = _LockThread()
         # Two descriptors: readers follow a replaced lock file at once, the writer must keep the one that it locked.
         self._read_fd = self._open_file()
         try:
@@ -133,13 +267,10 @@ class JournalLock:
     def look(self) -> bytes:
         """The hint, to compare, and for `decode_hint`. Follows a replaced lock file."""
         if os.fstat(self._read_fd).st_nlink == 0:
-            self._reopen(self._read_fd)
+            fd = self._open_file()
+            os.dup2(fd, self._read_fd, inheritable=False)
+            os.close(fd)
         return os.pread(self._read_fd, _HINT.size, 0)
-
-    def _reopen(self, stale_fd: int) -> None:
-        fd = self._open_file()
-        os.dup2(fd, stale_fd, inheritable=False)
-        os.close(fd)
 
     # ---- the writer
 
@@ -151,49 +282,94 @@ class JournalLock:
         try:
             return self._acquire()
         except BaseException:
-            self.release(False)
+            self._give_up()
             raise
 
     def _was_granted(self) -> bool:
         """The right to write, since the file was opened."""
         self.read_only = False
+        self._close_write_file()
         try:
-            self._reopen(self._write_fd)
+            self._write_fd = self._open_file()
         except BaseException:
             self.read_only = True
             raise
         return not self.read_only
 
     def _acquire(self) -> bool:
-        replaced, pause_ms = False, 0.05
-        waited_ms, before_ns, before_stamp, breaks = 0.0, 0, b"", 0
+        replaced = False
+        watch: HolderWatch | None = None
         while True:
+            if self._write_fd < 0:
+                self._write_fd = self._open_file()
             locked = self._try_lock()
-            if self.superseded():
-                if locked:
-                    fcntl.flock(self._write_fd, fcntl.LOCK_UN)
-                self._reopen(self._write_fd)
-                replaced, waited_ms = True, 0.0
+            if not locked:
+                watch = watch or HolderWatch(self._break_after_ms)
+                locked = self._wait(watch)
+            if not locked or self.superseded():
+                self._give_up()
+                replaced = True
+                if watch is not None:
+                    watch.replaced()
                 continue
             slots = os.pread(self._write_fd, _SLOTS_BYTES, 0)
-            stamp = slots[_STAMP_AT : _STAMP_AT + _STAMP.size]
-            if locked:
-                self.raw_hint = slots[: _HINT.size]
-                self.must_switch = slots[_SWITCH_AT : _SWITCH_AT + 1] not in (b"", b"\0")
-                mine = _STAMP.pack(os.getpid(), self._disk.boottime_ns())
-                self._disk.pwrite_all(self._write_fd, mine, _STAMP_AT)
-                return replaced or stamp != _NO_STAMP
-            # A pause of this process, which may have been stopped itself, must not count as a pause of the owner.
-            now_ns = self._disk.boottime_ns()
-            waited_ms = waited_ms + min((now_ns - before_ns) / 1e6, _PAUSE_CREDIT_MS) if stamp == before_stamp else 0.0
-            before_ns, before_stamp = now_ns, stamp
-            if waited_ms > self._break_after_ms:
-                if breaks >= _BREAK_LIMIT:
-                    raise StoreBusyError(f"{self.path} stayed locked for {breaks} x {self._break_after_ms:.0f} ms")
-                breaks, waited_ms = breaks + 1, 0.0
+            self.raw_hint = slots[: _HINT.size]
+            self.must_switch = slots[_SWITCH_AT : _SWITCH_AT + 1] not in (b"", b"\0")
+            mine = _STAMP.pack(os.getpid(), self._disk.boottime_ns())
+            self._disk.pwrite_all(self._write_fd, mine, _STAMP_AT)
+            return replaced or slots[_STAMP_AT : _STAMP_AT + _STAMP.size] != _NO_STAMP
+
+    def _wait(self, watch: HolderWatch) -> bool:
+        """True with the lock; False when the file was replaced meanwhile, perhaps by this process."""
+        is_over = self._begin_wait()
+        while not is_over(LOOK_MS):
+            if self.superseded():
+                return False
+            stamp = os.pread(self._write_fd, _STAMP.size, _STAMP_AT)
+            if watch.stands_still(stamp, self._disk.boottime_ns()):
+                if not watch.may_break():
+                    raise StoreBusyError(
+                        f"{self.path} stayed locked for {_BREAK_LIMIT} x {self._break_after_ms:.0f} ms"
+                    )
                 self._supersede(stamp)
-            self._disk.sleep_ms(pause_ms)
-            pause_ms = min(pause_ms * 2, 2.0)
+        self._thread.current = None
+        return True
+
+    def _begin_wait(self) -> Callable[[float], bool]:
+        """Whether the lock was taken within so many milliseconds. While the interpreter ends it starts no thread: then the lock is
+        polled."""
+        try:
+            wait = self._thread.begin(self._write_fd)
+        except OSError as error:
+            raise self._unlockable(error) from error
+        except RuntimeError:
+            return self._is_free_within
+
+        def is_over(within_ms: float) -> bool:
+            try:
+                return wait.is_over(within_ms)
+            except OSError as error:
+                raise self._unlockable(error) from error
+
+        return is_over
+
+    def _is_free_within(self, within_ms: float) -> bool:
+        self._disk.sleep_ms(min(within_ms, _POLL_MS))
+        return self._try_lock()
+
+    def _unlockable(self, error: OSError) -> StoreWriteError:
+        return StoreWriteError(f"cannot lock {self.path}: {error}")
+
+    def _give_up(self) -> None:
+        """Neither hold the lock nor wait for it. The file is closed: a wait that is left behind releases what it gets."""
+        self._thread.leave()
+        self.release(False)
+        self._close_write_file()
+
+    def _close_write_file(self) -> None:
+        fd, self._write_fd = self._write_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _try_lock(self) -> bool:
         try:
@@ -201,12 +377,12 @@ class JournalLock:
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 return False
-            raise StoreWriteError(f"cannot lock {self.path}: {error}") from error
+            raise self._unlockable(error) from error
         return True
 
     def superseded(self) -> bool:
         """True when another process replaced the file that this process locked."""
-        return os.fstat(self._write_fd).st_nlink == 0
+        return self._write_fd >= 0 and os.fstat(self._write_fd).st_nlink == 0
 
     def publish(self, hint: Hint) -> None:
         raw = _encode_hint(hint)
@@ -214,6 +390,8 @@ class JournalLock:
         self.raw_hint = raw
 
     def release(self, clean: bool) -> None:
+        if self._write_fd < 0:
+            return
         if clean:
             with contextlib.suppress(
                 OSError
@@ -248,10 +426,19 @@ class JournalLock:
         self.must_switch = False
 
     def close(self) -> None:
-        for fd in (self._read_fd, self._write_fd):
-            if fd >= 0:
-                os.close(fd)
-        self._read_fd = self._write_fd = -1
+        self._thread.close()
+        self._close_files()
+
+    def abandon(self) -> None:
+        """In a forked child."""
+        self._thread.abandon()
+        self._close_files()
+
+    def _close_files(self) -> None:
+        self._close_write_file()
+        fd, self._read_fd = self._read_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class SessionLocks:

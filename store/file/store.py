@@ -262,7 +262,7 @@ class FileBackend(Backend):
 
     def abandon(self) -> None:
         """In a forked child. It takes no lock, since a thread of the parent may have held it at the fork."""
-        for drop in (self._session_locks.abandon, self._journal.close, self._lock.close):
+        for drop in (self._session_locks.abandon, self._journal.close, self._lock.abandon):
             with contextlib.suppress(OSError):
                 drop()
 

@@ -25,7 +25,7 @@ import pytest
 from spark_jms.admin.destinations import pause, resume
 from spark_jms.admin.servers import start_server, stop_server
 from spark_jms.claims.batches.batch import ConsumerSettings
-from spark_jms.claims.consumers.distributed import DistributedSubscriber
+from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.upkeep.views import is_empty
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.destinations.pause import CONSUMPTION
@@ -66,9 +66,9 @@ class Query(EmulatedQuery):
         self.sink: dict[int, list[Delivery]] = {}  # by batch number
         self.tried: dict[int, int] = {}  # batch number -> the smallest part of it that was delivered
 
-    def _opened(self) -> DistributedSubscriber:
+    def _opened(self) -> Subscriber:
         settings = ConsumerSettings(isolates_poison=self._world.isolates)
-        return DistributedSubscriber(self._world.domain, self._world.store, "orders", "-", self.name, settings)
+        return Subscriber(self._world.domain, self._world.store, "orders", "-", self.name, settings)
 
     def _cannot_resume(self) -> None:
         assert self.subscriber is not None

@@ -21,17 +21,15 @@ Features: C5, C8, C9, C10, C11, C18 (docs/FEATURES.md)
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from contextlib import suppress
 
 from spark_jms.claims.batches.planner import Planner
-from spark_jms.claims.failures.poison import Isolation, ProtectedPart
+from spark_jms.claims.failures.poison import ProtectedPart, TrialCopy
 from spark_jms.claims.records.members import Members
 from spark_jms.claims.servers.stores import names_everywhere, read_state, timed_stores
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.records.batch import PROGRESS, Batch, QueryProgress
-from spark_jms.core.records.poison import joined
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import delay_end_ms
 from spark_jms.core.records.stored_form import consumers_prefix
@@ -52,7 +50,6 @@ from spark_jms.store import Store, StoreError
 
 Parts = dict[str, dict[int, Ranges]]  # claim -> member -> messages
 log = logging.getLogger("spark_jms")
-RESUME_TIMEOUT_S = 15.0  # how long a restarted consumer waits for the record of a claim it has to protect
 
 
 class Acknowledger:
@@ -140,13 +137,13 @@ class PreviousBatch:
         table: DeltaLog,
         store: Store,
         members: Members,
-        isolation: Isolation,
+        trial_copy: TrialCopy,
         *,
         check_subscription: Callable[[], None],
         replayable: bool,
         clock_ms: Callable[[], int],
     ) -> None:
-        self._table, self._store, self._members, self._isolation = table, store, members, isolation
+        self._table, self._store, self._members, self._trial_copy = table, store, members, trial_copy
         self._check_subscription, self._replayable, self._clock_ms = check_subscription, replayable, clock_ms
         self._met = set(store.sessions())  # sessions alive when we started: one of them may be our older self
         self._acknowledged = ""  # the newest claim that is acknowledged on all its members
@@ -179,7 +176,7 @@ class PreviousBatch:
     def _finishes(self, state: RecordSet, claim: str, member: int) -> Ranges:
         """What the acknowledgement of the claim finishes in this member."""
         held = state.claims[claim].picks if claim in state.claims else EMPTY
-        part = self._isolation.part(self._members.open_progress(), claim, member)
+        part = self._trial_copy.part(self._members.open_progress(), claim, member)
         return held if part is None else held & part
 
     def with_finished(self, progress: QueryProgress, start: Batch, members: Collection[int]) -> QueryProgress:
@@ -235,21 +232,9 @@ class PreviousBatch:
         check_not_ahead(known, batch, self._members.destination, self._check_subscription)
 
     # -- resuming -------------------------------------------------------------------------------------------------
-    def resume(self, batch: Batch) -> dict[int, Ranges]:
-        """Protect the claim of a logged batch after a restart. Returns the messages of each member that the batch does not
-        deliver: they do not belong to this consumer any more, or its isolation withholds them. For a batch that this
-        instance made, this only reads the store. Waits for records that other consumers hold, then raises
-        MemberUnavailableError."""
-        deadline_s = time.monotonic() + RESUME_TIMEOUT_S
-        found = self.protect(batch, deadline_s)
-        if found.acknowledged:
-            return found.lost
-        narrowed = self._isolation.begin(batch.claim, found.present, deadline_s, again=not found.own)
-        return dict(joined(found.lost, narrowed))
-
-    def protect(self, batch: Batch, deadline_s: float) -> ProtectedPart:
-        """The same for the part on one of several servers, whose attempt begins elsewhere. Raises StaleCheckpointError, and
-        StaleDomainError."""
+    def protect(self, batch: Batch) -> ProtectedPart:
+        """Protect the claim of a logged batch after a restart. For a batch that this instance made, this only reads the store.
+        Raises MemberUnavailableError while another consumer holds a record, StaleCheckpointError, and StaleDomainError."""
         known, own = self._members.open_progress(), batch.claim in self._own
         self._check_place(known, batch)
         acknowledged = known.acknowledged == batch.claim
@@ -260,7 +245,7 @@ class PreviousBatch:
                 state = read_state(self._store, self._members.record(member), self._members.label(member))
                 self._check_speaks(state, member)
             else:
-                self._members.open_within(member, deadline_s)
+                self._members.must_open(member)
                 state = self._members.attached_state(member)
                 self._members.commit({member: state})
             claim = state.claims.get(batch.claim)
@@ -274,16 +259,17 @@ class PreviousBatch:
                 present[member] = here
             if left_out := pick.picks - here:
                 lost[member] = left_out
-                log.warning(
-                    "%s: %d message(s) of the replayed batch are left out, because they do not belong to it any more: they were "
-                    "revoked, set aside, or withheld, or the subscription was dropped since",
-                    self._members.label(member),
-                    left_out.count,
-                )
+        for member, left_out in lost.items():
+            log.warning(
+                "%s: %d message(s) of the replayed batch are left out, because they do not belong to it any more: they were "
+                "revoked, set aside, or withheld, or the subscription was dropped since",
+                self._members.label(member),
+                left_out.count,
+            )
         self._own.add(batch.claim)
         if lost:
             self._revoked.add(batch.claim)
-        return ProtectedPart(present, lost, own, self._isolation.known(batch.claim), acknowledged)
+        return ProtectedPart(present, lost, own, self._trial_copy.known(batch.claim), acknowledged)
 
     def _check_readable(self, batch: Batch, member: int, finished: Ranges) -> None:
         """Of an acknowledged batch: other messages are unfinished, and cannot be purged."""

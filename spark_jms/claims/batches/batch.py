@@ -1,7 +1,8 @@
 """Making the next batch of a consumer.
 
-One call does all of this in one physical write: it acknowledges the previous batch, drops claims that Spark never
-logged, sweeps the claims of dead sessions, and claims the next messages.
+Its two halves, `prepare` and `conclude`, do all of this in one physical write: they acknowledge the previous batch, drop claims
+that Spark never logged, sweep the claims of dead sessions, and claim the next messages. Between them the subscriber decides how many
+messages of each member the batch takes, on all servers together.
 
 Features: C5, C6, C8, C9, T4, T16 (docs/FEATURES.md)
 """
@@ -9,21 +10,19 @@ Features: C5, C6, C8, C9, T4, T16 (docs/FEATURES.md)
 from __future__ import annotations
 
 import logging
-import secrets
-import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 from spark_jms.claims.batches.acknowledgement import PreviousBatch
-from spark_jms.claims.batches.planner import Planner, batch_shares
+from spark_jms.claims.batches.planner import Planner
 from spark_jms.claims.batches.subscription_limit import SubscriptionLimit
 from spark_jms.claims.batches.units_of_order import BarrierWatch
 from spark_jms.claims.batches.units_of_work import WorkPlanner
 from spark_jms.claims.failures.error_destination import ErrorDestination, Reconsideration, RedeliveryLimit
 from spark_jms.claims.failures.expiration import Expiration
-from spark_jms.claims.failures.poison import Isolation, pinned, waiting_in
+from spark_jms.claims.failures.poison import TrialCopy, pinned, waiting_in
 from spark_jms.claims.records.members import Held, Members
 from spark_jms.claims.records.subscriptions import check_selector
 from spark_jms.claims.servers.stores import without_lost
@@ -32,7 +31,7 @@ from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.destinations.pause import CONSUMPTION
 from spark_jms.core.destinations.subscriptions import LiveSubscription, missed, recorded_on
 from spark_jms.core.messages.ranges import EMPTY
-from spark_jms.core.records.batch import Admission, Batch, Limits, MemberPick, QueryProgress, claim_id, claim_number
+from spark_jms.core.records.batch import Batch, Limits, MemberPick, QueryProgress, claim_number
 from spark_jms.core.records.life_cycle import SERVER_WAS_DOWN
 from spark_jms.core.records.poison import Messages, Trial, claimed_again, common, count, joined
 from spark_jms.core.records.record_set import RecordSet
@@ -99,11 +98,6 @@ class PreparedBatch:
         """The finished trial whose messages are to be claimed again."""
         return None if self.missing else self.progress.trial
 
-    @property
-    def offered(self) -> dict[int, int]:
-        """Member -> messages that may be claimed."""
-        return {member: offer.picks.count for member, offer in self.planned.items()}
-
 
 class Continuation(NamedTuple):
     """What becomes of a finished trial: its messages are the next batch, under the claim of `trial`. None: it is over,
@@ -155,12 +149,12 @@ class BatchMaker:
         errors = ErrorDestination(
             table, transfers, members.label, clock_ms, fail_on_data_loss=settings.fail_on_data_loss
         )
-        self.isolation = Isolation(table, members, transfers, errors, clock_ms, narrows=settings.isolates_poison)
+        self.trial_copy = TrialCopy(table, members, transfers, errors, clock_ms)
         self.previous = PreviousBatch(
             table,
             store,
             members,
-            self.isolation,
+            self.trial_copy,
             check_subscription=self._check_declared,
             replayable=settings.replayable,
             clock_ms=clock_ms,
@@ -174,21 +168,9 @@ class BatchMaker:
         self.passed_barrier = False  # by the last batch: what was behind it may be available now
         self.planned_version = -1
         self._prepared: Mapping[int, Offer] = {}  # offers of a batch that is not concluded
-        self.admission = Admission(_monotonic_ms())
-
-    def next_batch(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> Batch | None:
-        """See `Subscriber.next_batch`."""
-        prepared = self.prepare(start, limits, targets)
-        claim = claim_id(prepared.progress.claimed + 1, secrets.token_hex(8))
-        if prepared.trial is not None:
-            return self.conclude(prepared, claim, {}, continuation({self._server: prepared}, claim))
-        draining, looked_at = targets is not None, prepared.looked_at
-        if not self.admission.allows(limits, prepared.offered, _monotonic_ms(), draining=draining, looked_at=looked_at):
-            return self.conclude(prepared, None, {})
-        return self.conclude(prepared, claim, batch_shares(prepared.snapshot, prepared.planned, limits))
 
     def prepare(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> PreparedBatch:
-        """The first half of a batch, which writes nothing and may be dropped. The second is `conclude`."""
+        """The first half of a batch, which writes nothing and may be dropped."""
         for member, offer in self._prepared.items():
             self._planner.not_claimed(member, offer.picks)
         self._prepared = {}
@@ -198,10 +180,9 @@ class BatchMaker:
         self._check_subscription(snapshot)
         self._check_pinned(snapshot.destination)
         progress = self.previous.checked_progress(start)
-        self.isolation.ends(start)
         needed = self.previous.members_left(start)
         own = set(recorded_on(snapshot.destination, self._server, self._members.subscription))
-        waiting = self.isolation.waiting(progress, start) & own
+        waiting = self.trial_copy.waiting(progress, start) & own
         self._acquire(snapshot, own | needed, needed | waiting)  # a needed one may be removed by now
         self._members.pinned = pinned(waiting, self._members.held.keys())
         self._check_new_records()
@@ -211,7 +192,7 @@ class BatchMaker:
         missing = frozenset(needed - set(changed))
         progress = self.previous.with_finished(progress, start, needed & changed.keys())
         if not missing:
-            progress = self.isolation.acknowledged(progress, start, own)
+            progress = self.trial_copy.acknowledged(progress, start, own)
         narrowed = progress.trial is not None
         looked_at = frozenset() if missing or narrowed else frozenset(changed.keys() - leaving)
         planned = self._plan(snapshot, changed, looked_at, limits, targets) if looked_at else {}
@@ -226,22 +207,21 @@ class BatchMaker:
         prepared: PreparedBatch,
         claim: str | None,
         shares: Mapping[int, int],
-        continued: Continuation | None = None,
-        pins: Set[int] | None = None,
+        continued: Continuation | None,
+        pins: Set[int],
     ) -> Batch | None:
         """Claim the first so many of each member's offer, and write everything; None claims nothing. `shares` has the members of the
         batch, also those on other servers, in the order in which their messages are shown. `continued`: what
-        becomes of the finished trial; None: it waits. `pins`: the records to keep (None: as prepared)."""
+        becomes of the finished trial; None: it waits. `pins`: the records to keep."""
         snapshot, changed, progress = prepared.snapshot, prepared.changed, prepared.progress
         picks = self._claim_next(prepared, claim, shares) if claim else {}
         if not picks:
             for member, offer in prepared.planned.items():
                 self._planner.not_claimed(member, offer.picks)
         batch = None
-        if pins is not None:
-            self._members.pinned = set(pins & prepared.waiting)
+        self._members.pinned = set(pins & prepared.waiting)
         if continued is not None:
-            batch, progress = self.isolation.claim_again(
+            batch, progress = self.trial_copy.claim_again(
                 progress, changed, continued.trial, self._settings.in_doubt_timeout_ms
             )
         elif claim and picks:
@@ -269,7 +249,6 @@ class BatchMaker:
         self._members.hand_over({m: snapshot.last_sequence(m) for m in self._members.held})
         if batch is not None:
             self.previous.claimed(prepared.start, batch)
-            self.admission.made(_monotonic_ms())
         return batch
 
     def _check_subscription(self, snapshot: Snapshot) -> None:
@@ -508,10 +487,6 @@ def unit_not_narrowed(destination: str) -> OptionError:
         f"option onPoison is 'isolate', and {destination} delivers units of work: a failing batch would be narrowed within a "
         "unit; use onPoison=fail"
     )
-
-
-def _monotonic_ms() -> float:
-    return time.monotonic() * 1000
 
 
 def _state_of(held: Held) -> RecordSet:

@@ -4,7 +4,7 @@
     ROOT/_jmsq/query-progress/<table id>/<consumer>/<number of the claim>      {"v": 1, "claim": …}    a note of ProgressNotes
 
 They lie in the root, and not in a store: what a replay needs must not be away. While all servers answer there is neither mark nor
-note, and a batch costs nothing more.
+note, and a batch costs nothing more. A destination without servers never has any, and is not looked for them.
 
 Features: C5, C9, D4 (docs/FEATURES.md)
 """
@@ -45,7 +45,8 @@ class WithheldMessages:
     a sink that had kept the smaller one. The mark is deleted when the messages are released, and Spark cannot ask for the batch
     again: a later batch is acknowledged."""
 
-    def __init__(self, storage: Storage, table_id: str, consumer: str) -> None:
+    def __init__(self, storage: Storage, table_id: str, consumer: str, *, on_servers: bool = True) -> None:
+        self._on_servers = on_servers
         self._storage, self._folder = storage, f"{LEFT_OUT}/{table_id}/{consumer}"
         self._known: dict[str, set[int]] | None = None
         self._looked_for = ""
@@ -97,7 +98,7 @@ class WithheldMessages:
 
     def _read(self, folder: str) -> dict[str, set[int]]:
         found: dict[str, set[int]] = {}
-        for info in self._storage.list(folder):
+        for info in self._storage.list(folder) if self._on_servers else ():
             _, claim, member = info.path.rsplit("/", 2)
             if member.isdecimal():  # a dot marks a temporary file
                 self._check_version(info.path)
@@ -131,8 +132,8 @@ class ProgressNotes:
     never changed, and the highest one counts: an instance that stood still cannot take it back. They are deleted when all servers
     have written the progress."""
 
-    def __init__(self, storage: Storage, table_id: str, consumer: str) -> None:
-        self._storage, self._consumer = storage, consumer
+    def __init__(self, storage: Storage, table_id: str, consumer: str, *, on_servers: bool = True) -> None:
+        self._storage, self._consumer, self._on_servers = storage, consumer, on_servers
         self._folder = f"{QUERY_PROGRESS}/{table_id}/{consumer}"
         self._numbers: set[int] | None = None
         self._is_checked = False
@@ -210,7 +211,8 @@ class ProgressNotes:
 
     def _known(self) -> set[int]:
         if self._numbers is None:
-            names = (info.path.rsplit("/", 1)[1] for info in self._storage.list(self._folder))
+            listed = self._storage.list(self._folder) if self._on_servers else []
+            names = (info.path.rsplit("/", 1)[1] for info in listed)
             self._numbers = {int(name) for name in names if name.isdecimal()}  # a dot marks a temporary file
         return self._numbers
 

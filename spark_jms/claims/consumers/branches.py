@@ -1,4 +1,7 @@
-"""The branches of one consumer of a destination on servers: a session and records on each, and how long it waits.
+"""The branches of one consumer, through which it asks what it has on each server: in the server's own thread, for a limited time.
+
+The one branch of a destination without servers is a BranchInPlace: its calls run in the calling thread, and raise what the store
+raises. All that follows is of servers.
 
 A call of Branches reaches the servers that answer; what a server that is away means depends on the call:
 
@@ -28,15 +31,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, KeysView, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
 from spark_jms.claims.batches.batch import ConsumerSettings
-from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.consumers.server_part import ServerPart
 from spark_jms.claims.servers.timed_stores import AnswerLostError, Awaited, Runs, ServerAwayError, StoreThreadBusyError
-from spark_jms.core.destinations.servers import READ_MS, WRITE_MS
+from spark_jms.core.destinations.servers import HOME, READ_MS, WRITE_MS
 from spark_jms.core.destinations.subscriptions import record_server, record_servers, recorded_on
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.records.batch import Batch, MemberPick
@@ -72,7 +75,7 @@ class Branch:
     def __init__(
         self,
         server: str,
-        opened: Callable[[], Subscriber],
+        opened: Callable[[], ServerPart],
         store_thread: Runs,
         monotonic_s: Callable[[], float] = time.monotonic,
         note_late: Callable[[], object] = lambda: None,
@@ -82,19 +85,20 @@ class Branch:
         self.why_away = ""  # "" while it answers
         self._opened, self._store_thread, self._monotonic_s = opened, store_thread, monotonic_s
         self._stopped = False
-        self._subscriber: Subscriber | None = None
+        # None while it is closed.
+        self.part: ServerPart | None = None
         self._unknown = False  # a call that writes did not return in time
         self._pause_s, self._retry_s = 0.0, monotonic_s()
         # It is away because an older session of this query lives there.
         self.older_self: QueryRunningError | None = None
         self._older_self_until_s: float | None = None
 
-    def call(self, act: Callable[[Subscriber], T], wait_s: float, *, writes: bool = False) -> T:
+    def call(self, act: Callable[[ServerPart], T], wait_s: float, *, writes: bool = False) -> T:
         """Raises ServerAwayError, which is an AnswerLostError when a write may have been kept, and every error of `act` that is not
         the store's."""
         return self.begin(act, writes=writes)(wait_s)
 
-    def begin(self, act: Callable[[Subscriber], T], *, writes: bool = False) -> Callable[[float], T]:
+    def begin(self, act: Callable[[ServerPart], T], *, writes: bool = False) -> Callable[[float], T]:
         """The first half of `call`, which waits for nothing, so that several servers can be asked at once. Returns the second: it
         takes the answer, and has to be called before the next call."""
         why_away = self.why_away
@@ -172,13 +176,13 @@ class Branch:
             self._store_thread.run(self._drop, _CLOSE_S)
 
     # -- in the store's thread ------------------------------------------------------------------------------------
-    def _act(self, act: Callable[[Subscriber], T]) -> T:
+    def _act(self, act: Callable[[ServerPart], T]) -> T:
         if self._unknown:
             self._drop()
-        if self._subscriber is None:
-            self._subscriber = self._opened()
+        if self.part is None:
+            self.part = self._opened()
         try:
-            return act(self._subscriber)
+            return act(self.part)
         except RecordCorruptError:
             raise
         except (StoreError, SessionEndedException, QueryRunningError):
@@ -187,7 +191,7 @@ class Branch:
 
     def _drop(self) -> None:
         """End the session. In a store that cannot be reached it ends by itself."""
-        dropped, self._subscriber, self._unknown = self._subscriber, None, False
+        dropped, self.part, self._unknown = self.part, None, False
         if dropped is not None:
             self.generation += 1
             with suppress(StoreError):
@@ -209,8 +213,32 @@ class Branch:
         return AnswerLostError(why) if lost else ServerAwayError(why)
 
 
-class Branches(Mapping[str, Branch]):
-    """The branches of one consumer, by server. Not thread-safe: the consumer's lock guards it. `opened` makes a consumer on a
+class BranchInPlace:
+    """The only branch of a destination without servers. Its session is that of `part`, for good. Not thread-safe: the subscriber's
+    lock guards it."""
+
+    generation, why_away, older_self = 0, "", None
+
+    def __init__(self, part: ServerPart) -> None:
+        self.server, self.part = HOME, part
+
+    def call(self, act: Callable[[ServerPart], T], wait_s: float, *, writes: bool = False) -> T:
+        """Raises what `act` does."""
+        return act(self.part)
+
+    def begin(self, act: Callable[[ServerPart], T], *, writes: bool = False) -> Callable[[float], T]:
+        """`act` runs when the answer is taken."""
+        return lambda wait_s: act(self.part)
+
+    def is_due(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.part.close()
+
+
+class Branches(Mapping[str, Branch | BranchInPlace]):
+    """The branches of one consumer, by server. Not thread-safe: the consumer's lock guards it. `opened` makes the part on a
     server, in a new session; `note_late` is told of the server whose answer is late or fails."""
 
     def __init__(
@@ -220,7 +248,7 @@ class Branches(Mapping[str, Branch]):
         subscription: str,
         consumer: str,
         settings: ConsumerSettings,
-        opened: Callable[[str], Subscriber],
+        opened: Callable[[str], ServerPart],
         store_thread: Callable[[str], Runs],
         monotonic_s: Callable[[], float],
         note_late: Callable[[str], object],
@@ -233,9 +261,10 @@ class Branches(Mapping[str, Branch]):
             store_thread,
             monotonic_s,
         )
-        self._branches: dict[str, Branch] = {}
+        self._branches: dict[str, Branch | BranchInPlace] = {}
+        self.in_place = False
 
-    def __getitem__(self, server: str) -> Branch:
+    def __getitem__(self, server: str) -> Branch | BranchInPlace:
         return self._branches[server]
 
     def __iter__(self) -> Iterator[str]:
@@ -244,10 +273,20 @@ class Branches(Mapping[str, Branch]):
     def __len__(self) -> int:
         return len(self._branches)
 
+    def keys(self) -> KeysView[str]:
+        """Those of the dictionary: a Mapping's take ten calls for a difference."""
+        return self._branches.keys()
+
+    def stay_in_place(self, part: ServerPart) -> None:
+        """The destination is on no servers. All record sets that this consumer meets stay in the domain's own store."""
+        self._branches, self.in_place = {HOME: BranchInPlace(part)}, True
+
     # -- which ----------------------------------------------------------------------------------------------------
     def follow(self, batch: Batch | None = None) -> None:
         """One branch for each server that the destination is on now and that this consumer takes messages of; `batch` must
         have none of others."""
+        if self.in_place:
+            return  # its part finds out
         snapshot = self._table.refresh()
         if snapshot.table_id != self._table_id:
             raise DestinationReplacedError()
@@ -264,13 +303,15 @@ class Branches(Mapping[str, Branch]):
                 opened, late = partial(self._opened, server), partial(self._note_late, server)
                 thread = self._store_thread(f"server {server}")
                 self._branches[server] = Branch(server, opened, thread, self._monotonic_s, late)
-            self._branches[server].follow(stopped=server in snapshot.destination.stopped)
+            branch = self._branches[server]
+            if isinstance(branch, Branch):
+                branch.follow(stopped=server in snapshot.destination.stopped)
 
     def members_on(self, server: str) -> list[int]:
         return recorded_on(self._table.snapshot.destination, server, self._subscription)
 
     def server_of(self, member: int) -> str:
-        return record_server(self._table.snapshot.destination, self._subscription, member)
+        return HOME if self.in_place else record_server(self._table.snapshot.destination, self._subscription, member)
 
     def by_server(self, parts: Mapping[str, Mapping[int, Ranges]]) -> dict[str, dict[str, dict[int, Ranges]]]:
         """Claim -> member -> messages, for each server."""
@@ -281,7 +322,7 @@ class Branches(Mapping[str, Branch]):
         return found
 
     # -- asking them ----------------------------------------------------------------------------------------------
-    def answers(self, server: str, act: Callable[[Subscriber], T], *, writes: bool = False) -> Iterator[T]:
+    def answers(self, server: str, act: Callable[[ServerPart], T], *, writes: bool = False) -> Iterator[T]:
         """The answer; none when the server is away. Raises MemberLostException when this consumer is pinned to it."""
         pinned = self._settings.pinned
         try:
@@ -292,13 +333,13 @@ class Branches(Mapping[str, Branch]):
             return
         yield answer
 
-    def each(self, act: Callable[[Subscriber], T]) -> list[T]:
+    def each(self, act: Callable[[ServerPart], T]) -> list[T]:
         return [answer for server in self._branches for answer in self.answers(server, act)]
 
-    def any(self, act: Callable[[Subscriber], bool]) -> bool:
+    def any(self, act: Callable[[ServerPart], bool]) -> bool:
         return any(self.each(act))
 
-    def must(self, server: str, act: Callable[[Subscriber], T]) -> T:
+    def must(self, server: str, act: Callable[[ServerPart], T]) -> T:
         """Raises MemberUnavailableError; MemberLostException when this consumer is pinned to the server."""
         name, branch = self._table.name, self._branches.get(server)
         if branch is None:
@@ -313,7 +354,7 @@ class Branches(Mapping[str, Branch]):
             ) from error
 
     def insist(
-        self, acts: Mapping[str, Callable[[Subscriber], T]], *, writes: bool = False, waits: Collection[str] = ()
+        self, acts: Mapping[str, Callable[[ServerPart], T]], *, writes: bool = False, waits: Collection[str] = ()
     ) -> tuple[dict[str, T], dict[str, ServerAwayError]]:
         """For a batch that is to be delivered: asks all these servers at once, until other consumers have handed records over, and
         those of `waits` answer; for RESUME_S at most. Returns the answers, and why the other servers are away. Raises
@@ -337,7 +378,7 @@ class Branches(Mapping[str, Branch]):
             if held and self._monotonic_s() > deadline:
                 raise held[0]
             if acts.keys() - found.keys() - away.keys():
-                self.each(Subscriber.hand_over)  # the other consumer may wait for a record of ours, on another server
+                self.each(ServerPart.hand_over)  # the other consumer may wait for a record of ours, on another server
                 time.sleep(_POLL_S)
         return found, away
 
@@ -365,28 +406,30 @@ class Branches(Mapping[str, Branch]):
 
 class UnfinishedMessages:
     """What a client has claimed on each server and not finished. A plain client keeps nothing across sessions: when a server loses
-    the session in which it has delivered messages, others get them, so the client's consumer must end. Not thread-safe. `server_of`
-    gives the server with a member's record."""
+    the session in which it has delivered messages, others get them, so the client's consumer must end. A branch in place never
+    changes its session. Not thread-safe."""
 
-    def __init__(self, server_of: Callable[[int], str]) -> None:
-        self._server_of = server_of
+    def __init__(self, branches: Branches) -> None:
+        self._branches = branches
         self._claimed_in: dict[str, int] = {}  # server -> generation in which messages were claimed
         self._picks: dict[int, Ranges] = {}  # by member
 
-    def claimed(self, branch: Branch, members: Mapping[int, MemberPick]) -> None:
-        self._claimed_in[branch.server] = branch.generation
+    def claimed(self, server: str, members: Mapping[int, MemberPick]) -> None:
+        if self._branches.in_place:
+            return
+        self._claimed_in[server] = self._branches[server].generation
         for member, pick in members.items():
             self._picks[member] = self._picks.get(member, EMPTY) | pick.picks
 
     def finished(self, member: int, picks: Ranges) -> None:
-        if left := self._picks.pop(member, EMPTY) - picks:
+        if member in self._picks and (left := self._picks.pop(member) - picks):
             self._picks[member] = left
 
-    def lost(self, branches: Mapping[str, Branch]) -> tuple[str, str] | None:
+    def lost(self) -> tuple[str, str] | None:
         """A server that has lost them, and why; None: none has."""
         for member in self._picks:
-            server = self._server_of(member)
-            branch = branches.get(server)
+            server = self._branches.server_of(member)
+            branch = self._branches.get(server)
             if branch is None:
                 return server, "its member was removed"
             if branch.generation != self._claimed_in[server]:

@@ -1,20 +1,15 @@
 """Narrowing a query's failing batch to its poison message. core/records/poison.py has the rule.
 
 The trial is stored with the query's progress before a replay delivers anything, so every later replay delivers the same part until
-that part has failed as well. Where the batch is of one server, Isolation does all:
+that part has failed as well. Isolation begins and ends the attempts; each server that has messages of the batch keeps a copy of its
+trial, and a destination without servers keeps one:
 
-    partitions, a replay   `begin`: one more attempt; narrows the batch, or sets the poison message aside
-    stop                   `note_failure`: Spark gave the batch up
-    latestOffset           `part`: what the acknowledgement of the batch finishes; the claim keeps the rest
-                           `acknowledged`, `claim_again`: the rest is the next batch
-
-Where it is of several servers, each that has messages of it keeps a copy of its trial. Then DistributedIsolation begins and ends
-the attempts, and the Isolation of each server has its part:
-
-    partitions, a replay   `attempt`: one more attempt, of the newest copy. Every copy is written before a part is delivered
-    stop                   `fail`: the failure is noted in the copies that can be reached
-    latestOffset           each server acknowledges by its own copy, so also one that was away and answers later. The rest is
-                           claimed again once all its servers answer
+    partitions, a replay   `Isolation.attempt`: one more attempt, of the newest copy; narrows the batch, or sets the poison message
+                           aside. Every copy is written before a part is delivered
+    stop                   `Isolation.fail`: Spark gave the batch up, which is noted in the copies that can be reached
+    latestOffset           `TrialCopy.part`: what the acknowledgement of the batch finishes; the claim keeps the rest. Each server
+                           acknowledges by its own copy, so also one that was away and answers later.
+                           `acknowledged`, `claim_again`: the rest is the next batch, once all its servers answer
 
     a write reaches some copies only   then
     --------------------------------   ----
@@ -52,7 +47,6 @@ from spark_jms.core.records.poison import (
     newest,
     replayed,
     succeeded,
-    without,
 )
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import Claim
@@ -83,13 +77,12 @@ class ProtectedPart(NamedTuple):
         return common(self.present, self.trial.tried)
 
 
-# -- on one server -----------------------------------------------------------------------------------------------------
+# -- on each server ----------------------------------------------------------------------------------------------------
 
 
-class Isolation:
-    """Narrows a failing batch, or its part on one server. Of one query. Not thread-safe: the subscriber's lock guards it.
-    `narrows`: the query's option onPoison is isolate; without it a trial that another run of the query began is kept, and goes no
-    further."""
+class TrialCopy:
+    """A server's copy of the trial: what it acknowledges, claims again and sets aside. Of one query. Not thread-safe: the
+    subscriber's lock guards it."""
 
     def __init__(
         self,
@@ -98,29 +91,9 @@ class Isolation:
         transfers: Transfers,
         error_destination: ErrorDestination,
         clock_ms: Callable[[], int],
-        *,
-        narrows: bool,
     ) -> None:
         self._table, self._members, self._transfers = table, members, transfers
-        self._error_destination, self._clock_ms, self._narrows = error_destination, clock_ms, narrows
-        self._begun: Trial | None = None  # the attempt that runs in this process
-
-    # -- attempts -------------------------------------------------------------------------------------------------
-    def begin(self, claim: str, present: Messages, deadline_s: float, *, again: bool) -> Messages:
-        """An attempt of the batch begins; `present` is what its claim holds. Returns what it does not deliver. `again`:
-        another process gave it to the sink before."""
-        trial = self.known(claim) or Trial(claim, present)
-        if again:
-            before = trial.within(present)
-            trial, convicted = replayed(before, narrows=self._narrows)
-            if convicted:
-                self.set_aside(trial, convicted, before.failures, deadline_s)
-            else:
-                self.keep(trial)
-            if trial.tried != before.tried:
-                tell(f"{self._members.destination}/{self._members.subscription}", trial)
-        self._begun = trial
-        return without(present, trial.tried)
+        self._error_destination, self._clock_ms = error_destination, clock_ms
 
     def known(self, claim: str) -> Trial | None:
         """The trial of this claim, as stored."""
@@ -129,24 +102,6 @@ class Isolation:
     def keep(self, trial: Trial) -> None:
         """Store the trial."""
         self._members.commit({}, replace(self._members.open_progress(), trial=trial))
-
-    def note_failure(self) -> None:
-        """Spark has given up the batch whose attempt runs."""
-        if self._begun is None or not self._narrows:
-            return
-        trial, self._begun = failed(self._begun), None
-        self.keep(trial)
-        tell_failure(f"{self._members.destination}/{self._members.subscription}", trial)
-
-    def ends(self, start: Batch) -> None:
-        """Spark asks for the batch after `start`: the attempt of `start` has succeeded."""
-        if self._begun is not None and self._begun.claim == start.claim:
-            self._begun = None
-
-    @property
-    def runs(self) -> bool:
-        """An attempt has begun, and Spark has not asked for the next batch."""
-        return self._begun is not None
 
     # -- acknowledging --------------------------------------------------------------------------------------------
     @staticmethod
@@ -208,13 +163,14 @@ class Isolation:
         batch = Batch(self._members.consumer, claim, picks, self._members.table_id)
         return batch, replace(progress, trial=after)
 
-    # -- inside ---------------------------------------------------------------------------------------------------
-    def set_aside(self, trial: Trial, convicted: Messages, failures: int, deadline_s: float) -> None:
+    # -- the poison message ---------------------------------------------------------------------------------------
+    def set_aside(self, trial: Trial, convicted: Messages, failures: int) -> None:
         """Move the message, or discard it, and write the trial without it in the same commit. One that the error destination refuses
-        for good stays where it is, and no batch delivers it again. Raises PoisonMessageError."""
+        for good stays where it is, and no batch delivers it again. Raises PoisonMessageError, and MemberUnavailableError while another
+        consumer holds the record."""
         ((member, picks),) = convicted.items()
         claim, reason = trial.claim, _REASON.format(self._members.consumer, failures)
-        self._members.open_within(member, deadline_s)
+        self._members.must_open(member)
         state, epoch = self._members.attached_state(member), self._members.held[member].handle.epoch
         destination = self._table.refresh().destination
         found = FailedMessages(member, claim, picks, state.redelivered(picks), ISOLATION, reason, delivered=True)
@@ -277,11 +233,11 @@ def _is_unlogged(trial: Trial, start: Batch) -> bool:
     return claim_number(trial.claim) > claim_number(start.claim)
 
 
-# -- on several servers ------------------------------------------------------------------------------------------------
+# -- of the batch ------------------------------------------------------------------------------------------------------
 
 
 class Attempt(NamedTuple):
-    """One more attempt of such a batch. `stored`: the trial has to be written before anything is delivered. `convicted` is set
+    """One more attempt of a batch. `stored`: the trial has to be written before anything is delivered. `convicted` is set
     aside; it had failed so often."""
 
     trial: Trial
@@ -291,9 +247,10 @@ class Attempt(NamedTuple):
     failures: int
 
 
-class DistributedIsolation:
-    """Begins and ends the attempts of a batch of several servers. Of one query, whose subscriber writes the copies and guards this
-    with its lock. `narrows`: see Isolation."""
+class Isolation:
+    """Begins and ends the attempts of a batch. Of one query, whose subscriber writes the copies and guards this with its lock.
+    `narrows`: the query's option onPoison is isolate; without it a trial that another run of the query began is kept, and goes no
+    further."""
 
     def __init__(self, name: str, *, narrows: bool) -> None:
         self._name, self._narrows = name, narrows

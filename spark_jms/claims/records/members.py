@@ -38,7 +38,6 @@ from spark_jms.store import (
 MIN_HOLD_S = 0.05  # an owner keeps a record at least so long, or two idle consumers would only hand it back and forth
 REVISIT_S = 1.0  # after so long a consumer with a selector returns to a member without new messages
 OPEN_TIMEOUT_S = 15.0  # how long a restarted query waits for its older self to end
-_POLL_S = 0.01
 _STEP_MS = 250  # between two looks for it
 
 
@@ -186,16 +185,13 @@ class Members:
         self.held[member] = Held(handle, state, self.monotonic_s())
         return True
 
-    def open_within(self, member: int, deadline_s: float) -> None:
-        """Open a record, waiting for its holder. Raises MemberUnavailableError."""
-        while not self.open(member):
-            if time.monotonic() > deadline_s:
-                raise MemberUnavailableError(
-                    f"another consumer holds {self.label(member)} and did not hand it over in time: try again, or see who "
-                    "holds it with `jmsq claims`"
-                )
-            self.hand_over({})
-            time.sleep(_POLL_S)
+    def must_open(self, member: int) -> None:
+        """Raises MemberUnavailableError when the store has queued us for the record."""
+        if not self.open(member):
+            raise MemberUnavailableError(
+                f"another consumer holds {self.label(member)} and did not hand it over in time: try again, or see who "
+                "holds it with `jmsq claims`"
+            )
 
     def attached_state(self, member: int) -> RecordSet:
         """The state of a held member, with this session speaking for the consumer."""

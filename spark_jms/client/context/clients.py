@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from spark_jms.claims.batches.batch import ConsumerSettings
-from spark_jms.claims.consumers.distributed import AnySubscriber, open_subscriber
+from spark_jms.claims.consumers.subscriber import Subscriber, open_subscriber
 from spark_jms.claims.records.subscriptions import subscription_request
 from spark_jms.claims.upkeep.housekeeping import BackgroundThread
 from spark_jms.client.context.destinations import ContextDestinations
@@ -320,7 +320,7 @@ class ContextConsumers:
         self._background.check(name)
 
 
-def _take_up(subscriber: AnySubscriber) -> None:
+def _take_up(subscriber: Subscriber) -> None:
     """A pinned consumer that cannot take up its member is not made."""
     try:
         subscriber.take_up()

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from spark_jms.claims.batches.acknowledgement import Parts
 from spark_jms.claims.batches.units_of_order import HeldBack, told
-from spark_jms.claims.consumers.distributed import AnySubscriber
+from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.client.messages.columns import item_bytes
 from spark_jms.client.messages.message import Message
 from spark_jms.core.destinations.destination import is_temporary
@@ -287,7 +287,7 @@ class AcknowledgementWriter:
     write takes `lock`, which guards `delivery` and is never held during a store call. Every method may raise
     ConsumerClosedException."""
 
-    def __init__(self, subscriber: AnySubscriber, delivery: Delivery, lock: threading.RLock) -> None:
+    def __init__(self, subscriber: Subscriber, delivery: Delivery, lock: threading.RLock) -> None:
         self._subscriber, self._delivery, self._lock = subscriber, delivery, lock
         self._group = GroupCommit(self._lead, _LeaderInterruptedError, GATHER_S)
         self.written_s = time.monotonic()
@@ -361,7 +361,7 @@ class TransactedDelivery:
     never held during a store call. `boundary` hands over our own records while we wait for those of others."""
 
     def __init__(
-        self, subscriber: AnySubscriber, delivery: Delivery, lock: threading.RLock, boundary: Callable[[], object]
+        self, subscriber: Subscriber, delivery: Delivery, lock: threading.RLock, boundary: Callable[[], object]
     ) -> None:
         self._subscriber, self._delivery, self._lock, self._boundary = subscriber, delivery, lock, boundary
         self._pledged: dict[Key, str] = {}
@@ -445,7 +445,7 @@ class HeldBackWarning:
     """The warning that messages which the consumer's selector takes wait behind others of their units of order. It names each
     blocker once, and comes at most once a minute. Not thread-safe: one thread receives."""
 
-    def __init__(self, subscriber: AnySubscriber, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, subscriber: Subscriber, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._subscriber, self._clock_s = subscriber, clock_s
         self._look_s = self._warn_s = float("-inf")  # not before
         self._known: set[tuple[int, int]] = set()  # member and sequence of refused messages

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from spark_jms.claims.consumers.distributed import AnySubscriber
+from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.messages.fetch import fetch
 from spark_jms.client.messages.columns import in_units
 from spark_jms.client.messages.encoding import Undecodable, decoded
@@ -60,7 +60,7 @@ class ReadBatch:
 class BatchReader:
     """Reads the claimed batches of one consumer. Not thread-safe."""
 
-    def __init__(self, subscriber: AnySubscriber, pipeline: Pipeline) -> None:
+    def __init__(self, subscriber: Subscriber, pipeline: Pipeline) -> None:
         self._subscriber, self._table, self._pipeline = subscriber, subscriber.table, pipeline
         self._kept_bytes = 0  # of the newest batch, in the buffer
         self._last_rows = LastRows()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from spark_jms.claims.consumers.distributed import AnySubscriber
+from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.records.life_cycle import flush_at_close
 from spark_jms.client.messages.columns import together
 from spark_jms.client.messages.message import Message
@@ -86,7 +86,7 @@ class Receiver:
 
     def __init__(
         self,
-        subscriber: AnySubscriber,
+        subscriber: Subscriber,
         mode: AcknowledgeMode | Transacted,
         pipeline: Pipeline,
         check_context: Callable[[], None],

@@ -9,7 +9,7 @@ from typing import Any
 
 import spark_jms
 from spark_jms.admin.servers import start_server, stop_server
-from spark_jms.claims.consumers.distributed import DistributedSubscriber
+from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.testing.domain import wait_until
@@ -55,7 +55,7 @@ def stopped(root: str, server: str) -> Iterator[None]:
         start_server(Domain(root), server)
 
 
-def next_batch(subscriber: DistributedSubscriber, start: Batch, limits: Limits = EVERYTHING) -> Batch:
+def next_batch(subscriber: Subscriber, start: Batch, limits: Limits = EVERYTHING) -> Batch:
     found: list[Batch] = []
 
     def look() -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import spark_jms
 from spark_jms.claims.batches.batch import ConsumerSettings
-from spark_jms.claims.consumers.distributed import DistributedSubscriber, open_subscriber
+from spark_jms.claims.consumers.subscriber import Subscriber, open_subscriber
 from spark_jms.claims.servers.stores import open_stores
 from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.log.destinations.domain import Domain
@@ -24,7 +24,7 @@ class SenderAndQuery:
         self.domain = Domain(root)
         self.stores = open_stores(self.domain)
         subscriber = open_subscriber(self.domain, self.stores, "orders", None, "q", ConsumerSettings())
-        assert isinstance(subscriber, DistributedSubscriber)
+        assert isinstance(subscriber, Subscriber)
         self.subscriber, self._last = subscriber, Batch("q", table=subscriber.table_id)
         self._context = spark_jms.connect(root, housekeeping=False)
         self._producer = self._context.producer("orders")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import spark_jms
 from spark_jms.claims.batches.batch import ConsumerSettings
-from spark_jms.claims.consumers.distributed import DistributedSubscriber, open_subscriber
+from spark_jms.claims.consumers.subscriber import Subscriber, open_subscriber
 from spark_jms.claims.servers.stores import open_stores
 from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.log.destinations.domain import Domain
@@ -108,7 +108,7 @@ class Query:
         domain = Domain(root)
         self.stores = open_stores(domain)
         subscriber = open_subscriber(domain, self.stores, "orders", None, "q", ConsumerSettings())
-        assert isinstance(subscriber, DistributedSubscriber)
+        assert isinstance(subscriber, Subscriber)
         self.subscriber, self.load = subscriber, load
         self.last = Batch("q", table=subscriber.table_id)
         self.sink: Counter[Key] = Counter()

@@ -16,6 +16,12 @@ def frames_end(file: Path) -> int:
     return found.end
 
 
+def frame_count(file: Path) -> int:
+    """Of a good journal: one for each write."""
+    data = file.read_bytes()
+    return len(scan(data[HEADER_BYTES:], HEADER_BYTES, decode_header(data, str(file)).seed).frames)
+
+
 def without_reserve(file: Path) -> bytes:
     """The bytes of a good journal up to the end of its frames."""
     return file.read_bytes()[: frames_end(file)]

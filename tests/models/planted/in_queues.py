@@ -13,7 +13,7 @@ from spark_jms.admin.transfer import FORWARDER, REDRIVER
 from spark_jms.claims.batches import planner
 from spark_jms.claims.batches.acknowledgement import PreviousBatch
 from spark_jms.claims.batches.batch import BatchMaker
-from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.consumers.server_part import ServerPart
 from spark_jms.claims.failures import expiration
 from spark_jms.claims.failures.error_destination import ErrorDestination, Reconsideration
 from spark_jms.claims.messages import scan, sort_order
@@ -159,7 +159,7 @@ def copy_runs_beside_its_original(patch: Patch) -> None:
 
 
 def checkpoint_of_another_table_is_accepted(patch: Patch) -> None:
-    patch.setattr(Subscriber, "_check_bound", lambda self, batch: None)
+    patch.setattr(ServerPart, "_check_bound", lambda self, batch: None)
 
 
 def consumer_does_not_look_for_a_new_table(patch: Patch) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from spark_jms.claims.consumers import distributed
-from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.failures import poison as claims_poison
-from spark_jms.claims.failures.poison import Isolation
+from spark_jms.claims.failures.poison import TrialCopy
 from spark_jms.core.records import poison as core_poison
 from spark_jms.core.records.batch import Batch
 from spark_jms.core.records.poison import Trial
@@ -17,11 +16,11 @@ LOST, POISON, TWICE = r"messages were lost", r"not the poison was set aside", r"
 
 
 def copies_are_not_written(patch: Patch) -> None:
-    patch.setattr(Subscriber, "keep_trial", lambda self, trial: None)
+    patch.setattr(TrialCopy, "keep", lambda self, trial: None)
 
 
 def server_acknowledges_what_was_withheld(patch: Patch) -> None:
-    patch.setattr(Isolation, "part", staticmethod(lambda progress, claim, member: None))
+    patch.setattr(TrialCopy, "part", staticmethod(lambda progress, claim, member: None))
 
 
 def attempt_of_a_dead_driver_counts_as_a_failure(patch: Patch) -> None:
@@ -37,12 +36,12 @@ def carried_messages_are_forgotten(patch: Patch) -> None:
 
 
 def servers_claim_the_rest_unflagged(patch: Patch) -> None:
-    def claim_again(self: Isolation, progress: Any, *args: Any) -> Any:
-        known = progress.trial and distributed.replace(progress.trial, flagged=True)
-        return original(self, distributed.replace(progress, trial=known), *args)
+    def claim_again(self: TrialCopy, progress: Any, *args: Any) -> Any:
+        known = progress.trial and replace(progress.trial, flagged=True)
+        return original(self, replace(progress, trial=known), *args)
 
-    original = Isolation.claim_again
-    patch.setattr(Isolation, "claim_again", claim_again)
+    original = TrialCopy.claim_again
+    patch.setattr(TrialCopy, "claim_again", claim_again)
 
 
 PLANTED_IN_SERVERS = (

@@ -16,6 +16,7 @@ from spark_jms.core.records.stored_form import consumer_record
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.settings.destination import UNLIMITED
 from spark_jms.store import MemoryStore
+from spark_jms.testing.inside import members_of
 from tests.models.queue.clock import Clock
 from tests.models.queue.conservation import NEW, Conservation
 from tests.models.queue.consumers import ConsumerProcess, DeliveredRow, Query
@@ -85,7 +86,7 @@ class Account:
             assert consumer.subscriber is not None
             info = self.store.info(consumer_record(batch.table, "-", batch.consumer))
             assert info is not None, f"{name} claims without a record of its own"
-            assert info.holder == consumer.subscriber.members.session_id, f"{name} claims beside another instance"
+            assert info.holder == members_of(consumer.subscriber).session_id, f"{name} claims beside another instance"
             key, number = (batch.table, batch.consumer), claim_number(batch.claim)
             assert number > self.newest.get(key, 0), f"{name} gives claim number {number} again"
             self.newest[key] = number

@@ -30,6 +30,7 @@ from spark_jms.errors import (
 )
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.store import MemoryStore
+from spark_jms.testing.inside import members_of
 from tests.models.queue.clock import Clock
 from tests.models.queue.tables import ROOT, ModelDestination
 
@@ -75,8 +76,16 @@ class ConsumerProcess:
     def _subscribe(self, consumer: str, *, replayable: bool) -> Subscriber:
         self.domain, self.destination = Domain(ROOT), self.orders.name
         settings = ConsumerSettings(Selector.parse(self.selector), replayable, members=self.members)
-        subscriber = Subscriber(self.domain, self.store, self.destination, "-", consumer, settings, self.clock.ms)
-        subscriber.members.monotonic_s = self.clock.monotonic
+        subscriber = Subscriber(
+            self.domain,
+            self.store,
+            self.destination,
+            "-",
+            consumer,
+            settings,
+            self.clock.ms,
+            monotonic_s=self.clock.monotonic,
+        )
         self.table_id = subscriber.table_id
         return subscriber
 
@@ -86,16 +95,16 @@ class ConsumerProcess:
 
     def crash(self) -> None:
         if self.subscriber is not None:
-            self.store.crash(self.subscriber.members.session)
+            self.store.crash(members_of(self.subscriber).session)
             self.subscriber = None
 
     def stall(self) -> None:
         assert self.subscriber is not None
-        self.store.freeze(self.subscriber.members.session)
+        self.store.freeze(members_of(self.subscriber).session)
 
     def wake(self) -> None:
         if self.subscriber is not None:
-            self.store.thaw(self.subscriber.members.session)
+            self.store.thaw(members_of(self.subscriber).session)
 
     def close(self) -> None:
         if self.subscriber is not None:
@@ -266,13 +275,13 @@ class Query(ConsumerProcess):
     def _holds_record(self) -> bool:
         assert self.subscriber is not None
         info = self.store.info(self._record())
-        return info is not None and info.holder == self.subscriber.members.session_id
+        return info is not None and info.holder == members_of(self.subscriber).session_id
 
     def _record_is_mine(self) -> bool:
         """Or no other instance has it."""
         assert self.subscriber is not None
         info = self.store.info(self._record())
-        return info is None or info.holder in (None, self.subscriber.members.session_id)
+        return info is None or info.holder in (None, members_of(self.subscriber).session_id)
 
 
 class Client(ConsumerProcess):

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from spark_jms.admin import transfer
-from spark_jms.claims.batches import acknowledgement, batch, planner
+from spark_jms.claims.batches import planner
 from spark_jms.claims.batches.batch import BatchMaker, PreparedBatch
+from spark_jms.claims.consumers import branches
 from spark_jms.claims.failures import expiration
 from spark_jms.claims.records import members
 from spark_jms.claims.servers import stores
@@ -195,7 +196,7 @@ def run(seed: int, trace: Callable[[str], object] = lambda line: None, often: Co
     files, clock = _model(rules).copy(), Clock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(domain, "open_storage", lambda root: files)
-        for module in (batch, members, acknowledgement, members, log_storage):
+        for module in (branches, members, log_storage):
             patch.setattr(module, "time", clock)
         patch.setattr(members, "OPEN_TIMEOUT_S", 0.0)
         for module in (expiration, transfer):

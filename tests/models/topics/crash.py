@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from spark_jms.claims.consumers.distributed import DistributedSubscriber
+from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.store import MemoryStore
 from spark_jms.store.kinds.routed import DEFAULT, RoutedSession, RoutedStore
 
 
-def crash(store: RoutedStore, subscriber: DistributedSubscriber) -> None:
-    branches = subscriber._branches.values()
-    sessions = {one._subscriber.members.session_id for one in branches if one._subscriber is not None}
+def crash(store: RoutedStore, subscriber: Subscriber) -> None:
+    sessions = {part.members.session_id for part in subscriber.parts.values()}
     if subscriber._use is not None:
         own = subscriber._use.session
         assert isinstance(own, RoutedSession)

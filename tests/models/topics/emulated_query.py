@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 
-from spark_jms.claims.consumers.distributed import DistributedSubscriber
+from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.errors import MemberUnavailableError
@@ -21,7 +21,7 @@ class EmulatedQuery(ABC):
         self._store, self._chance = store, chance
         self.offsets: list[Batch] = []
         self.committed = 0
-        self.subscriber: DistributedSubscriber | None = None
+        self.subscriber: Subscriber | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -41,7 +41,7 @@ class EmulatedQuery(ABC):
         elif batch is not None:
             self.crash()
 
-    def _replay(self, subscriber: DistributedSubscriber, number: int, batch: Batch) -> None:
+    def _replay(self, subscriber: Subscriber, number: int, batch: Batch) -> None:
         try:
             withheld = subscriber.resume(batch)
         except MemberUnavailableError:
@@ -50,7 +50,7 @@ class EmulatedQuery(ABC):
         self._run(number, batch, withheld)
 
     @abstractmethod
-    def _opened(self) -> DistributedSubscriber: ...
+    def _opened(self) -> Subscriber: ...
 
     @abstractmethod
     def _run(self, number: int, batch: Batch, withheld: dict[int, Ranges]) -> None:

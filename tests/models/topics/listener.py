@@ -6,7 +6,7 @@ import random
 from itertools import count
 
 from spark_jms.claims.batches.batch import ConsumerSettings
-from spark_jms.claims.consumers.distributed import DistributedSubscriber, open_subscriber
+from spark_jms.claims.consumers.subscriber import Subscriber, open_subscriber
 from spark_jms.claims.records.subscriptions import SubscriptionRequest
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.batch import Batch, Limits
@@ -36,7 +36,7 @@ class Listener:
     ) -> None:
         self._request = SubscriptionRequest(shared, False, server=server)
         self._lives, self._domain, self._store, self._chance = lives, domain, store, chance
-        self.subscriber: DistributedSubscriber | None = None
+        self.subscriber: Subscriber | None = None
         self.life: Life | None = None
         self._pending: dict[str, dict[int, Ranges]] = {}  # claim -> what is delivered and not acknowledged
 
@@ -66,7 +66,7 @@ class Listener:
         opened = open_subscriber(
             self._domain, self._store, TOPIC, self._request, name, ConsumerSettings(replayable=False)
         )
-        assert isinstance(opened, DistributedSubscriber)
+        assert isinstance(opened, Subscriber)
         self.subscriber, self.life = opened, self._lives.joined(opened.subscription, name)
 
     def receive(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from spark_jms.claims.batches.batch import ConsumerSettings
-from spark_jms.claims.consumers.distributed import DistributedSubscriber, open_subscriber
+from spark_jms.claims.consumers.subscriber import Subscriber, open_subscriber
 from spark_jms.claims.records.subscriptions import SubscriptionRequest
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.batch import Batch
@@ -23,10 +23,10 @@ class Query(EmulatedQuery):
         self.life, self._domain = life, domain
         self._delivered: set[int] = set()  # the batches that the sink has
 
-    def _opened(self) -> DistributedSubscriber:
+    def _opened(self) -> Subscriber:
         request = SubscriptionRequest(self.life.name)
         opened = open_subscriber(self._domain, self._store, TOPIC, request, self.name, ConsumerSettings())
-        assert isinstance(opened, DistributedSubscriber)
+        assert isinstance(opened, Subscriber)
         return opened
 
     def _cannot_resume(self) -> None:

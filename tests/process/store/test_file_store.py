@@ -88,6 +88,75 @@ os.waitpid(pid, 0)
 """
 
 
+SLOW = """
+import sys
+from spark_jms.store import OutcomeUnknownError, Put
+from spark_jms.store.disk import Disk
+from spark_jms.store.file import FileStore
+class Slow(Disk):
+    is_slow = False
+    def sync(self, fd):
+        if self.is_slow:
+            print("locked", flush=True)
+            sys.stdin.readline()
+        super().sync(fd)
+disk = Slow()
+store = FileStore(sys.argv[1], session_timeout_ms=int(sys.argv[2]), disk=disk)
+handle = store.connect("slow").open("slow")
+disk.is_slow = True
+try:
+    handle.commit([Put("by", b"slow")])
+    print("committed", flush=True)
+except OutcomeUnknownError as error:
+    print(type(error).__name__, flush=True)
+"""
+
+WAITING_FORK = """
+import os, sys, threading, time, warnings
+warnings.simplefilter("ignore")
+from spark_jms.store import Put
+from spark_jms.store.disk import Disk
+from spark_jms.store.file import FileStore
+from spark_jms.store.file.locks import JournalLock
+class Slow(Disk):
+    is_slow = False
+    def sync(self, fd):
+        if self.is_slow:
+            print("locked", pid, flush=True)
+            sys.stdin.readline()
+        super().sync(fd)
+disk = Slow()
+store = FileStore(sys.argv[1], session_timeout_ms=600_000, disk=disk)
+handle = store.connect("parent").open("r")
+disk.is_slow = True
+holder = JournalLock(sys.argv[1], Disk(), 600_000)
+holder.acquire()
+threading.Thread(target=lambda: handle.commit([Put("by", b"parent")])).start()
+while not any(" -> " in lock and f" {os.getpid()} " in lock for lock in open("/proc/locks")):
+    os.sched_yield()
+pid = os.fork()
+if pid == 0:
+    holder.abandon()
+    time.sleep(600)
+holder.release(True)
+"""
+
+COUNTER = """
+import sys, time
+from spark_jms.store import Put
+from spark_jms.store.file import FileStore
+store = FileStore(sys.argv[1])
+handle = store.connect("counter").open(sys.argv[2])
+print("ready", flush=True)
+sys.stdin.readline()
+count, end_s = 0, time.monotonic() + float(sys.argv[3])
+while time.monotonic() < end_s:
+    handle.commit([Put("n", b"%d" % count)])
+    count += 1
+print(count, flush=True)
+"""
+
+
 class Children:
     """The processes of one test; each is ended by its own id."""
 
@@ -266,3 +335,111 @@ def test_a_forked_child_neither_uses_nor_keeps_the_parents_store(tmp_path: Path,
             assert store.peek("r") == {"by": b"parent"}
     finally:
         os.kill(child_pid, signal.SIGKILL)
+
+
+# -- the journal's lock ----------------------------------------------------------------------------------------------------
+def writer(children: Children, path: Path, number: int, timeout_ms: int) -> subprocess.Popen[str]:
+    """Commits a line when it is told to."""
+    child = children.start(HOLDER.replace('"r"', f'"r{number}"'), path, timeout_ms)
+    assert out(child).readline() == "open 1\n"
+    return child
+
+
+def begin(child: subprocess.Popen[str], line: str) -> None:
+    """Its commit waits for the journal's lock."""
+    assert child.stdin is not None
+    child.stdin.write(line + "\n")
+    child.stdin.flush()
+    deadline_s = time.monotonic() + 20
+    while not any(" -> " in lock and f" {child.pid} " in lock for lock in Path("/proc/locks").read_text().splitlines()):
+        assert time.monotonic() < deadline_s
+        os.sched_yield()
+
+
+def slow(children: Children, path: Path, timeout_ms: int) -> subprocess.Popen[str]:
+    """It has the journal's lock until it is told a line."""
+    child = children.start(SLOW, path, timeout_ms)
+    assert out(child).readline() == "locked\n"
+    return child
+
+
+def test_waiting_processes_get_the_lock_of_a_killed_writer(tmp_path: Path, children: Children) -> None:
+    """R8: the operating system gives it to one after the other, long before a lock is broken."""
+    path = tmp_path / "s"
+    writers = [writer(children, path, number, 600_000) for number in range(3)]
+    holder = slow(children, path, 600_000)
+    for child in writers:
+        begin(child, "x")
+    holder.kill()
+    assert [out(child).readline() for child in writers] == ["committed\n"] * 3
+    with open_store(str(path)) as store:
+        assert [store.peek(f"r{number}") for number in range(3)] == [{"by": b"x"}] * 3
+        assert store.statistics().lock_break_count == 0
+
+
+def test_waiting_processes_break_the_lock_of_a_stopped_writer(tmp_path: Path, children: Children) -> None:
+    """R8, C9: its late frame is in a generation that nobody reads."""
+    path = tmp_path / "s"
+    writers = [writer(children, path, number, 700) for number in range(3)]
+    holder = slow(children, path, 700)
+    holder.send_signal(signal.SIGSTOP)
+    wait_stopped(holder)
+    for child in writers:
+        assert child.stdin is not None
+        child.stdin.write("x\n")
+        child.stdin.flush()
+    assert [out(child).readline() for child in writers] == ["committed\n"] * 3
+    holder.send_signal(signal.SIGCONT)
+    assert tell(holder, "") == "OutcomeUnknownError"
+    assert [tell(child, "y") for child in writers] == ["committed"] * 3
+    with open_store(str(path)) as store:
+        assert [store.peek(f"r{number}") for number in range(3)] == [{"by": b"y"}] * 3
+
+
+@pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL])
+def test_stopped_waiting_process_holds_up_no_other(tmp_path: Path, children: Children, end: signal.Signals) -> None:
+    """R8: it is passed over, whether it gets the lock while it is stopped or not; then it gets its turn, or dies."""
+    path = tmp_path / "s"
+    stopped, other = (writer(children, path, number, 600_000 if number else 1_500) for number in range(2))
+    holder = slow(children, path, 600_000)
+    begin(stopped, "x")
+    stopped.send_signal(signal.SIGSTOP)
+    wait_stopped(stopped)
+    begin(other, "y")
+    assert tell(holder, "") == "committed"
+    assert out(other).readline() == "committed\n"
+    assert [tell(other, str(number)) for number in range(20)] == ["committed"] * 20
+    stopped.send_signal(end)
+    if end == signal.SIGCONT:
+        assert out(stopped).readline() in ("committed\n", "StaleEpochError\n", "SessionLostError\n")
+    assert tell(other, "z") == "committed"
+    with open_store(str(path)) as store:
+        assert store.peek("r1") == {"by": b"z"}
+        assert store.statistics().lock_break_count == 0
+
+
+def test_child_forked_during_a_wait_keeps_no_lock(tmp_path: Path, children: Children) -> None:
+    """R8, C9: it has the files of a thread that it does not have, and the parent dies while it writes."""
+    parent = children.start(WAITING_FORK, tmp_path / "s")
+    word, child_pid = out(parent).readline().split()
+    assert word == "locked"
+    try:
+        parent.kill()
+        with open_store(str(tmp_path / "s"), session_timeout_ms=600_000) as store, store.connect() as session:
+            session.open("r", timeout_ms=10_000).commit([Put("by", b"other")])
+            assert store.statistics().lock_break_count == 0
+    finally:
+        os.kill(int(child_pid), signal.SIGKILL)
+
+
+def test_processes_write_evenly(tmp_path: Path, children: Children) -> None:
+    """R8: of eight that write all the time, the slowest writes at least a quarter of what they write on average."""
+    path = tmp_path / "s"
+    counters = [children.start(COUNTER, path, f"r{number}", 5.0) for number in range(8)]
+    assert [out(child).readline() for child in counters] == ["ready\n"] * 8
+    for child in counters:
+        assert child.stdin is not None
+        child.stdin.write("\n")
+        child.stdin.flush()
+    counts = [int(out(child).readline()) for child in counters]
+    assert min(counts) >= sum(counts) / len(counts) / 4, counts

@@ -126,7 +126,6 @@ INSIDE = {
         1,
         "the background thread does nothing; the test does it at chosen moments",
     ),
-    "tests/contract/claims/failures/test_poison_on_servers.py": (1, "one server of several fails at a step"),
     "tests/contract/client/context/test_pool.py": (1, "Ctrl-C comes between two steps"),
     "tests/contract/log/limits/test_quotas.py": (1, "the process dies while a send waits"),
     "tests/contract/client/receiving/test_request_reply.py": (

@@ -12,10 +12,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 import spark_jms
 from spark_jms.admin.backup import back_up, restore
 from spark_jms.admin.claims import find_claim, release_claim
-from spark_jms.claims.batches import acknowledgement
 from spark_jms.claims.batches.batch import ConsumerSettings
 from spark_jms.claims.consumers import branches
-from spark_jms.claims.consumers.distributed import DistributedSubscriber
 from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.records import members
 from spark_jms.claims.servers.stores import open_stores, store_of
@@ -32,7 +30,7 @@ from tests.harness.domains.servers import Away, applied, next_batch, queue_on
 from tests.harness.messages.poison_query import Query, Sink, numbers, send
 
 LIMIT = ReadMaxRows(1000)
-Instance = Callable[..., DistributedSubscriber]
+Instance = Callable[..., Subscriber]
 Offset = dict[str, Any]
 ON_A, ON_B = 0, 1
 
@@ -180,7 +178,7 @@ def test_withheld_messages_of_an_acknowledged_batch_are_not_in_its_replay(root: 
 
 def test_member_that_is_not_acknowledged_yet_is_in_the_replay(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """C5, C9: another consumer holds its record, so the claim is still there. What comes once is acknowledged once."""
-    monkeypatch.setattr(acknowledgement, "RESUME_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(branches, "RESUME_S", 0.0)
     monkeypatch.setattr(members, "MIN_HOLD_S", 0.0)
     domain = Domain(root)
     with open_stores(domain) as store:
@@ -243,13 +241,13 @@ def instance(on_servers: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Insta
     """Makes instances of one query; the one before has died."""
     monkeypatch.setattr(branches, "RESUME_S", 0.2)
     domain = Domain(on_servers)
-    opened: list[DistributedSubscriber] = []
+    opened: list[Subscriber] = []
     with open_stores(domain) as store:
 
-        def made(**settings: Any) -> DistributedSubscriber:
+        def made(**settings: Any) -> Subscriber:
             for old in opened:
                 old.close()
-            opened.append(DistributedSubscriber(domain, store, "orders", "-", "q", ConsumerSettings(**settings)))
+            opened.append(Subscriber(domain, store, "orders", "-", "q", ConsumerSettings(**settings)))
             return opened[-1]
 
         yield made
@@ -257,7 +255,7 @@ def instance(on_servers: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Insta
             one.close()
 
 
-def first_batch(query: DistributedSubscriber) -> Batch:
+def first_batch(query: Subscriber) -> Batch:
     batch = Batch.from_json(next_batch(query, Batch("q", table=query.table_id)).to_json())
     assert batch.delivered.keys() == {0, 1, 2}
     assert query.resume(batch) == {}
@@ -336,12 +334,12 @@ def test_acknowledged_batch_of_a_removed_member_is_refused(on_servers: str) -> N
     """C5, D1: its messages went with it."""
     domain = Domain(on_servers)
     with open_stores(domain) as store:
-        query = DistributedSubscriber(domain, store, "orders", "-", "q", ConsumerSettings())
+        query = Subscriber(domain, store, "orders", "-", "q", ConsumerSettings())
         batch = first_batch(query)
         assert query.next_batch(batch, Limits()) is None
         query.close()
         spark_jms.apply(on_servers, queue_on("a", "c"))
-        restarted = DistributedSubscriber(domain, store, "orders", "-", "q", ConsumerSettings())
+        restarted = Subscriber(domain, store, "orders", "-", "q", ConsumerSettings())
         with pytest.raises(StaleCheckpointError, match="member 1 was removed"):
             restarted.resume(batch)
         restarted.close()

@@ -25,7 +25,7 @@ from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.log.upkeep.compaction import compact
 from spark_jms.testing import memory_domain
-from spark_jms.testing.inside import domain_of, records_of
+from spark_jms.testing.inside import domain_of, members_of, records_of
 
 HIGH = "JMSPriority > 6"
 
@@ -48,7 +48,7 @@ class Reader:
         self.subscriber = Subscriber(
             Domain(context.root), records_of(context), *where, name, settings, clock_ms=lambda: self.now_ms
         )
-        self.subscriber.members.monotonic_s = lambda: self.now_ms / 1000
+        members_of(self.subscriber).monotonic_s = lambda: self.now_ms / 1000
 
     def take(self, count: int | None = None, *, keep: bool = False) -> list[int]:
         """The sequences of all batches until there is none."""
@@ -235,7 +235,7 @@ def test_plans_in_pieces_keep_every_unit_in_order(context: Context, monkeypatch:
             assert sorted(reader.take()) == expected
             for n in expected:
                 del left[n]
-            reader.subscriber.members.leave(0, 60)
+            members_of(reader.subscriber).leave(0, 60)
     assert not left
 
 

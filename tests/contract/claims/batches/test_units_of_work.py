@@ -14,8 +14,7 @@ from spark_jms import apply, connect
 from spark_jms.admin.destinations import pause, resume
 from spark_jms.admin.transfer import MoveOrder, move
 from spark_jms.claims.batches.batch import ConsumerSettings
-from spark_jms.claims.consumers.distributed import open_subscriber
-from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.consumers.subscriber import Subscriber, open_subscriber
 from spark_jms.claims.messages.fetch import fetch
 from spark_jms.claims.servers.stores import open_stores
 from spark_jms.claims.transactions.transfer import Movement, Transfers

@@ -12,7 +12,7 @@ import spark_jms
 from spark_jms.admin.purge import purge_files
 from spark_jms.admin.servers import start_server, stop_server
 from spark_jms.claims.batches.batch import ConsumerSettings
-from spark_jms.claims.consumers.distributed import DistributedSubscriber
+from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.records import subscriptions
 from spark_jms.claims.records.members import Members
 from spark_jms.claims.servers.stores import active_subscriptions, read_state
@@ -441,7 +441,7 @@ def test_claim_whose_answer_is_lost_comes_again(context: Context, monkeypatch: p
     monkeypatch.setattr(Members, "commit", forgetful)
     context.consumer("a@prices", subscription="billing").close()
     with spark_jms.connect(context.root, housekeeping=False) as other:
-        consumer = DistributedSubscriber(
+        consumer = Subscriber(
             domain_of(other), records_of(other), "prices", "a@billing", "client", ConsumerSettings(replayable=False)
         )
         send(context, "1")

@@ -16,7 +16,7 @@ from spark_jms.admin.servers import start_server, stop_server
 from spark_jms.claims.batches.batch import ConsumerSettings
 from spark_jms.claims.consumers import branches
 from spark_jms.claims.consumers.absent_servers import LEFT_OUT
-from spark_jms.claims.consumers.distributed import DistributedSubscriber
+from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.servers.stores import open_stores
 from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.errors import FormatVersionError, MemberUnavailableError, QueryRunningError
@@ -25,7 +25,7 @@ from spark_jms.testing.domain import wait_until
 from spark_jms.testing.inside import records_of
 from tests.harness.domains.servers import Away, applied, next_batch, queue_on
 
-Instance = Callable[..., DistributedSubscriber]
+Instance = Callable[..., Subscriber]
 ON_B = 1
 
 
@@ -43,13 +43,13 @@ def instance(root: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
     """Makes instances of one query; the one before has died."""
     monkeypatch.setattr(branches, "RESUME_S", 0.2)
     domain = Domain(root)
-    opened: list[DistributedSubscriber] = []
+    opened: list[Subscriber] = []
     with open_stores(domain) as store:
 
-        def made(**settings: bool) -> DistributedSubscriber:
+        def made(**settings: bool) -> Subscriber:
             for old in opened:
                 old.close()
-            opened.append(DistributedSubscriber(domain, store, "orders", "-", "q", ConsumerSettings(**settings)))
+            opened.append(Subscriber(domain, store, "orders", "-", "q", ConsumerSettings(**settings)))
             return opened[-1]
 
         yield made
@@ -57,12 +57,12 @@ def instance(root: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Instance]:
             one.close()
 
 
-def logged_batch(subscriber: DistributedSubscriber, start: Batch) -> Batch:
+def logged_batch(subscriber: Subscriber, start: Batch) -> Batch:
     """The next one, as Spark's offset log gives it back."""
     return Batch.from_json(next_batch(subscriber, start).to_json())
 
 
-def first_batch(subscriber: DistributedSubscriber) -> Batch:
+def first_batch(subscriber: Subscriber) -> Batch:
     batch = logged_batch(subscriber, Batch("q", table=subscriber.table_id))
     assert batch.delivered.keys() == {0, 1, 2}
     return batch
@@ -72,7 +72,7 @@ def marks(root: str) -> int:
     return len(list(Domain(root).storage.list(LEFT_OUT)))
 
 
-def check_they_come_again_flagged(subscriber: DistributedSubscriber, start: Batch) -> Batch:
+def check_they_come_again_flagged(subscriber: Subscriber, start: Batch) -> Batch:
     """The messages of b, once: in the next batch, flagged."""
     again = logged_batch(subscriber, start)
     pick = again.delivered[ON_B]
@@ -116,7 +116,7 @@ def test_instance_that_stood_still_acknowledges_nothing_that_was_left_out(root: 
     first = instance()
     batch = first_batch(first)
     assert first.resume(batch) == {}
-    marker = DistributedSubscriber(Domain(root), records_of(first), "orders", "-", "q", ConsumerSettings())
+    marker = Subscriber(Domain(root), records_of(first), "orders", "-", "q", ConsumerSettings())
     marker._left_out.add(batch.claim, [ON_B])
     check_they_come_again_flagged(first, batch)
 
@@ -160,7 +160,7 @@ def test_away_servers_are_waited_for_at_once(root: str, instance: Instance, monk
 
     monkeypatch.setattr(branches, "RESUME_S", 60.0)
     monkeypatch.setattr(branches, "time", SimpleNamespace(sleep=sleep))
-    restarted = DistributedSubscriber(
+    restarted = Subscriber(
         Domain(root), records_of(first), "orders", "-", "q", ConsumerSettings(), monotonic_s=lambda: now[0]
     )
     with Away(root, "b"), Away(root, "c"):
@@ -189,10 +189,10 @@ def test_copied_checkpoint_leaves_nothing_out(root: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(branches, "RESUME_S", 0.2)
     domain = Domain(root)
     with open_stores(domain) as store, open_stores(domain) as other:
-        original = DistributedSubscriber(domain, store, "orders", "-", "q", ConsumerSettings())
+        original = Subscriber(domain, store, "orders", "-", "q", ConsumerSettings())
         batch = first_batch(original)
         assert original.resume(batch) == {}
-        copied = DistributedSubscriber(domain, other, "orders", "-", "q", ConsumerSettings())
+        copied = Subscriber(domain, other, "orders", "-", "q", ConsumerSettings())
         try:
             with pytest.raises(QueryRunningError):
                 copied.resume(batch)
@@ -207,7 +207,7 @@ def test_messages_of_a_removed_member_are_not_delivered_again(root: str) -> None
     """C5, D1: others have finished them since the query died, and its server was removed."""
     domain = Domain(root)
     with open_stores(domain) as store:
-        old = DistributedSubscriber(domain, store, "orders", "-", "q", ConsumerSettings())
+        old = Subscriber(domain, store, "orders", "-", "q", ConsumerSettings())
         batch = first_batch(old)
         old.close()
         rows = [row for row in find_claim(domain, store, ["orders"], batch.claim) if row.member == ON_B]
@@ -217,7 +217,7 @@ def test_messages_of_a_removed_member_are_not_delivered_again(root: str) -> None
             assert message is not None
             message.acknowledge()
         spark_jms.apply(root, queue_on("a", "c"))
-        restarted = DistributedSubscriber(domain, store, "orders", "-", "q", ConsumerSettings())
+        restarted = Subscriber(domain, store, "orders", "-", "q", ConsumerSettings())
         assert restarted.resume(batch).keys() == {ON_B}
         restarted.close()
 

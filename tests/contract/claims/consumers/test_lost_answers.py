@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import spark_jms
-from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.batches.acknowledgement import Acknowledger
 from spark_jms.claims.records.members import Members
 from spark_jms.client import Consumer, Context
 from spark_jms.errors import CommitOutcomeUnknownError, TransactionRolledBackException
 from spark_jms.store import OutcomeUnknownError, StoreBusyError
 from spark_jms.testing import memory_domain
-from spark_jms.testing.inside import coordinators_of, receiver_of, subscriber_of
+from spark_jms.testing.inside import coordinators_of, members_of, receiver_of, subscriber_of
 from tests.harness.domains.servers import Away, applied, queue_on
 
 
@@ -30,9 +30,7 @@ class LostAnswer:
     """In place of the next write of a consumer's session."""
 
     def __init__(self, consumer: Consumer, *, written: bool) -> None:
-        subscriber = subscriber_of(consumer)
-        assert isinstance(subscriber, Subscriber)
-        self._members: Members = subscriber.members
+        self._members: Members = members_of(subscriber_of(consumer))
         self._written = written
 
     def __enter__(self) -> None:
@@ -110,14 +108,14 @@ def test_commit_on_one_of_several_servers_names_the_unknown_outcome(
     with spark_jms.connect(root, housekeeping=False) as context, context.transacted_session() as session:
         sent(context, "x")
         assert session.consumer("orders").receive(timeout=10) is not None
-        original = Subscriber.acknowledge
+        original = Acknowledger.acknowledge
 
-        def lost(self: Subscriber, *arguments: Any, **options: Any) -> Any:
+        def lost(self: Acknowledger, *arguments: Any, **options: Any) -> Any:
             if written:
                 original(self, *arguments, **options)
             raise OutcomeUnknownError("no answer")
 
-        monkeypatch.setattr(Subscriber, "acknowledge", lost)
+        monkeypatch.setattr(Acknowledger, "acknowledge", lost)
         with pytest.raises(CommitOutcomeUnknownError, match="no answer"):
             session.commit()
         assert shown(context) == ([] if written else ["x"])
@@ -133,7 +131,7 @@ def test_commit_on_a_server_that_refuses_is_rolled_back(tmp_path: Path, monkeypa
     with spark_jms.connect(root, housekeeping=False) as context, context.transacted_session() as session:
         sent(context, "x")
         assert session.consumer("orders").receive(timeout=10) is not None
-        monkeypatch.setattr(Subscriber, "acknowledge", busy)
+        monkeypatch.setattr(Acknowledger, "acknowledge", busy)
         with pytest.raises(TransactionRolledBackException, match="locked"):
             session.commit()
 
@@ -148,13 +146,13 @@ def test_pledges_end_on_every_server_that_answers(tmp_path: Path, monkeypatch: p
         for _ in range(4):
             assert consumer.receive(timeout=10) is not None
         ended: list[int] = []
-        original = Subscriber.end_pledges
+        original = Acknowledger.end_pledges
 
-        def end(self: Subscriber, *arguments: Any, **options: Any) -> None:
+        def end(self: Acknowledger, *arguments: Any, **options: Any) -> None:
             original(self, *arguments, **options)
             ended.extend(options["members"])
 
-        monkeypatch.setattr(Subscriber, "end_pledges", end)
+        monkeypatch.setattr(Acknowledger, "end_pledges", end)
         delivery = receiver_of(consumer).transacted
         keys = delivery.delivered()
         coordinator = coordinators_of(context).take()

@@ -12,14 +12,14 @@ import spark_jms
 from spark_jms.admin.destinations import drop_destination
 from spark_jms.claims.batches.batch import ConsumerSettings
 from spark_jms.claims.consumers.absent_servers import QUERY_PROGRESS
-from spark_jms.claims.consumers.distributed import DistributedSubscriber
+from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.servers.stores import open_stores
 from spark_jms.core.records.batch import Batch, Limits, claim_number
 from spark_jms.errors import FormatVersionError, OffsetError, StaleCheckpointError
 from spark_jms.log.destinations.domain import Domain
 from tests.harness.domains.servers import Away, applied, next_batch, queue_on
 
-Instance = Callable[[], DistributedSubscriber]
+Instance = Callable[[], Subscriber]
 
 
 @pytest.fixture
@@ -31,13 +31,13 @@ def root(tmp_path: Path) -> str:
 def instance(root: str) -> Iterator[Instance]:
     """Makes instances of one query; the one before has ended."""
     domain = Domain(root)
-    opened: list[DistributedSubscriber] = []
+    opened: list[Subscriber] = []
     with open_stores(domain) as store:
 
-        def made() -> DistributedSubscriber:
+        def made() -> Subscriber:
             for old in opened:
                 old.close()
-            opened.append(DistributedSubscriber(domain, store, "orders", "-", "q", ConsumerSettings()))
+            opened.append(Subscriber(domain, store, "orders", "-", "q", ConsumerSettings()))
             return opened[-1]
 
         yield made
@@ -56,12 +56,12 @@ def notes(root: str) -> list[int]:
     return sorted(int(info.path.rsplit("/", 1)[1]) for info in Domain(root).storage.list(QUERY_PROGRESS))
 
 
-def first_batch(root: str, query: DistributedSubscriber) -> Batch:
+def first_batch(root: str, query: Subscriber) -> Batch:
     send(root, "a", "b")
     return next_batch(query, Batch("q", table=query.table_id))
 
 
-def while_a_is_away(root: str, query: DistributedSubscriber, start: Batch, batches: int = 2) -> Batch:
+def while_a_is_away(root: str, query: Subscriber, start: Batch, batches: int = 2) -> Batch:
     """The last of so many batches of b behind `start`, which both servers have acknowledged. All but the last are acknowledged."""
     assert query.next_batch(start, Limits()) is None
     with Away(root, "a"):

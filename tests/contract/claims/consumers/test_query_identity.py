@@ -9,7 +9,6 @@ import pytest
 
 from spark_jms import connect
 from spark_jms.claims.batches.batch import ConsumerSettings
-from spark_jms.claims.consumers.distributed import DistributedSubscriber
 from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.records import members
 from spark_jms.claims.servers.stores import open_stores, store_of
@@ -26,7 +25,7 @@ from spark_jms.log.destinations.domain import Domain
 from spark_jms.store import MemoryStore, Store
 from spark_jms.testing import memory_domain
 from spark_jms.testing.domain import wait_until
-from spark_jms.testing.inside import records_of
+from spark_jms.testing.inside import members_of, records_of
 from tests.harness.domains.servers import Away, applied, next_batch, queue_on
 
 
@@ -72,16 +71,14 @@ def test_copy_and_original_never_claim_on_different_servers(tmp_path: Path) -> N
     root = applied(tmp_path, queue_on("a", "b"))
     domain = Domain(root)
     with open_stores(domain) as store:
-        original, copy = (
-            DistributedSubscriber(domain, store, "orders", "-", "q", ConsumerSettings()) for _ in range(2)
-        )
+        original, copy = (Subscriber(domain, store, "orders", "-", "q", ConsumerSettings()) for _ in range(2))
         start = Batch("q", table=original.table_id)
         for one, server in ((original, "b"), (copy, "a")):
             with Away(root, server):
                 assert one.next_batch(start, Limits()) is None
         for one, server in ((original, "b"), (copy, "a")):
 
-            def is_found_out(one: DistributedSubscriber = one, server: str = server) -> bool:
+            def is_found_out(one: Subscriber = one, server: str = server) -> bool:
                 return one.next_batch(start, Limits()) is None and "QueryRunning" in one.away().get(server, "")
 
             wait_until(is_found_out)
@@ -122,7 +119,7 @@ def test_driver_that_slept_can_commit_nothing() -> None:
         sleeper = query(root, records_of(context))
         first = sleeper.next_batch(Batch("q"), Limits(max_messages=4))
         assert first is not None
-        store.crash(sleeper.members.session)
+        store.crash(members_of(sleeper).session)
         other = query(root, records_of(context))
         assert not other.resume(first)
         for call in (lambda: sleeper.next_batch(first, Limits()), lambda: sleeper.resume(first)):

@@ -21,7 +21,7 @@ from spark_jms.log.destinations.domain import Domain
 from spark_jms.store import MemoryStore, Session
 from spark_jms.store.ledger.session import LedgerSession
 from spark_jms.testing import memory_domain
-from spark_jms.testing.inside import records_of
+from spark_jms.testing.inside import members_of, records_of
 
 CALLS = ("open", "commit", "cancel", "_read", "_close_handle")  # of a session, and of its handles
 ORDERS: dict[str, Any] = {"kind": "distributed-queue", "members": 2}
@@ -85,12 +85,12 @@ def test_consumer_that_slept_in_any_call_is_closed_by_name(monkeypatch: pytest.M
             def taken_over(
                 store: MemoryStore = store, sleeper: Subscriber = sleeper, other: Subscriber = other
             ) -> None:
-                store.crash(sleeper.members.session)
+                store.crash(members_of(sleeper).session)
                 other.next_batch(Batch("other"), Limits(max_messages=4))
 
-            sleep.session_id, sleep.meanwhile = sleeper.members.session_id, taken_over
+            sleep.session_id, sleep.meanwhile = members_of(sleeper).session_id, taken_over
             try:
-                work(sleeper, store.connect("waiting"), sleeper.members.record(0))
+                work(sleeper, store.connect("waiting"), members_of(sleeper).record(0))
                 ended = sleep.meanwhile is None
             except ConsumerClosedException:
                 ended = True

@@ -30,7 +30,7 @@ from spark_jms.log.tables.storage import now_ms
 from spark_jms.settings.fields import LifeEvent
 from spark_jms.testing import memory_domain
 from spark_jms.testing.domain import wait_until
-from spark_jms.testing.inside import domain_of, records_of
+from spark_jms.testing.inside import domain_of, part_of, records_of
 from tests.harness.domains.expirations import (
     HOUR_MS,
     Later,
@@ -217,7 +217,7 @@ def test_plan_that_is_not_written_logs_nothing(context: Context, caplog: pytest.
     send(context, "logged", "a")
     later = Later(context, "logged")
     with caplog.at_level(logging.WARNING, "spark_jms.expiration"):
-        later.subscriber.prepare(Batch("later"), Limits(), None)
+        part_of(later.subscriber).prepare(Batch("later"), Limits(), None)
         assert caplog.records == []
         later.batch()
     assert len(caplog.records) == 1

@@ -30,7 +30,7 @@ from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.refusal import holding_back
 from spark_jms.log.destinations.declarations import apply_destinations
 from spark_jms.testing import memory_domain
-from spark_jms.testing.inside import domain_of, records_of
+from spark_jms.testing.inside import domain_of, members_of, records_of
 from tests.harness.messages.clocked_consumer import ClockedConsumer
 
 MESSAGES, STEPS, LARGEST = 24, 30, 80
@@ -100,19 +100,19 @@ class World:
         return made
 
     def restart(self) -> None:
-        self.consumer.subscriber.members.close()
+        members_of(self.consumer.subscriber).close()
         self.consumer = self._consumer()
 
     def later(self) -> None:
         self.consumer.now_ms += self.random.choice([1_000, 10_000, 2 * 3_600_000])
 
     def move(self) -> None:
-        self.consumer.subscriber.members.close()
+        members_of(self.consumer.subscriber).close()
         move(domain_of(self.context), records_of(self.context), MoveOrder("orders", "other", limit=2), 5)
         self.consumer = self._consumer()
 
     def purge(self) -> None:
-        self.consumer.subscriber.members.close()
+        members_of(self.consumer.subscriber).close()
         before = self.present()
         drop_backlog(domain_of(self.context), records_of(self.context), "orders", None, [0], 5)
         self.gone += before - self.present()

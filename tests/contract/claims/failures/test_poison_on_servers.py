@@ -12,8 +12,11 @@ import pytest
 
 import spark_jms
 from spark_jms.admin.servers import start_server, stop_server
+from spark_jms.claims.batches.batch import BatchMaker
 from spark_jms.claims.consumers import branches
-from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.consumers.server_part import ServerPart
+from spark_jms.claims.failures.poison import TrialCopy
+from spark_jms.claims.records.members import Members
 from spark_jms.claims.upkeep import views
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.errors import MemberUnavailableError
@@ -26,6 +29,13 @@ from tests.harness.domains.servers import stopped
 from tests.harness.messages.poison_query import Query, Sink, drained_by_dying_driver, numbers, received, send
 
 SERVERS = ("a", "b", "c")
+STEPS: dict[str, type] = {
+    "keep": TrialCopy,
+    "set_aside": TrialCopy,
+    "conclude": BatchMaker,
+    "protect": ServerPart,
+    "prepare": ServerPart,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -180,12 +190,19 @@ def test_replay_waits_for_every_server_of_the_batch(root: str) -> None:
 
 
 def once(method: str, server: str, monkeypatch: pytest.MonkeyPatch, *, written: bool) -> Callable[[], bool]:
-    """The method of the subscriber on this server fails once, with an outcome that nobody knows: it has `written` or not.
+    """The step of the consumer's part on this server fails once, with an outcome that nobody knows: it has `written` or not.
     Returns whether it has."""
-    real, failed = getattr(Subscriber, method), []
+    place, made, failed = STEPS[method], ServerPart.__init__, []
+    real, on_server = getattr(place, method), list[Members]()
 
-    def act(self: Subscriber, *args: Any, **named: Any) -> Any:
-        if not failed and self._batches._server == server:
+    def init(self: ServerPart, *args: Any, **named: Any) -> None:
+        made(self, *args, **named)
+        if named["server"] == server:
+            on_server.append(self.members)
+
+    def act(self: Any, *args: Any, **named: Any) -> Any:
+        members = self.members if isinstance(self, ServerPart) else self._members
+        if not failed and members in on_server:
             failed.append(True)
             if written:
                 real(self, *args, **named)
@@ -193,13 +210,14 @@ def once(method: str, server: str, monkeypatch: pytest.MonkeyPatch, *, written: 
             raise StoreBusyError("away")
         return real(self, *args, **named)
 
-    monkeypatch.setattr(Subscriber, method, act)
+    monkeypatch.setattr(ServerPart, "__init__", init)
+    monkeypatch.setattr(place, method, act)
     return lambda: bool(failed)
 
 
 @pytest.mark.parametrize("written", [True, False])
 @pytest.mark.parametrize("server", ["a", "c"])
-@pytest.mark.parametrize("method", ["keep_trial", "set_poison_aside", "conclude", "protect", "prepare"])
+@pytest.mark.parametrize("method", STEPS)
 def test_write_of_some_copies_only_loses_nothing(
     root: str, method: str, server: str, written: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,7 +235,7 @@ def test_write_of_some_copies_only_loses_nothing(
                 break
         except MemberUnavailableError:
             continue
-    assert failed() or method == "set_poison_aside"
+    assert failed() or method == "set_aside"
     check(sink, numbers(1, 12), sink.bad)
     assert Counter(m.text for m in received(root, "failed")) == Counter(sink.bad)
     assert received(root, "orders") == []

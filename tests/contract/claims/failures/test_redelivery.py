@@ -29,7 +29,7 @@ from spark_jms.errors import (
 from spark_jms.log.destinations.declarations import apply_destinations
 from spark_jms.log.sending import transfer as log_transfer
 from spark_jms.testing import memory_domain
-from spark_jms.testing.inside import domain_of, records_of
+from spark_jms.testing.inside import domain_of, members_of, records_of
 from tests.harness.messages.clocked_consumer import ClockedConsumer
 from tests.harness.messages.shorthands import reject_next
 
@@ -231,14 +231,14 @@ def test_consumer_that_dies_on_the_way_neither_loses_nor_doubles(
 
     with monkeypatch.context() as patch:
         if step == "staged":
-            patch.setattr(first.subscriber.members, "commit", killed)
+            patch.setattr(members_of(first.subscriber), "commit", killed)
         elif step == "moving":
             patch.setattr(claims_transfer, "append_transfer", killed)
         else:
             patch.setattr(claims_transfer, "append_transfer", killed_after(log_transfer.append_transfer))
         with pytest.raises(Killed):
             first.batch()
-    first.subscriber.members.close()
+    members_of(first.subscriber).close()
     second = Clocked(context, "orders", "second")
     assert second.batch()[1] == []
     assert second.batch()[1] == []
@@ -253,9 +253,9 @@ def test_redelivery_waits_for_the_delay_of_the_destination(context: Context) -> 
     q, other = Clocked(context, "late"), Clocked(context, "late", "other")
     assert q.fail(1) == [1]
     dying = Clocked(context, "late", "dying")
-    q.subscriber.members.close()
+    members_of(q.subscriber).close()
     assert dying.batch(1)[1] == [2]
-    dying.subscriber.members.close()
+    members_of(dying.subscriber).close()
     assert other.batch()[1] == [3]
     other.now_ms += 59_000
     assert other.batch()[1] == []

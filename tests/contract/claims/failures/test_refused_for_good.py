@@ -29,7 +29,7 @@ from spark_jms.log.destinations.declarations import apply_destinations
 from spark_jms.log.sending import transfer as log_transfer
 from spark_jms.spark import options
 from spark_jms.testing import memory_domain
-from spark_jms.testing.inside import domain_of, records_of
+from spark_jms.testing.inside import domain_of, members_of, records_of
 from tests.contract.claims.failures.test_undecodable import BAD, plant
 from tests.harness.domains.expirations import HOUR_MS, Search
 from tests.harness.messages.clocked_consumer import ClockedConsumer
@@ -117,7 +117,7 @@ def test_others_move_without_the_refused_message(context: Context, caplog: pytes
     assert refused(context, "orders") == [("2, 4", MESSAGE_SIZE)]
     q.now_ms += 60_000
     assert q.batch() == []
-    q.subscriber.members.close()
+    members_of(q.subscriber).close()
     other = Clocked(context, "orders", "other")
     assert other.batch() == []
     (row,) = views.refusals(domain_of(context), records_of(context), "orders")
@@ -166,7 +166,7 @@ def test_refused_message_holds_back_its_own_unit_of_order(context: Context) -> N
     q = Clocked(context, "orders")
     assert q.batch(1) == [1]
     assert q.rounds() == [2, 4, 5]
-    q.subscriber.members.close()
+    members_of(q.subscriber).close()
     q = Clocked(context, "orders", "other")
     assert q.batch() == []
     declare(context, "failed", max_message_bytes=2 * MOST)
@@ -227,7 +227,7 @@ def test_expired_message_is_refused(context: Context, by: str) -> None:
     declare(context, "failed", max_message_bytes=2 * MOST)
     q.now_ms += 1_000
     if by == "scan":
-        q.subscriber.members.close()
+        members_of(q.subscriber).close()
         assert search.run() == 2
     else:
         q.batch()
@@ -380,7 +380,7 @@ def test_administrator_takes_it(context: Context, way: str) -> None:
     q = Clocked(context, "orders")
     q.rounds()
     assert refused(context, "orders") == [("1", MESSAGE_SIZE)]
-    q.subscriber.members.close()
+    members_of(q.subscriber).close()
     if way == "move":
         assert move(domain_of(context), records_of(context), MoveOrder("orders", "plain"), 5).moved == 1
         assert texts(context, "plain") == [LARGE]
@@ -399,7 +399,7 @@ def test_redrive_takes_it(context: Context) -> None:
     q = Clocked(context, "failed")
     assert q.rounds() == [1]
     assert refused(context, "failed") == [("1", MESSAGE_SIZE)]
-    q.subscriber.members.close()
+    members_of(q.subscriber).close()
     assert redrive(domain_of(context), records_of(context), RedriveOrder("failed"), 5).messages == {"orders": 1}
     assert texts(context, "orders") == [text]
     assert state(context, "failed").refusals == ()
@@ -410,7 +410,7 @@ def test_move_that_is_refused_leaves_it_refused(context: Context, monkeypatch: p
     context.producer("orders").send(text=LARGE)
     q = Clocked(context, "orders")
     q.rounds()
-    q.subscriber.members.close()
+    members_of(q.subscriber).close()
     real = log_transfer.append_transfer
 
     def lost(log: Any, target: Any, *more: Any) -> None:

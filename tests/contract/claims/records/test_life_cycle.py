@@ -30,7 +30,7 @@ from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.log.upkeep.compaction import compact
 from spark_jms.testing import memory_domain, wait_until
-from spark_jms.testing.inside import domain_of, records_of
+from spark_jms.testing.inside import domain_of, members_of, records_of
 from tests.harness.messages.clocked_consumer import ClockedConsumer
 
 ON = {"message_logging_enabled": True}
@@ -138,7 +138,7 @@ def test_killed_consumer_neither_misses_nor_repeats_events(context: Context, not
     if not noted:
         table = domain_of(context).life_cycle("orders")
         assert table is not None
-        waiting = {m: held.state.life.waiting for m, held in killed.subscriber.members.held.items()}
+        waiting = {m: held.state.life.waiting for m, held in members_of(killed.subscriber).held.items()}
         assert LifeCycleTable(table, killed.subscriber.table_id).write("-", waiting) == {0: 1}
     killed.subscriber.close()
     other = Clocked(context, "orders", "other")
@@ -205,7 +205,7 @@ def test_switched_off_nothing_is_made_or_written(context: Context) -> None:
         versions[name] = domain_of(context).log(name).refresh().version - before
         one = Clocked(context, name)
         one.acknowledge(one.take())
-        held = one.subscriber.members.held[0]
+        held = members_of(one.subscriber).held[0]
         logs = name == "orders"
         assert bool([key for key in held.handle.objects() if key.startswith("event/")]) == logs
         assert (b"life" in held.handle.objects()["head"]) == logs

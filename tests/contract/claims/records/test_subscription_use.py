@@ -21,7 +21,7 @@ from spark_jms.log.tables.storage import now_ms
 from spark_jms.log.upkeep.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
 from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain, wait_until
-from spark_jms.testing.inside import domain_of, receiver_of, records_of, subscriber_of, use_of
+from spark_jms.testing.inside import domain_of, members_of, receiver_of, records_of, subscriber_of, use_of
 from tests.harness.messages.shorthands import texts_now
 from tests.harness.processes.killed import killed_client
 
@@ -253,7 +253,7 @@ def test_housekeeping_clears_what_a_killed_consumer_leaves(context: Context) -> 
     send(context, "1", "2")
     assert texts_now(dead, 1) == ["1"]
     assert texts_now(alive, 1) == ["1"]
-    for session in (subscriber_of(dead).members.session, use_of(dead).session):  # type: ignore[union-attr]
+    for session in (members_of(subscriber_of(dead)).session, use_of(dead).session):  # type: ignore[union-attr]
         records_of(context).crash(session)
     assert uses(context) == {"~t"}
     with records_of(context).connect("housekeeping") as session:

@@ -15,7 +15,7 @@ from spark_jms import admin as administration
 from spark_jms.admin.servers import start_server, stop_server
 from spark_jms.claims.batches.batch import ConsumerSettings
 from spark_jms.claims.consumers import branches
-from spark_jms.claims.consumers.distributed import DistributedSubscriber
+from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.servers.stores import open_stores
 from spark_jms.claims.servers.stores import read_state as state
 from spark_jms.claims.upkeep import views
@@ -64,14 +64,14 @@ def received(consumer: Any, count: int) -> list[str]:
 @pytest.fixture
 def query(root: str) -> Iterator[Any]:
     """Makes instances of one query."""
-    opened: list[DistributedSubscriber] = []
+    opened: list[Subscriber] = []
     domain = Domain(root)
     store = open_stores(domain)
 
-    def instance() -> DistributedSubscriber:
+    def instance() -> Subscriber:
         for old in opened:
             old.close()
-        made = DistributedSubscriber(domain, store, "orders", "-", "q", ConsumerSettings())
+        made = Subscriber(domain, store, "orders", "-", "q", ConsumerSettings())
         opened.append(made)
         return made
 
@@ -300,20 +300,20 @@ def test_server_that_hangs_holds_up_no_other(root: str, query: Any, monkeypatch:
     """M10: a server that does not answer in time is left out of the batch, and takes part again when it answers."""
     import threading
 
-    from spark_jms.claims.consumers.subscriber import Subscriber
+    from spark_jms.claims.consumers.server_part import ServerPart
 
     send(root, *"123")
     subscriber = query()
     first = next_batch(subscriber, Batch("q", table=subscriber.table_id))
     send(root, *"456")
-    proceed, prepare = threading.Event(), Subscriber.prepare
+    proceed, prepare = threading.Event(), ServerPart.prepare
 
-    def hangs(self: Subscriber, *args: Any, **named: Any) -> Any:
+    def hangs(self: ServerPart, *args: Any, **named: Any) -> Any:
         if self.members.record(1) in {self.members.record(m) for m in self.members.held}:
             assert proceed.wait(60)
         return prepare(self, *args, **named)
 
-    monkeypatch.setattr(Subscriber, "prepare", hangs)
+    monkeypatch.setattr(ServerPart, "prepare", hangs)
     monkeypatch.setattr(branches, "ANSWER_S", 0.5)
     second = next_batch(subscriber, first)
     assert second.delivered.keys() == {0, 2}

@@ -13,7 +13,7 @@ import spark_jms
 from spark_jms.client import ClientPool, Context, PoolStatistics
 from spark_jms.errors import ClosedError, DomainError, MemberUnavailableError, OptionError
 from spark_jms.testing import memory_domain
-from spark_jms.testing.inside import acknowledgement_writer_of, receiver_of, subscriber_of
+from spark_jms.testing.inside import acknowledgement_writer_of, members_of, receiver_of, subscriber_of
 
 IDLE_S = 60.0
 SPREAD = {"kind": "distributed-queue", "members": 4}
@@ -180,7 +180,7 @@ def test_consumer_whose_session_has_ended_is_made_again(hand: Hand) -> None:
     ):
         with pool.consumer("orders") as consumer:
             assert consumer.receive(timeout=0) is None
-        members = subscriber_of(consumer).members  # type: ignore[union-attr]
+        members = members_of(subscriber_of(consumer))
         members.store.crash(members.session)  # type: ignore[attr-defined]
         hand.now_s += 5
         with pool.consumer("orders") as again:

@@ -15,7 +15,7 @@ from spark_jms.client import Consumer, Context, Message
 from spark_jms.errors import ConsumerClosedException, MemberUnavailableError
 from spark_jms.store import StoreError
 from spark_jms.testing import memory_domain, wait_until
-from spark_jms.testing.inside import acknowledgement_writer_of, receiver_of, subscriber_of
+from spark_jms.testing.inside import acknowledgement_writer_of, members_of, receiver_of, subscriber_of
 from tests.harness.messages.shorthands import send_texts, texts
 
 Automatic = Literal["auto", "dups-ok"]
@@ -317,7 +317,7 @@ def test_consumer_that_is_not_closed_acknowledges_nothing(context: Context, mode
 
 # -- what fails at the end ---------------------------------------------------------------------------------------------
 def end_session(consumer: Consumer) -> None:
-    members = subscriber_of(consumer).members  # type: ignore[union-attr]
+    members = members_of(subscriber_of(consumer))
     members.store.crash(members.session)  # type: ignore[attr-defined]
 
 

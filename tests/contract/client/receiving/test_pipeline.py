@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import spark_jms
-from spark_jms.claims.batches import batch as claims_batch
 from spark_jms.claims.batches.batch import ConsumerSettings
 from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.records import members as claims_members
@@ -259,10 +258,11 @@ def test_wait_continues_while_another_consumer_has_the_record(
     monkeypatch.setitem(core_batch.WAITS_MS, 100, LONG_MS)
     monkeypatch.setattr(claims_members, "MIN_HOLD_S", 0.0)
     now_s = [0.0]
-    monkeypatch.setattr(claims_batch, "_monotonic_ms", lambda: now_s[0] * 1000)
-    context = open_context()
+    context, settings = open_context(), ConsumerSettings(replayable=False)
     one, other = [
-        Subscriber(domain_of(context), records_of(context), "patient", "-", name, ConsumerSettings(replayable=False))
+        Subscriber(
+            domain_of(context), records_of(context), "patient", "-", name, settings, monotonic_s=lambda: now_s[0]
+        )
         for name in ("one", "other")
     ]
     limits = core_batch.client_limits(100, 3, 10_000)

@@ -19,7 +19,7 @@ from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.domain import is_waiting
-from spark_jms.testing.inside import domain_of, subscriber_of
+from spark_jms.testing.inside import domain_of, members_of, subscriber_of
 
 FOUR = {"kind": "distributed-queue", "members": 4}
 
@@ -122,9 +122,9 @@ def test_unit_of_order_has_one_consumer_at_a_time(root: str, context: Context) -
 
 def die(consumer: Consumer) -> None:
     """As if its process had been killed: it releases nothing."""
-    store = subscriber_of(consumer).members.store
+    store = members_of(subscriber_of(consumer)).store
     if isinstance(store, MemoryStore):
-        store.crash(subscriber_of(consumer).members.session)
+        store.crash(members_of(subscriber_of(consumer)).session)
     else:
         subscriber_of(consumer).close()
 

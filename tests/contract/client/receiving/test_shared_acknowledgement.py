@@ -13,7 +13,7 @@ import spark_jms
 from spark_jms.client import Consumer, Context
 from spark_jms.store import Handle, Operation, Session
 from spark_jms.testing import memory_domain, wait_until
-from spark_jms.testing.inside import delivery_of, subscriber_of
+from spark_jms.testing.inside import delivery_of, members_of, subscriber_of
 from tests.harness.messages.shorthands import send_texts
 
 LIMIT_S = 30
@@ -30,7 +30,7 @@ class HeldCommits:
     """Counts the commits of a consumer's session, and holds the first until `open`."""
 
     def __init__(self, consumer: Consumer) -> None:
-        self.session: Session = subscriber_of(consumer).members.session
+        self.session: Session = members_of(subscriber_of(consumer)).session
         self._commit: Callable[[Mapping[Handle, Sequence[Operation]]], None] = self.session.commit
         self.count = 0
         self.held, self.gate = threading.Event(), threading.Event()
@@ -74,7 +74,7 @@ def test_threads_that_keep_acknowledging_share_every_store_write(
     with context.consumer("orders", acknowledge="individual", prefetch=1000) as consumer:
         messages: list[Any] = [consumer.receive(timeout=LIMIT_S) for _ in range(THREADS * each)]
         finished, running = delivery_of(consumer).finished, set(range(THREADS))
-        session: Session = subscriber_of(consumer).members.session
+        session: Session = members_of(subscriber_of(consumer)).session
         commit, alone = session.commit, threading.Event()
         commits: list[int] = []
 

@@ -19,7 +19,7 @@ from spark_jms.admin import backup as backups
 from spark_jms.admin.backup import back_up, restore
 from spark_jms.admin.destinations import pause, resume
 from spark_jms.admin.servers import transactions
-from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.batches.acknowledgement import Acknowledger
 from spark_jms.claims.transactions.transaction import Coordinator
 from spark_jms.claims.upkeep.views import opened_store
 from spark_jms.cli.__main__ import cli
@@ -139,8 +139,8 @@ PLACES: dict[str, object] = {
     "begin": Coordinator,
     "end": Coordinator,
     "decide": Coordinator,
-    "pledge": Subscriber,
-    "end_pledges": Subscriber,
+    "pledge": Acknowledger,
+    "end_pledges": Acknowledger,
     "append_transfer": coordinated_commit,
 }
 # A step, the how-manieth of its calls, and whether the owner stops before or after it.

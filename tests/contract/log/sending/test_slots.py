@@ -15,8 +15,7 @@ import pytest
 from spark_jms import apply, connect
 from spark_jms.claims.batches import units_of_order
 from spark_jms.claims.batches.batch import ConsumerSettings
-from spark_jms.claims.consumers.distributed import open_subscriber
-from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.consumers.subscriber import Subscriber, open_subscriber
 from spark_jms.claims.messages import scan
 from spark_jms.claims.upkeep.housekeeping import Housekeeper
 from spark_jms.client import Context
