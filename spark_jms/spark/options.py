@@ -61,6 +61,25 @@ _STOP_S = 20  # for `stop` after the signal: a store that hangs must not keep th
 _POLL_S = 0.01
 _TOUCH_EVERY_S = 3600.0  # Spark's local directories
 
+# A reader or writer is asked for without options when a table is used: Spark has asked for the schema of anything else.
+_TABLE = "CREATE TABLE t USING jmsq OPTIONS (root '…', destination '…')"
+_UNKEPT = (
+    ". A table keeps its options if it was made by "
+    + _TABLE
+    + ", and not if it has a list of columns or was made by AS SELECT or "
+    "saveAsTable: make it so, or give both at each use, by "
+)
+_WITHOUT = {
+    Use.READ: _UNKEPT + "SELECT … FROM t WITH (root = '…', destination = '…')",
+    Use.READ_STREAM: _UNKEPT + 'readStream.option("root", …).option("destination", …).table("t")',
+    Use.WRITE: ". Spark does not tell a writer the options of its table, so each write names both: INSERT INTO t WITH (root = '…', "
+    'destination = \'…\') …, or .option("root", …).option("destination", …). CREATE TABLE … AS SELECT cannot: '
+    + _TABLE
+    + " first",
+    Use.WRITE_STREAM: ". Spark does not tell a writer the options of its table, so each stream names both, for toTable too: "
+    '.option("root", …).option("destination", …)',
+}
+
 
 def parse_options(given: Mapping[str, str], use: Use | None = None) -> Options:
     """Raises OptionError naming the option, its value and what is accepted. Names are not case-sensitive. `use` None: of any
@@ -73,7 +92,8 @@ def parse_options(given: Mapping[str, str], use: Use | None = None) -> Options:
             texts[name] = text
         if row.default is REQUIRED and name not in texts:
             otherwise = f" (or the environment variable {row.variable})" if row.variable else ""
-            raise OptionError(f'format("jmsq") needs option("{name}", …){otherwise}')
+            advice = "" if use is None else _WITHOUT[use]
+            raise OptionError(f'format("jmsq") needs option("{name}", …){otherwise}{advice}')
     options = Options(**read_texts(Options, texts, _refused))
     return attrs.evolve(options, columns=_columns(options.columns, texts.get("columns")))
 
