@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from spark_jms.setup import find_java
 from tests.harness.processes.sessions import java_environment
 from tests.harness.project import PROJECT
 
+pytestmark = pytest.mark.timeout(600)  # two applications that start Hive's catalog
 PROGRAM = PROJECT / "tests/harness/programs/hive_tables.py"
 
 
@@ -27,7 +30,7 @@ def run(which: str, work: Path) -> list[str]:
         },
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-5000:]
