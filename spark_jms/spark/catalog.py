@@ -54,7 +54,7 @@ def options_at_creation(given: Mapping[str, str]) -> dict[str, str]:
 
 def table_schema(columns: str, given: Mapping[str, str], options: Options) -> StructType:
     """The schema that the catalog stores, with the options in it. `columns` as DDL. Raises OptionError for a root that has a password,
-    because whoever may see a table may see its root."""
+    because all who see a table see its root, and what `check_destination` raises."""
     from pyspark.sql.types import StructType
 
     from spark_jms.log.tables.object_store import open_storage
@@ -65,6 +65,7 @@ def table_schema(columns: str, given: Mapping[str, str], options: Options) -> St
             f"the root {shown} has a password, and a table shows its root to all: give the password by the environment, or use "
             "spark_jms.browse(spark, root, destination)"
         )
+    check_destination(options)
     kept = {name: given[name.lower()] for name in KEPT if given.get(name.lower())}
     kept["root"] = open_storage(options.root).uri  # not relative to the directory of this process
     struct = StructType()
@@ -103,6 +104,15 @@ def options_of_table(schema: StructType) -> dict[str, str]:
         raise OptionError(
             f"the options that the table keeps in its schema are damaged ({texts[0]!r}): drop the table and create it again"
         ) from error
+
+
+def check_destination(options: Options) -> None:
+    """Raises DomainError when no domain is at the root, and InvalidDestinationError when it has no such destination: a managed table
+    whose folder a later destination of its name would get would take that destination along when it is dropped."""
+    from spark_jms.log.destinations.domain import Domain
+    from spark_jms.spark.options import address_of
+
+    Domain(options.root).log(address_of(options).destination)
 
 
 def check_root(options: Options) -> None:

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 class JmsqDataSource(DataSource):
     """Streams, browses and sends messages. Options: see docs/OPTIONS.md; a wrong one raises OptionError."""
 
+    def __init__(self, options: dict[str, str]) -> None:
+        """Raises SparkVersionError. Spark imports this module whenever it looks for any source, so the import does not."""
+        super().__init__(options)
+        from spark_jms.spark.options import check_spark
+
+        check_spark()
+
     @classmethod
     def name(cls) -> str:
         return "jmsq"

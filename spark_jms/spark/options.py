@@ -24,6 +24,7 @@ import contextlib
 import functools
 import gc
 import os
+import re
 import signal
 import threading
 import time
@@ -32,16 +33,18 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import attrs
+import pyspark
 
 from spark_jms.core.destinations.routing import DestinationAddress
 from spark_jms.core.destinations.subscriptions import ClientIdentity
 from spark_jms.core.messages.columns import COLUMNS
-from spark_jms.errors import OptionError, TriggerError
+from spark_jms.errors import OptionError, SparkVersionError, TriggerError
 from spark_jms.settings.options import FOREIGN_NAMES, FOREIGN_PREFIXES, OPTIONS, Options
 from spark_jms.settings.table import REQUIRED, Setting, hint, read_texts
 from spark_jms.settings.types import Text, Use
 
 ACCEPTED = sorted(OPTIONS)
+OLDEST_SPARK = (4, 2)
 
 # Spark adds these itself (SQL tables, query names); spark-jms ignores them.
 _FROM_SPARK = {
@@ -79,6 +82,15 @@ _WITHOUT = {
     Use.WRITE_STREAM: ". Spark does not tell a writer the options of its table, so each stream names both, for toTable too: "
     '.option("root", …).option("destination", …)',
 }
+
+
+def check_spark(version: str = pyspark.__version__) -> None:
+    """Raises SparkVersionError for a PySpark whose sources have no start offset and no admission control."""
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST_SPARK:
+        raise SparkVersionError(
+            f'format("jmsq") needs PySpark {OLDEST_SPARK[0]}.{OLDEST_SPARK[1]} or newer, and {version} runs: an older one does not '
+            "tell a source where its query continues. Upgrade it, or use spark_jms.connect(root), which needs no Spark"
+        )
 
 
 def parse_options(given: Mapping[str, str], use: Use | None = None) -> Options:

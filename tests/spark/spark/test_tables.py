@@ -224,6 +224,7 @@ def test_what_a_table_cannot_do_is_refused(bench: Bench, spark_sql: SparkSession
         f"CREATE TABLE x USING jmsq OPTIONS (root '{bench.root}', destination 'jobs', maxMessagesPerTrigger '5')": (
             "OptionError: a table does not keep option maxMessagesPerTrigger"
         ),
+        f"CREATE TABLE x USING jmsq OPTIONS (root '{bench.root}', destination 'nowhere')": "InvalidDestinationError",
         f"INSERT OVERWRITE t {at(bench, 'jobs')} (text) VALUES ('x')": "OptionError: messages are sent, not overwritten",
         "INSERT INTO t SELECT 'x'": "INSERT_COLUMN_ARITY_MISMATCH",
         "TRUNCATE TABLE t": "does not support truncates",
@@ -240,6 +241,7 @@ def test_what_a_table_cannot_do_is_refused(bench: Bench, spark_sql: SparkSession
     assert [waiting(bench, "jobs"), bench.browse("jobs", view="claims").count()] == [["1", "2"], 0]
 
 
+@pytest.mark.delta
 def test_beside_the_catalog_of_delta(bench: Bench, spark_sql: SparkSession) -> None:
     """C1, C3: Spark itself refuses the table under Delta's class, and the function works there; with Spark's class a statement uses
     both kinds, MERGE into a Delta table included, which is whole again under Delta's class."""

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import StructField, StructType
 
 from spark_jms import apply
-from spark_jms.errors import DomainError, OptionError
+from spark_jms.errors import DomainError, InvalidDestinationError, OptionError
 from spark_jms.settings.types import Use
 from spark_jms.spark.browser import VIEW_SCHEMAS, view_schema
 from spark_jms.spark.catalog import KEPT, options_of_table
@@ -106,6 +106,14 @@ def test_create_table_refuses(root: str, options: dict[str, str], error: str) ->
     with pytest.raises(OptionError, match=error) as caught:
         created(**{"root": root, "destination": "orders", **options})
     assert "secret" not in str(caught.value)
+
+
+def test_create_table_needs_domain_and_destination(root: str) -> None:
+    """C1: if a destination came later, and the table's own folder were that of the destination, DROP TABLE would delete both."""
+    with pytest.raises(InvalidDestinationError, match=r"no destination 'nowhere' in .* \(there are: orders\)"):
+        created(root=root, destination="nowhere")
+    with pytest.raises(DomainError, match="nowhere is not a spark-jms domain"):
+        created(root=f"{root}/nowhere", destination="orders")
 
 
 @pytest.mark.parametrize("read", [JmsqDataSource.reader, JmsqDataSource.streamReader])
