@@ -20,6 +20,10 @@ PY := $(abspath $(VENV))/bin/python
 JAVA_FILE := $(JMSQ_CACHE)/java-home
 INSTALLED := $(VENV)/.jmsq-installed
 INSTALLED_BENCH := $(VENV)/.jmsq-installed-bench
+# The newest Spark, for which Delta has no jars yet, has an environment of its own.
+NEWEST_SPARK := 4.3.0
+NEWEST := $(JMSQ_CACHE)/spark-$(NEWEST_SPARK)
+INSTALLED_NEWEST := $(NEWEST)/.jmsq-installed
 CLASSES := $(JMSQ_CACHE)/spark-classes.jsa
 # Set-up prints one line a step; what the commands of a step print is in these files.
 LOGS := $(JMSQ_CACHE)/logs
@@ -64,7 +68,7 @@ notebook: setup ## the notebooks, in your browser
 	@cd notebooks && $(SPARK_RUN) -m notebook $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) java ## everything CI runs: set-up, lint, every test layer (about 25 minutes)
+test: $(INSTALLED) java ## everything CI runs: set-up, lint, every test layer (about 35 minutes)
 	@said=$$(mktemp); set -m; $(SIMULATIONS) $(ARGS) >"$$said" 2>&1 & simulations=$$!; set +m; \
 	  trap 'kill -- "-$$simulations" 2>/dev/null || true; rm -f "$$said"' EXIT; \
 	  $(MAKE) stages; \
@@ -76,6 +80,14 @@ stages:
 	@echo "== tests without Spark" && \
 	  $(SPARK_RUN) -m pytest -q $(FOUR_AT_ONCE) -m "not simulation and not spark and not soak" tests $(ARGS)
 	@echo "== tests with Spark" && $(SPARK_RUN) -m pytest -q $(TWO_AT_ONCE) -m "spark and not soak" $(SPARK_TESTS) $(ARGS)
+	@if $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then $(MAKE) newest; \
+	  else echo "== Spark $(NEWEST_SPARK) needs Python 3.11: not tested"; fi
+
+.PHONY: newest
+newest: $(INSTALLED_NEWEST) java ## the tests of Spark that need no Delta, on the newest Spark
+	@echo "== tests with Spark $(NEWEST_SPARK)" && export PYSPARK_PYTHON='$(NEWEST)/bin/python' && \
+	  JAVA_HOME="$$(cat '$(JAVA_FILE)')" PYSPARK_DRIVER_PYTHON="$$PYSPARK_PYTHON" "$$PYSPARK_PYTHON" -m pytest -q $(TWO_AT_ONCE) \
+	  -p no:cacheprovider -m "spark and not delta and not soak" tests/spark/spark $(ARGS)
 
 .PHONY: check
 check: lint ## format, lint, types, architecture, fast tests (under 3 minutes; needs no Java)
@@ -144,6 +156,15 @@ $(INSTALLED): setup.py constraints.txt | $(PY) spark_jms/store
 # Tools that do not follow spark_jms/store.py find the folder by this link; git ignores it.
 spark_jms/store:
 	@ln -s ../store $@
+
+$(INSTALLED_NEWEST): setup.py constraints.txt | $(PY) spark_jms/store
+	@bash spark_jms/setup/venv.sh '$(PYTHON)' '$(NEWEST)' '$(LOGS)/newest-venv.log'
+	@sed -e 's/^pyspark==[0-9.]*/pyspark==$(NEWEST_SPARK)/' -e '/^delta_spark==/d' constraints.txt > '$(NEWEST)/constraints.txt'
+	@$(STEP) "Python packages with Spark $(NEWEST_SPARK)" '$(LOGS)/newest.log' -- bash -c "\
+	  pip() { '$(NEWEST)/bin/python' -m pip install --no-compile --progress-bar off --disable-pip-version-check \
+	    -c '$(NEWEST)/constraints.txt' \"\$$@\"; }; \
+	  pip --config-settings=--build-option=--compression=stored pyspark && pip -e '.[test]'"
+	@touch $@
 
 $(INSTALLED_BENCH): $(INSTALLED)
 	@$(STEP) "Python packages of the benchmarks" '$(LOGS)/bench.log' -- $(PIP_INSTALL) -e '.[bench]'

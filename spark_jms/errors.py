@@ -246,6 +246,10 @@ class PoisonMessageError(JmsqError):
     Nothing was lost; repair that destination and start the query again."""
 
 
+class SparkVersionError(JmsqError):
+    """The installed PySpark is older than format("jmsq") needs: upgrade it."""
+
+
 class SparkStoppedError(JmsqError):
     """The Spark session of this query was stopped without query.stop(), so the query ends and gives its claims back. Nothing is
     lost: start it again in a new session."""

@@ -123,7 +123,9 @@ def _check(instance: Table, attribute: attrs.Attribute[Any], value: object) -> N
 
 # -- the extras of an installation -------------------------------------------------------------------------------------
 EXTRAS: Mapping[str, tuple[str, ...]] = {  # extra -> what Python imports; setup.py names the distributions
-    "spark": ("pyspark", "delta", "pandas"),
+    "spark": ("pyspark", "pandas"),
+    "delta": ("delta",),
+    "connect": ("pyspark",),
     "replicated": ("msgspec", "aiohttp", "uvloop", "prompt_toolkit", "psutil"),
     "postgresql": ("sqlalchemy", "psycopg", "msgspec"),
     "objectstore": ("obstore",),

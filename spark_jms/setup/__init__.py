@@ -4,6 +4,7 @@ from spark_jms.setup.machine import (
     DeltaJarsCorruptError,
     DeltaJarsMissingError,
     DeltaJarsResolveError,
+    DeltaVersionError,
     Java,
     JavaInstallError,
     JavaNotFoundError,
@@ -27,5 +28,6 @@ __all__ = [
     "DeltaJarsMissingError",
     "DeltaJarsCorruptError",
     "DeltaJarsResolveError",
+    "DeltaVersionError",
     "SessionConflictError",
 ]

@@ -91,6 +91,10 @@ class DeltaJarsResolveError(SetupError):
     """Ivy could not fetch Delta's jars. Check the network, then run: python -m spark_jms.setup jars"""
 
 
+class DeltaVersionError(SetupError):
+    """Delta has no jars here for the installed PySpark."""
+
+
 class SessionConflictError(SetupError):
     """A Spark session without Delta is running in this process. Stop it first:
     SparkSession.getActiveSession().stop()"""

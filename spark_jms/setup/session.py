@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ from spark_jms.setup.machine import (
     DeltaJarsCorruptError,
     DeltaJarsMissingError,
     DeltaJarsResolveError,
+    DeltaVersionError,
     SessionConflictError,
     SetupError,
     find_java,
@@ -84,12 +86,15 @@ def spark_session(
     processes print goes to the file `log`, as a notebook wants it (None: to where this process prints).
 
     As with Spark's builder, a running session of this process is returned unchanged; if it lacks Delta and `delta` is
-    True, SessionConflictError. Sets JAVA_HOME in this process, to a Java it finds unless JAVA_HOME is suitable, and
-    PYSPARK_PYTHON, to this Python unless it is set. In local mode the workers of this Python start by spark-python.sh.
+    True, SessionConflictError. DeltaVersionError, if Delta has no jars for the installed PySpark. Sets JAVA_HOME in this process,
+    to a Java it finds unless JAVA_HOME is suitable, and PYSPARK_PYTHON, to this Python unless it is set. In local mode the
+    workers of this Python start by spark-python.sh.
     """
     with needs("spark"):
         from pyspark.sql import SparkSession
 
+    if delta:
+        _check_delta()
     if SparkSession.getActiveSession() is None:
         os.environ["JAVA_HOME"] = str(find_java().home)
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -125,6 +130,23 @@ def session_conf(master: str, delta: bool, conf: Mapping[str, str] | None = None
     if delta:
         settings |= {**DELTA, "spark.jars": ",".join(delta_jars())}
     return {**settings, **(conf or {})}
+
+
+def delta_fits() -> bool:
+    """Whether Delta has jars for the installed PySpark: they are made for one minor version of Spark."""
+    return ".".join(version("pyspark").split(".")[:2]) == _spark_of_delta()
+
+
+def _spark_of_delta() -> str:
+    return COORDINATE.split("_")[1]
+
+
+def _check_delta() -> None:
+    if not delta_fits():
+        raise DeltaVersionError(
+            f"Delta {COORDINATE.rpartition(':')[2]} has jars for Spark {_spark_of_delta()}, and PySpark {version('pyspark')} is "
+            f"installed.\nUse spark_session(…, delta=False), or run: pip install 'pyspark=={_spark_of_delta()}.*'"
+        )
 
 
 # -- Delta's jars ------------------------------------------------------------------------------------------------------

@@ -54,11 +54,16 @@ def view_schema(options: Options) -> str:
     return VIEW_SCHEMAS.get(options.view) or spark_schema(options.columns)
 
 
-def check_schema(options: Options, schema: StructType) -> None:
-    """Raises OptionError for a schema that is not `view_schema`, as only a given one can be. Spark does not look, and each task
-    would fail after the messages were claimed."""
+def check_schema(options: Options, schema: StructType, *, of_table: bool = False) -> None:
+    """Raises OptionError for a schema that is not `view_schema`, as only a given one can be, or that of a table that is read with
+    other options. Spark does not look, and each task would fail after the messages were claimed."""
     given = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema)
     if given != view_schema(options):
+        if of_table:
+            raise OptionError(
+                f"a table has the columns that CREATE TABLE gave it, ({given}), but these options read ({view_schema(options)}): "
+                "leave the options columns and view out where the table is used, and do not alter its columns"
+            )
         choice = (
             ', or choose columns with option("columns", "sequence,text")' if options.view not in VIEW_SCHEMAS else ""
         )

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 class JmsqDataSource(DataSource):
     """Streams, browses and sends messages. Options: see docs/OPTIONS.md; a wrong one raises OptionError."""
 
+    def __init__(self, options: dict[str, str]) -> None:
+        """Raises SparkVersionError. Spark imports this module whenever it looks for any source, so the import does not."""
+        super().__init__(options)
+        from spark_jms.spark.options import check_spark
+
+        check_spark()
+
     @classmethod
     def name(cls) -> str:
         return "jmsq"
@@ -36,16 +43,35 @@ class JmsqDataSource(DataSource):
         return parse_options(self.options, use)
 
     def _read(self, use: Use, schema: StructType) -> Options:
+        """Options at the use win over those that a table of the catalog keeps. A writer has none but its own."""
+        from spark_jms.errors import DomainError, OptionError
         from spark_jms.spark.browser import check_schema
+        from spark_jms.spark.catalog import check_root, options_of_table, with_advice
+        from spark_jms.spark.options import parse_options
 
-        options = self._parsed(use)
-        check_schema(options, schema)
+        stored = options_of_table(schema)
+        given = {key.lower(): text for key, text in self.options.items()}
+        try:
+            options = parse_options({**stored, **given}, use)
+            check_schema(options, schema, of_table=bool(stored))
+            if stored:
+                check_root(options)
+        except (OptionError, DomainError) as error:
+            if not stored:
+                raise
+            raise with_advice(error, stored) from error
         return options
 
-    def schema(self) -> str:
+    def schema(self) -> str | StructType:
         from spark_jms.spark.browser import view_schema
+        from spark_jms.spark.catalog import creates_table, options_at_creation, table_schema
+        from spark_jms.spark.options import parse_options
 
-        return view_schema(self._parsed())
+        if not creates_table(self.options):
+            return view_schema(self._parsed())
+        given = options_at_creation(self.options)
+        options = parse_options(given)
+        return table_schema(view_schema(options), given, options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from spark_jms.spark.browser import JmsqReader

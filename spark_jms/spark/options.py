@@ -24,6 +24,7 @@ import contextlib
 import functools
 import gc
 import os
+import re
 import signal
 import threading
 import time
@@ -32,16 +33,18 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import attrs
+import pyspark
 
 from spark_jms.core.destinations.routing import DestinationAddress
 from spark_jms.core.destinations.subscriptions import ClientIdentity
 from spark_jms.core.messages.columns import COLUMNS
-from spark_jms.errors import OptionError, TriggerError
+from spark_jms.errors import OptionError, SparkVersionError, TriggerError
 from spark_jms.settings.options import FOREIGN_NAMES, FOREIGN_PREFIXES, OPTIONS, Options
 from spark_jms.settings.table import REQUIRED, Setting, hint, read_texts
 from spark_jms.settings.types import Text, Use
 
 ACCEPTED = sorted(OPTIONS)
+OLDEST_SPARK = (4, 2)
 
 # Spark adds these itself (SQL tables, query names); spark-jms ignores them.
 _FROM_SPARK = {
@@ -61,6 +64,34 @@ _STOP_S = 20  # for `stop` after the signal: a store that hangs must not keep th
 _POLL_S = 0.01
 _TOUCH_EVERY_S = 3600.0  # Spark's local directories
 
+# A reader or writer is asked for without options when a table is used: Spark has asked for the schema of anything else.
+_TABLE = "CREATE TABLE t USING jmsq OPTIONS (root '…', destination '…')"
+_UNKEPT = (
+    ". A table keeps its options if it was made by "
+    + _TABLE
+    + ", and not if it has a list of columns or was made by AS SELECT or "
+    "saveAsTable: make it so, or give both at each use, by "
+)
+_WITHOUT = {
+    Use.READ: _UNKEPT + "SELECT … FROM t WITH (root = '…', destination = '…')",
+    Use.READ_STREAM: _UNKEPT + 'readStream.option("root", …).option("destination", …).table("t")',
+    Use.WRITE: ". Spark does not tell a writer the options of its table, so each write names both: INSERT INTO t WITH (root = '…', "
+    'destination = \'…\') …, or .option("root", …).option("destination", …). CREATE TABLE … AS SELECT cannot: '
+    + _TABLE
+    + " first",
+    Use.WRITE_STREAM: ". Spark does not tell a writer the options of its table, so each stream names both, for toTable too: "
+    '.option("root", …).option("destination", …)',
+}
+
+
+def check_spark(version: str = pyspark.__version__) -> None:
+    """Raises SparkVersionError for a PySpark whose sources have no start offset and no admission control."""
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST_SPARK:
+        raise SparkVersionError(
+            f'format("jmsq") needs PySpark {OLDEST_SPARK[0]}.{OLDEST_SPARK[1]} or newer, and {version} runs: an older one does not '
+            "tell a source where its query continues. Upgrade it, or use spark_jms.connect(root), which needs no Spark"
+        )
+
 
 def parse_options(given: Mapping[str, str], use: Use | None = None) -> Options:
     """Raises OptionError naming the option, its value and what is accepted. Names are not case-sensitive. `use` None: of any
@@ -73,7 +104,8 @@ def parse_options(given: Mapping[str, str], use: Use | None = None) -> Options:
             texts[name] = text
         if row.default is REQUIRED and name not in texts:
             otherwise = f" (or the environment variable {row.variable})" if row.variable else ""
-            raise OptionError(f'format("jmsq") needs option("{name}", …){otherwise}')
+            advice = "" if use is None else _WITHOUT[use]
+            raise OptionError(f'format("jmsq") needs option("{name}", …){otherwise}{advice}')
     options = Options(**read_texts(Options, texts, _refused))
     return attrs.evolve(options, columns=_columns(options.columns, texts.get("columns")))
 

@@ -16,6 +16,7 @@ import pytest
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.log.destinations.declarations import apply_destinations
 from spark_jms.log.destinations.domain import Domain, create_domain
+from tests.harness.processes.sessions import TABLES
 from tests.harness.project import PROJECT
 from tests.harness.users.pages import lines
 
@@ -54,9 +55,9 @@ class Bench:
         return self.spark.range(first, last + 1, 1, partitions).selectExpr("cast(id as string) text", extra)
 
     def drain(self, destination: str, checkpoint: str, out: str | None = None, **options: object) -> StreamingQuery:
-        """Receive every waiting message into the Delta table `out`."""
+        """Receive every waiting message into the table `out`."""
         out = out or f"out-{checkpoint}"
-        writer = self.stream(destination, **options).writeStream.format("delta")
+        writer = self.stream(destination, **options).writeStream.format(TABLES)
         query = (
             writer.option("checkpointLocation", str(self.path / checkpoint))
             .trigger(availableNow=True)
@@ -66,7 +67,7 @@ class Bench:
         return query
 
     def output(self, name: str) -> DataFrame:
-        return self.spark.read.format("delta").load(str(self.path / name))
+        return self.spark.read.format(TABLES).load(str(self.path / name))
 
     def texts(self, name: str) -> list[int]:
         return sorted(int(row.text) for row in self.output(name).select("text").collect())

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_jms.setup.session import short_lived_options, spark_session
+from spark_jms.setup.session import delta_fits, short_lived_options, spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+TABLES = (
+    "delta" if delta_fits() else "parquet"
+)  # the format of tables that tests write, also beside a Spark without Delta
 FEW_ROWS = {
     "spark.sql.shuffle.partitions": "1",
     "spark.databricks.delta.snapshotPartitions": "1",
@@ -29,9 +32,10 @@ def java_environment() -> dict[str, str]:
 
 
 def small_session(name: str, directory: Path, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """A session with Delta whose warehouse and Derby files are in `directory`."""
+    """A session, with Delta where it fits, whose warehouse and Derby files are in `directory`."""
     session = spark_session(
         name,
+        delta=delta_fits(),
         conf={
             "spark.sql.warehouse.dir": str(directory / "warehouse"),
             "spark.driver.extraJavaOptions": f"-Dderby.system.home={directory}",

@@ -13,8 +13,15 @@ from tests.harness.project import PROJECT
 from tests.harness.users.pages import lines, says_it_prints
 
 PANDAS = "spark_pandas.py"
-# The others by test_standalone_cluster.py, test_poison.py and test_readme.py.
-ELSEWHERE = {PANDAS, "spark_cluster.py", "spark_poison.py", "spark_send_receive.py"}
+# The others by test_standalone_cluster.py, test_connect.py, test_pipeline.py, test_poison.py and test_readme.py.
+ELSEWHERE = {
+    PANDAS,
+    "spark_cluster.py",
+    "spark_connect.py",
+    "spark_pipeline.py",
+    "spark_poison.py",
+    "spark_send_receive.py",
+}
 EXAMPLES = sorted({path.name for path in (PROJECT / "examples").glob("spark_*.py")} - ELSEWHERE)
 
 pytestmark = pytest.mark.timeout(450)

@@ -47,6 +47,7 @@ def test_damaged_data_file_raises_unreadable_table_error(bench: Bench) -> None:
         bench.browse("jobs").collect()
 
 
+@pytest.mark.delta
 def test_foreign_write_is_refused_for_receivers_and_senders(bench: Bench) -> None:
     """C3: rows that another program appended to the table are a ForeignWriteError, for receivers and senders."""
     bench.send(bench.numbers(1, 10), "jobs")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.messages.columns import spark_schema
 from spark_jms.log.destinations.declarations import apply_destinations
@@ -28,6 +30,7 @@ def promote(bench: Bench, *written: str) -> None:
     apply_destinations(bench.domain, [wanted], lambda destination, member: False)
 
 
+@pytest.mark.delta
 def test_every_type_of_property_becomes_a_column(bench: Bench) -> None:
     """C7: of Spark's own type. Files from before have NULL. Spark's source has the columns
     of every message, whatever is promoted, and its selectors find the messages by the columns."""

@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from tests.harness.processes.sessions import TABLES
+
 if TYPE_CHECKING:
     from tests.spark.conftest import Bench
+
+LOG = {"delta": "_delta_log", "parquet": "_spark_metadata"}[TABLES]  # of what a query writes
 
 
 def wait(what: Callable[[], bool], seconds: float = 90) -> None:
@@ -147,14 +151,12 @@ def test_two_queries_share_a_queue(bench: Bench) -> None:
     """C9: two queries on one queue divide its members; together they get each message once."""
     queries = []
     for name in ("a", "b"):
-        writer = bench.stream("orders", maxMessagesPerTrigger=100).writeStream.format("delta")
+        writer = bench.stream("orders", maxMessagesPerTrigger=100).writeStream.format(TABLES)
         queries.append(
             writer.option("checkpointLocation", str(bench.path / name)).start(str(bench.path / f"out-{name}"))
         )
     sent = 0
-    while sent < 800 or (
-        sent < 5000 and not all((bench.path / f"out-{name}" / "_delta_log").exists() for name in "ab")
-    ):
+    while sent < 800 or (sent < 5000 and not all((bench.path / f"out-{name}" / LOG).exists() for name in "ab")):
         bench.send(bench.numbers(sent, sent + 99), "orders")  # until both have begun: a slow start is not a failure
         sent += 100
     wait(lambda: bench.browse("orders").count() == 0)

@@ -15,6 +15,7 @@ import setuptools
 import spark_jms
 from spark_jms import client, module
 from spark_jms.settings.table import EXTRAS, MissingExtraError, missing_extra, needs
+from spark_jms.setup.session import COORDINATE
 from tests.harness.project import PROJECT
 
 DISTRIBUTIONS = {
@@ -49,10 +50,12 @@ def test_extras_of_setup_py_are_those_of_the_table(metadata: dict[str, Any]) -> 
 
 
 def test_spark_is_a_range_and_notebooks_have_an_extra(metadata: dict[str, Any]) -> None:
-    """C11: a library pins nothing, constraints.txt does."""
+    """C11: a library pins nothing, constraints.txt does. Spark needs no Delta, whose wheels go ahead of its jars."""
     extras = metadata["extras_require"]
-    assert {"pyspark>=4.2,<5", "delta-spark>=4.4,<5"} <= set(extras["spark"])
-    assert not [each for each in extras["spark"] if "==" in each]
+    assert extras["spark"] == ["pyspark>=4.2,<4.4", "pandas>=2.2,<3"]
+    assert extras["delta"] == [f"delta-spark>={(delta := COORDINATE.split(':')[-1])},<{delta[:-1]}{int(delta[-1]) + 1}"]
+    assert extras["connect"] == ["pyspark[connect]>=4.2,<4.4"]
+    assert not [each for extra in EXTRAS for each in extras[extra] if "==" in each]
     assert {"notebook", "ipykernel", "matplotlib", "duckdb"} <= names(extras["notebooks"])
     assert "pip install spark-jms`" not in (PROJECT / "README.md").read_text(encoding="utf-8")
 

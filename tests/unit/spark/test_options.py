@@ -8,10 +8,10 @@ from contextlib import suppress
 import pytest
 
 from spark_jms.core.messages.columns import COLUMNS
-from spark_jms.errors import OptionError
+from spark_jms.errors import OptionError, SparkVersionError
 from spark_jms.settings.options import FOREIGN_NAMES, FOREIGN_PREFIXES, OPTIONS, Options
 from spark_jms.settings.types import Text, Use
-from spark_jms.spark.options import check_written, parse_options
+from spark_jms.spark.options import check_spark, check_written, parse_options
 
 GIVEN = {"root": "/data", "destination": "orders"}
 
@@ -194,3 +194,16 @@ def test_columns_must_be_distinct_message_columns(columns: str) -> None:
     """C7"""
     with pytest.raises(OptionError, match="list of different message columns out of: "):
         parse_options({**GIVEN, "columns": columns})
+
+
+@pytest.mark.parametrize("version", ["3.5.6", "4.0.5", "4.1.4", "4.1.0.dev1"])
+def test_an_older_pyspark_is_named(version: str) -> None:
+    """C1: with the version that runs and what to do, in place of a module that is missing."""
+    with pytest.raises(SparkVersionError, match=f"needs PySpark 4.2 or newer, and {version} runs: .* Upgrade it"):
+        check_spark(version)
+
+
+@pytest.mark.parametrize("version", ["4.2.0", "4.3.0", "4.10.1", "5.0.0.dev0", "4.2"])
+def test_newer_pysparks_are_not_refused(version: str) -> None:
+    """C1"""
+    check_spark(version)
