@@ -396,6 +396,13 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         subscriber = self._open(batch)
         withheld = subscriber.resume(batch)
+        if withheld:
+            log.warning(
+                "%s: this batch is repeated without %d of its messages. A query with state counts them all the same if an earlier "
+                "attempt had stored it and the session's checkpoint file manager does not replace files (docs/SPARK.md, checkpoints)",
+                self._name,
+                sum(ranges.count for ranges in withheld.values()),
+            )
         out: list[MemberPartition] = []
         snapshot = subscriber.table.refresh()
         order = delivery_order(snapshot.destination)

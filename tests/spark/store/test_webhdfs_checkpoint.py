@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 
 from tests.harness.processes import forked
@@ -62,6 +63,26 @@ def count(spark: SparkSession, folder: Path, checkpoint: str, table: str) -> Str
     lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(folder))
     writer = lines.groupBy("value").count().writeStream.format("memory").queryName(table).outputMode("complete")
     return writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+
+
+def test_door_refuses_a_second_writer_of_an_offset(spark: SparkSession, door: str) -> None:
+    """R19: with the session's checkpoint file manager, which checks before it renames: of two that pass the check one is refused."""
+    assert spark._jvm is not None
+    checkpoints, hadoop = (
+        spark._jvm.org.apache.spark.sql.execution.streaming.checkpointing,
+        spark._jvm.org.apache.hadoop,
+    )
+    conf = spark._jsparkSession.sessionState().newHadoopConf()
+    directory = f"{door}{uuid.uuid4().hex}"
+    files = checkpoints.FileSystemBasedCheckpointFileManager(hadoop.fs.Path(directory), conf)
+    first, second = (files.createAtomic(hadoop.fs.Path(f"{directory}/7"), False) for _ in range(2))
+    first.close()
+    with pytest.raises(Py4JJavaError, match="AlreadyExists"):
+        second.close()
+    fs = hadoop.fs.Path(directory).getFileSystem(conf)
+    left, right = (hadoop.fs.Path(f"{directory}/{name}") for name in ("8", "7"))
+    fs.create(left, True).close()
+    assert not fs.rename(left, right)  # the door decides, not the check before
 
 
 @pytest.mark.parametrize("state_conf", PROVIDERS.values(), ids=PROVIDERS.keys(), indirect=True)
