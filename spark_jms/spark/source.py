@@ -1,7 +1,7 @@
 """The streaming source: a batch has one partition per member, and the offset is the batch.
 
 The reader lives in one process on the driver per query and keeps the claims. Tasks get everything they need in their
-partition.
+partition (tasks.py).
 
 Features: C1, C4, C5, C6, C8, T13, M4 (docs/FEATURES.md)
 """
@@ -12,9 +12,9 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -30,26 +30,17 @@ from spark_jms.errors import (
     TriggerError,
 )
 from spark_jms.settings.options import Options
-from spark_jms.spark.options import (
-    SparkContextWatch,
-    StopSignal,
-    address_of,
-    check_streaming,
-    freeze_loaded,
-    identity_of,
-)
+from spark_jms.spark.options import SparkContextWatch, StopSignal, address_of, check_streaming, identity_of
+from spark_jms.spark.tasks import MemberPartition, SmallBatchPartition, TaskReader
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
     from spark_jms.claims.consumers.distributed import AnySubscriber
-    from spark_jms.core.messages.ranges import Ranges
-    from spark_jms.core.ordering.sort_order import DeliveryOrder
     from spark_jms.core.records.batch import Batch, Limits
     from spark_jms.core.selector import Selector
     from spark_jms.log.destinations.domain import Domain
     from spark_jms.log.tables.delta_log import DeltaLog
-    from spark_jms.log.tables.files import FileHint
     from spark_jms.store import Store
 
 log = logging.getLogger("spark_jms")
@@ -59,28 +50,20 @@ _QUERY = "query-"  # the names of the consumers begin with it
 AVAILABLE_NOW_WAIT_S = 10.0  # for members that other consumers hold
 
 
-@dataclass
-class MemberPartition(InputPartition):
-    """One member's part of a batch: sequence ranges, the files to look in first, and earlier deliveries."""
+def _parsed(selector: str | None) -> Selector | None:
+    if selector is None:
+        return None
+    from spark_jms.core.selector import Selector
 
-    root: str
-    destination: str
-    member: int
-    columns: tuple[str, ...]
-    picks: Ranges
-    redelivered: Mapping[int, Ranges]
-    files: list[FileHint]
-    fail_on_data_loss: bool
-    table_id: str | None = None
-    order: DeliveryOrder | None = None  # None: FIFO
-    unpacks: bool = False  # the destination may have compressed bodies
+    return Selector.parse(selector)
 
 
-@dataclass
-class SmallBatchPartition(InputPartition):
-    """All members' parts of a small batch, one after the other: one task, because a task costs more than its messages."""
-
-    parts: list[MemberPartition]
+def _load_claims() -> None:
+    """The modules that a batch of a plain queue needs: Python loads each module once, whichever thread asks first."""
+    import spark_jms.claims.batches.acknowledgement
+    import spark_jms.claims.consumers.distributed
+    import spark_jms.claims.upkeep.housekeeping
+    import spark_jms.claims.upkeep.usage  # noqa: F401 - loaded for later
 
 
 class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -134,6 +117,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         o, consumer = self.options, batch.consumer
         domain, kept, selector = self._resolved()
         table = domain.log(self._name)
+        self._table_path = domain.table_path(self._name)
         store = self._closing.enter_context(open_stores(domain))
         declared = table.snapshot.destination
         check_origin(domain, store, table.snapshot, kept if declared.is_topic else QUEUE_SUBSCRIPTION, batch)
@@ -200,10 +184,9 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The domain, what the subscription is kept as (None: a queue), and the selector."""
         from spark_jms.claims.upkeep.power_loss import open_domain
         from spark_jms.core.destinations.subscriptions import kept_at
-        from spark_jms.core.selector import Selector
 
         o = self.options
-        domain, selector = open_domain(o.root), Selector.parse(o.selector)
+        domain, selector = open_domain(o.root), _parsed(o.selector)
         table = domain.log(self._name)
         declared = table.refresh().destination
         self._address.members(declared)
@@ -280,6 +263,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # The first batch only names the consumer. If the query claimed now and died before Spark logged its first
             # offset, it would restart under another name and its claim would have no owner.
             self._unlogged = ""
+            threading.Thread(target=_load_claims, name="jmsq imports", daemon=True).start()
             return start
         subscriber = self._open(before)
         batch = self._drain(subscriber, before) if self._targets is not None else self._wait(subscriber, before)
@@ -425,6 +409,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         snapshot.table_id,
                         order,
                         snapshot.destination.has_compressed,
+                        self._table_path,
                     )
                 )
         if len(out) > 1 and sum(part.picks.count for part in out) <= self.options.small_batch_messages:
@@ -455,41 +440,10 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._signal = None
             self._closing.close()
 
-    # -- reading, in a task ---------------------------------------------------------------------------------------
+    # -- in a task ------------------------------------------------------------------------------------------------
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        parts = partition.parts if isinstance(partition, SmallBatchPartition) else [partition]
-        for part in parts:
-            assert isinstance(part, MemberPartition)
-            yield from read_partition(part)
-        freeze_loaded()
+        return TaskReader().read(partition)
 
-    def __getstate__(self) -> dict[str, Any]:
-        nothing: dict[str, Any] = {
-            "_targets": None,
-            "_told": set(),
-            "_subscriber": None,
-            "_unlogged": "",
-            "_signal": None,
-        }
-        return {"options": self.options, "_address": self._address, **nothing}
-
-
-def read_partition(partition: MemberPartition) -> Iterator[RecordBatch]:
-    """The partition's messages in order."""
-    from spark_jms.claims.messages.fetch import fetch
-    from spark_jms.core.ordering.sort_order import FIFO
-    from spark_jms.log.destinations.domain import Domain
-
-    yield from fetch(
-        Domain(partition.root).log(partition.destination),
-        partition.destination,
-        partition.member,
-        partition.picks,
-        partition.redelivered,
-        columns=partition.columns,
-        files=partition.files,
-        fail_on_data_loss=partition.fail_on_data_loss,
-        table_id=partition.table_id,
-        order=partition.order or FIFO,
-        unpacks=partition.unpacks,
-    )
+    def __reduce__(self) -> tuple[type[TaskReader], tuple[()]]:
+        """A task gets what reads its partition and nothing else, so that its process loads no planning."""
+        return TaskReader, ()

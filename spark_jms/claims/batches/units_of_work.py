@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -23,12 +24,14 @@ from spark_jms.core.ordering.units_of_work import NO_PARTS, PART_COLUMNS, Pendin
 from spark_jms.core.records.batch import Limits
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.refusal import JUDGE
-from spark_jms.core.selector import Selector
 from spark_jms.log.messages.data_files import read_stored
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.files import DataFile
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.settings.fields import DISCARD, LifeEvent
+
+if TYPE_CHECKING:
+    from spark_jms.core.selector import Selector
 
 log = logging.getLogger("spark_jms")
 

@@ -38,7 +38,8 @@ from spark_jms.log.destinations.domain import ACKNOWLEDGEMENTS, REGISTER, Domain
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.storage import LocalStorage, NamedFiles
 from spark_jms.spark.options import parse_options
-from spark_jms.spark.source import JmsqStreamReader, read_partition
+from spark_jms.spark.source import JmsqStreamReader
+from spark_jms.spark.tasks import read_partition
 from spark_jms.store import Store
 from spark_jms.testing import memory_domain
 

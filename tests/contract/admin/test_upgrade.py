@@ -27,7 +27,8 @@ from spark_jms.errors import DestinationReplacedError, FormatVersionError, JmsqE
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.tables.files import PROPERTY
 from spark_jms.spark.options import parse_options
-from spark_jms.spark.source import JmsqStreamReader, read_partition
+from spark_jms.spark.source import JmsqStreamReader
+from spark_jms.spark.tasks import read_partition
 from spark_jms.store import Put, open_store
 from spark_jms.testing.inside import domain_of, records_of
 from tests.harness.domains.other_readers import wrong_answers

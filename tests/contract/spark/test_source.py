@@ -33,7 +33,8 @@ from spark_jms.log.destinations.domain import Domain
 from spark_jms.settings.types import Use
 from spark_jms.spark.browser import JmsqReader
 from spark_jms.spark.options import parse_options
-from spark_jms.spark.source import JmsqStreamReader, MemberPartition, SmallBatchPartition, read_partition
+from spark_jms.spark.source import JmsqStreamReader
+from spark_jms.spark.tasks import MemberPartition, SmallBatchPartition, read_partition
 from spark_jms.testing import memory_domain, wait_until
 
 LIMIT = ReadMaxRows(1000)

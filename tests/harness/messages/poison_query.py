@@ -12,7 +12,8 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from spark_jms import connect
 from spark_jms.client.messages.message import Message
 from spark_jms.spark.options import StopSignal, parse_options
-from spark_jms.spark.source import JmsqStreamReader, read_partition
+from spark_jms.spark.source import JmsqStreamReader
+from spark_jms.spark.tasks import read_partition
 
 Offset = dict[str, Any]
 Row = dict[str, Any]

@@ -6,7 +6,8 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from spark_jms.spark.source import JmsqStreamReader, MemberPartition, read_partition
+from spark_jms.spark.source import JmsqStreamReader
+from spark_jms.spark.tasks import MemberPartition, read_partition
 from spark_jms.testing.domain import wait_until
 
 LIMIT = ReadMaxRows(1000)

@@ -11,6 +11,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from spark_jms.setup.session import CHECKPOINT_FILE_MANAGER
+from tests.harness.processes.java import JavaSide
 from tests.harness.project import PROGRAMS
 
 if TYPE_CHECKING:
@@ -99,20 +100,8 @@ def test_second_driver_on_a_checkpoint_is_refused_and_the_first_continues(bench:
 
 
 # -- what the documentation says of Spark's two file managers (docs/SPARK.md, checkpoints) -----------------------------
-def manager(spark: SparkSession, name: str, directory: str) -> Any:
-    conf = spark._jsparkSession.sessionState().newHadoopConf()
-    assert spark._jvm is not None
-    made = getattr(spark._jvm.org.apache.spark.sql.execution.streaming.checkpointing, name.rpartition(".")[2])
-    return made(path(spark, directory), conf)
-
-
-def path(spark: SparkSession, text: str) -> Any:
-    assert spark._jvm is not None
-    return spark._jvm.org.apache.hadoop.fs.Path(text)
-
-
-def write(spark: SparkSession, to: Any, file: str, text: bytes, *, overwrite: bool) -> None:
-    stream = to.createAtomic(path(spark, file), overwrite)
+def write(java: JavaSide, files: Any, file: str, text: bytes, *, overwrite: bool) -> None:
+    stream = files.createAtomic(java.path(file), overwrite)
     stream.write(bytearray(text))
     stream.close()
 
@@ -120,11 +109,12 @@ def write(spark: SparkSession, to: Any, file: str, text: bytes, *, overwrite: bo
 @pytest.mark.parametrize(("name", "left"), [(CHECKPOINT_FILE_MANAGER, b"one"), (SPARKS_OWN, b"three")])
 def test_file_managers_differ_in_what_they_replace(spark: SparkSession, tmp_path: Path, name: str, left: bytes) -> None:
     """C9: both refuse to write an offset again. A file of state that may be replaced stays as it was with ours."""
-    files, file = manager(spark, name, str(tmp_path)), str(tmp_path / "3")
-    write(spark, files, file, b"one", overwrite=False)
+    java, file = JavaSide(spark), str(tmp_path / "3")
+    files = java.manager(name, str(tmp_path))
+    write(java, files, file, b"one", overwrite=False)
     with pytest.raises(Py4JJavaError, match="AlreadyExists"):
-        write(spark, files, file, b"two", overwrite=False)
-    write(spark, files, file, b"three", overwrite=True)
+        write(java, files, file, b"two", overwrite=False)
+    write(java, files, file, b"three", overwrite=True)
     assert Path(file).read_bytes() == left
 
 
@@ -134,7 +124,7 @@ def test_checkpoint_of_one_manager_continues_with_the_other(bench: Bench) -> Non
     for name in (None, CHECKPOINT_FILE_MANAGER, None):
         if name is None:
             bench.spark.conf.unset(SETTING)
-        assert bench.spark._jsparkSession.sessionState().newHadoopConf().get(SETTING) == name
+        assert JavaSide(bench.spark).hadoop_of_session().get(SETTING) == name
         try:
             bench.send(bench.numbers(sent + 1, sent + 5), "orders")
             sent += 5

@@ -14,7 +14,9 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 
+from spark_jms.setup.session import CHECKPOINT_FILE_MANAGER
 from tests.harness.processes import forked
+from tests.harness.processes.java import JavaSide
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,20 +69,14 @@ def count(spark: SparkSession, folder: Path, checkpoint: str, table: str) -> Str
 
 def test_door_refuses_a_second_writer_of_an_offset(spark: SparkSession, door: str) -> None:
     """R19: with the session's checkpoint file manager, which checks before it renames: of two that pass the check one is refused."""
-    assert spark._jvm is not None
-    checkpoints, hadoop = (
-        spark._jvm.org.apache.spark.sql.execution.streaming.checkpointing,
-        spark._jvm.org.apache.hadoop,
-    )
-    conf = spark._jsparkSession.sessionState().newHadoopConf()
-    directory = f"{door}{uuid.uuid4().hex}"
-    files = checkpoints.FileSystemBasedCheckpointFileManager(hadoop.fs.Path(directory), conf)
-    first, second = (files.createAtomic(hadoop.fs.Path(f"{directory}/7"), False) for _ in range(2))
+    java, directory = JavaSide(spark), f"{door}{uuid.uuid4().hex}"
+    files = java.manager(CHECKPOINT_FILE_MANAGER, directory)
+    first, second = (files.createAtomic(java.path(f"{directory}/7"), False) for _ in range(2))
     first.close()
     with pytest.raises(Py4JJavaError, match="AlreadyExists"):
         second.close()
-    fs = hadoop.fs.Path(directory).getFileSystem(conf)
-    left, right = (hadoop.fs.Path(f"{directory}/{name}") for name in ("8", "7"))
+    fs = java.path(directory).getFileSystem(java.hadoop_of_session())
+    left, right = (java.path(f"{directory}/{name}") for name in ("8", "7"))
     fs.create(left, True).close()
     assert not fs.rename(left, right)  # the door decides, not the check before
 
@@ -149,7 +145,7 @@ def test_query_survives_the_take_over_by_another_door(spark: SparkSession, tmp_p
             "dfs.http.client.failover.sleep.base.millis": "20",
             "dfs.http.client.failover.sleep.max.millis": "200",
         }
-        hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[union-attr]
+        hadoop = JavaSide(spark).hadoop_of_context()
         for key, value in settings.items():
             hadoop.set(key, value)
         words: Counter[str] = Counter()
