@@ -29,7 +29,8 @@ from spark_jms.errors import (
     SparkStoppedError,
     TriggerError,
 )
-from spark_jms.settings.options import Options
+from spark_jms.settings.destination import PACED_PREFERENCE
+from spark_jms.settings.options import DEFAULT_MAX_DELAY_MS, Options
 from spark_jms.spark.options import SparkContextWatch, StopSignal, address_of, check_streaming, identity_of
 from spark_jms.spark.tasks import MemberPartition, SmallBatchPartition, TaskReader
 
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("spark_jms")
 IDLE_WAIT_S = 0.2  # latestOffset waits this long for messages: Spark would call it again at once
-_POLL_S = 0.005
+_POLL_S = 0.02  # between two looks; a commit of this host ends the wait
+TABLE_EVERY_S = 5.0  # the acknowledgement table: views add what waits for it, and each write is a commit
 _QUERY = "query-"  # the names of the consumers begin with it
 AVAILABLE_NOW_WAIT_S = 10.0  # for members that other consumers hold
 
@@ -76,6 +78,10 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._unlogged = ""  # the consumer of an initial offset that Spark has not logged yet
         self._signal: StopSignal | None = None  # with onPoison=isolate
         self._context = SparkContextWatch()
+        self._bell = threading.Event()  # a commit to the destination's table
+        self._claimed_s: float | None = (
+            None  # when the last batch was claimed; None: a time without messages came after it
+        )
         self._calls = threading.Lock()  # the watch closes the source between two calls of Spark
         self._closing = ExitStack()
 
@@ -113,6 +119,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from spark_jms.claims.upkeep.housekeeping import BackgroundThread, Housekeeper
         from spark_jms.claims.upkeep.usage import PUBLISH_EVERY_S, UsagePublisher
         from spark_jms.core.destinations.destination import QUEUE_SUBSCRIPTION
+        from spark_jms.log.tables.delta_log import LogWatch
 
         o, consumer = self.options, batch.consumer
         domain, kept, selector = self._resolved()
@@ -155,7 +162,11 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             subscriber.flush_outbox,
             subscriber.make_room,
             subscriber.flush_life_cycle,
+            TABLE_EVERY_S,
         )
+        watch = LogWatch()
+        self._closing.callback(watch.close)
+        watch.add(table, self._bell.set)
         usage = UsagePublisher(domain, store, self._name)
         self._background.add(f"usage of {self._name}", usage.publish, PUBLISH_EVERY_S)
         # A thread of its own: compaction must not delay a hand-over.
@@ -266,8 +277,33 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             threading.Thread(target=_load_claims, name="jmsq imports", daemon=True).start()
             return start
         subscriber = self._open(before)
-        batch = self._drain(subscriber, before) if self._targets is not None else self._wait(subscriber, before)
+        if self._targets is not None:
+            batch = self._drain(subscriber, before)
+        else:
+            self._rest(subscriber, before)
+            batch = self._wait(subscriber, before)
+        self._claimed_s = None if batch is None else time.monotonic()
         return batch.to_json() if batch is not None else start
+
+    def _rest(self, subscriber: AnySubscriber, before: Batch) -> None:
+        """After a batch, so that the next one has more messages (core/records/batch.py, the pace of a query)."""
+        claimed_s = self._claimed_s
+        if claimed_s is None or not self._is_paced(subscriber, before):
+            return
+        from spark_jms.core.records.batch import rest_ms
+
+        now_s = time.monotonic()
+        until_s = now_s + rest_ms((now_s - claimed_s) * 1000, self.options.batch_pace_ms) / 1000
+        while (left_s := until_s - time.monotonic()) > 0 and not self._stops():
+            time.sleep(min(left_s, _POLL_S))
+
+    def _is_paced(self, subscriber: AnySubscriber, before: Batch) -> bool:
+        """Nothing else says when a batch is made, and the last one left no messages."""
+        o, preference = self.options, subscriber.table.snapshot.destination.messaging_performance_preference
+        if o.max_bytes is not None or o.min_messages is not None or o.max_delay_ms != DEFAULT_MAX_DELAY_MS:
+            return False
+        is_full = o.max_messages is not None and before.count >= o.max_messages
+        return preference == PACED_PREFERENCE and not is_full and not subscriber.has_more()
 
     def limits_for(self, subscriber: AnySubscriber) -> Limits:
         """Where no minMessagesPerTrigger is given, with the destination's messagingPerformancePreference."""
@@ -280,11 +316,14 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Limits(o.max_messages, o.max_bytes, o.min_messages, o.max_delay_ms)
 
     def _wait(self, subscriber: AnySubscriber, before: Batch) -> Batch | None:
-        """The next batch, or None after a short wait. A poll costs one check for a file name."""
+        """The next batch, or None after a short wait. A commit of this host ends the wait at once; what another host commits, a
+        member that is handed over and a delay that ends are seen at the next look."""
         deadline = time.monotonic() + IDLE_WAIT_S
+        self._bell.clear()
         batch = subscriber.next_batch(before, self.limits_for(subscriber))
         while batch is None and time.monotonic() < deadline and not self._stops():
-            time.sleep(_POLL_S)
+            self._bell.wait(_POLL_S)
+            self._bell.clear()
             if subscriber.hand_over() or subscriber.has_news():
                 batch = subscriber.next_batch(before, self.limits_for(subscriber))
         return batch
@@ -315,7 +354,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     )
                 self._warn_of_what_is_left(subscriber)
                 return None
-            time.sleep(_POLL_S * 4)
+            time.sleep(_POLL_S)
 
     def _stops(self) -> bool:
         """Spark is stopping this source."""

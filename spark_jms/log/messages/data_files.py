@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 StoredRows = tuple[pa.RecordBatch, pa.Int64Array]  # rows and their sequences
 _READ_BATCH_BYTES = 4 * 2**20
+_ONE_PIECE_BYTES = 2**16  # a smaller file is read at once: footer, metadata and each column would be a call each
 ROW_GROUP_BYTES, SORTED_ROW_GROUP_BYTES = 8 * 2**20, 2**20  # a batch of a sorted destination takes a few rows of each
 FEW = 16  # rows: a dictionary for fewer takes longer to write and to read than it saves, and more room
 _DASH = arrow_scalar("-", pa.string())
@@ -90,7 +91,8 @@ def read_stored(
         return
     with storage.open_input(file.path) as source:
         try:
-            parquet = pq.ParquetFile(source, pre_buffer=False)
+            whole = pa.BufferReader(source.read()) if file.bytes <= _ONE_PIECE_BYTES else source
+            parquet = pq.ParquetFile(whole, pre_buffer=False)
         except (pa.ArrowException, OSError) as error:
             raise _damaged(storage, file, error) from error
         if parquet.metadata.num_rows != file.rows:
