@@ -187,7 +187,7 @@ class Options(Table):
     )
     batch_pace_ms: int = setting(
         "batchPace",
-        Duration(),
+        Duration(high="10 s"),
         DEFAULT_PACE_MS,
         "After a batch, the query takes the next messages only when as much time again has passed as since it took the "
         "last ones, but at the latest when this time has passed since then. So batches are fewer and larger, and a "
