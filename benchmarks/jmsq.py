@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.measure import DAEMONS
 from benchmarks.peers.base import LINGER_MS, PACE, Sender
-from benchmarks.workbench import Workbench
+from benchmarks.workbench import OURS, Workbench
 
 DESTINATION = "orders"
 MEMBERS = 4
@@ -25,6 +25,7 @@ class JmsqPeer:
 
     family = "jmsq"
     consumes = True
+    checkpoint_files = OURS
     sink_cell = "jmsq"
     source_cells: tuple[str, ...] = (ALL, TWO)
     latency_cell = "jmsq"
@@ -47,7 +48,7 @@ class JmsqPeer:
         writer = renamed.writeStream.format("jmsq").option("root", str(self._root(number)))
         return writer.option("destination", DESTINATION)
 
-    def source(self, cell: str, number: int) -> Any:
+    def source(self, cell: str, number: int, rows: int = 0) -> Any:
         reader = self._bench.spark.readStream.format("jmsq").option("root", str(self._root(number)))
         reader = reader.option("destination", DESTINATION)
         if cell == TWO:
@@ -84,14 +85,10 @@ class JmsqPeer:
 
 class PacedPeer(JmsqPeer):
     """The same with asynchronous sends, of which those of LINGER_MS share a commit and, as Kafka's producers put a batch of messages
-    without keys into one partition, a member; and a batch every PACE_MS that is one task."""
+    without keys into one partition, a member; and a batch every PACE_MS."""
 
     latency_cell = PACED
     latency_trigger = PACE
-
-    def latency_source(self, number: int) -> Any:
-        reader = self._bench.spark.readStream.format("jmsq").option("root", str(self._root(number)))
-        return reader.option("destination", DESTINATION).option("smallBatchMessages", 100).load()
 
     @contextlib.contextmanager
     def sender(self, number: int) -> Iterator[Sender]:

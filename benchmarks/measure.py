@@ -26,6 +26,7 @@ PAYLOAD_BYTES = 1024
 INPUT_FILES = 16
 FILES_PER_BATCH = 4  # 16 files, 4 at a time: 4 micro-batches
 QUERY_TIMEOUT_S = 1800
+OUTSIDE_S = "seconds outside of batches with rows"
 
 
 class Meter:
@@ -64,6 +65,9 @@ _ROLES = {  # a word of the command line
 }
 
 
+_COMPILERS = ("C1 CompilerThre", "C2 CompilerThre")  # as the operating system names the threads: 15 characters
+
+
 @dataclass(frozen=True)
 class ProcessTime:
     """Processor seconds of a process, and of its children that it has reaped. `reaped_role`: to whom those count."""
@@ -73,6 +77,8 @@ class ProcessTime:
     parent: int
     own_s: float
     reaped_s: float
+    jit_s: float = 0.0
+    """Of own_s, what the compilers of a Java process have taken."""
 
 
 def process_times() -> dict[int, ProcessTime]:
@@ -85,8 +91,21 @@ def process_times() -> dict[int, ProcessTime]:
             # Children that were reaped: of this process any; Spark's JVM and the daemon of its workers have workers.
             reaped = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
             reaped_role = "others" if process == me else "reading"
-            found[process.pid] = ProcessTime(role, reaped_role, process.ppid(), times.user + times.system, reaped)
+            found[process.pid] = ProcessTime(
+                role, reaped_role, process.ppid(), times.user + times.system, reaped, jit_s(process)
+            )
     return found
+
+
+def jit_s(process: psutil.Process) -> float:
+    """Processor seconds of the threads that compile in a Java process. One that has ended is not counted any more."""
+    seconds = 0.0
+    for thread in process.threads():
+        with contextlib.suppress(OSError):
+            name = Path(f"/proc/{process.pid}/task/{thread.id}/comm").read_text(encoding="utf-8")
+            if name.startswith(_COMPILERS):
+                seconds += thread.user_time + thread.system_time
+    return seconds
 
 
 def spent_s(before: Mapping[int, ProcessTime], after: Mapping[int, ProcessTime]) -> dict[str, float]:
@@ -143,6 +162,17 @@ class SteadyCpu:
         spent = spent_s(before, after)
         return {role: seconds * 1000 / messages for role, seconds in spent.items() if role not in self._idle}
 
+    def jit_ms_per_message(self, rate: float) -> float:
+        """Of their sum, what the compilers of Java processes took."""
+        (start, before), (end, after) = self._looks[0], self._looks[-1]
+        return jit_spent_s(before, after, self._idle) * 1000 / (rate * (end - start))
+
+
+def jit_spent_s(before: Mapping[int, ProcessTime], after: Mapping[int, ProcessTime], idle: Collection[str]) -> float:
+    """Pure. Of `spent_s`, what compilers took, in processes of roles that are not `idle`."""
+    both = ((now, before[pid]) for pid, now in after.items() if pid in before and now.role not in idle)
+    return sum(max(now.jit_s - then.jit_s, 0.0) for now, then in both)
+
 
 def machine_busy_s() -> float:
     """Non-idle processor seconds of the whole machine; time stolen by the host counts as other processes'."""
@@ -183,14 +213,21 @@ def input_stream(spark: Any, home: Path) -> Any:
 
 def run_to_end(writer: Any, rows: int) -> dict[str, float | str]:
     """Runs the query with AvailableNow and checks that it moved exactly `rows` rows; returns its batches."""
+    begin = time.perf_counter()
     query = writer.trigger(availableNow=True).start()
     try:
         if not query.awaitTermination(QUERY_TIMEOUT_S):
             raise CellFailedError(f"the query did not end within {QUERY_TIMEOUT_S} s")
+        wall_s = time.perf_counter() - begin
         progress = [p for p in query.recentProgress if p["numInputRows"] > 0]
     finally:
         query.stop()
     moved = sum(p["numInputRows"] for p in progress)
     if moved != rows:
         raise CellFailedError(f"moved {moved:,} of {rows:,} rows")
-    return {"batches": len(progress), "batch_ms": " ".join(str(p["batchDuration"]) for p in progress)}
+    outside_s = wall_s - sum(p["batchDuration"] for p in progress) / 1000
+    return {
+        "batches": len(progress),
+        "batch_ms": " ".join(str(p["batchDuration"]) for p in progress),
+        OUTSIDE_S: round(outside_s, 3),
+    }

@@ -22,14 +22,16 @@ shown and not counted. Spark runs as `{master}`, one session (one JVM) for all p
 bytes; between cells dirty pages are written to disk and garbage is collected. Throughput is messages over the wall
 time of the whole query, its start included. **sink**: Parquet file stream of {rows:,} messages → destination,
 AvailableNow, 4 micro-batches. **source**: the same data → `noop`, AvailableNow; each query is proved to have moved
-every row. **sorted**: {rows:,} messages of 100 bytes with random priorities in one queue,
+every row; the same with {large_rows:,} messages, and beside a generator of ready Arrow batches, which is what a Python source of Spark
+can reach. **sorted**: {rows:,} messages of 100 bytes with random priorities in one queue,
 received in batches of 100,000 by a queue's destination keys, beside FIFO. **latency**: {rate} messages a second for
 {latency_s:g} s after {warm_s:g} s of warm-up, processingTime 0 (batched: {pace_ms} ms, and senders that
 wait {linger_ms} ms for messages which they then send together, into one member or partition),
 checkpoint on local disk; from the time a message was due at the producer to the time `foreachBatch` has it.
 **CPU per message**: the same windows after their warm-up; processor time of all processes of the run (producer, Spark's JVM,
 Python's sources and workers, broker, daemons, housekeeping) over the messages sent. A broker and daemons that stand by for
-another peer are left out; each sample has the time by role.
+another peer are left out; a table has the time by process, another one the sum without the compilers (JIT) of the Java processes.
+Queries of Kafka and Delta write their checkpoint files by Spark's default, as their users have it; in one cell Kafka's do as ours.
 **commit** is one `send` of the plain client; **planning** is `latestOffset` + `partitions`; their destinations are
 sampled in turn, {rounds} rounds. **quotas**: single sends of 1 KiB by one thread for 5 s, by the CPU time of its process, and ten
 batches of 20,000 small messages, to a destination with a quota and to one without.

@@ -52,7 +52,8 @@ from benchmarks.jmsq import JmsqPeer, PacedPeer, ReplicatedPeer, replicated_door
 from benchmarks.measure import input_directory  # noqa: E402
 from benchmarks.peers import LatencyPeer, ThroughputPeer  # noqa: E402
 from benchmarks.peers.delta import DeltaPeer  # noqa: E402
-from benchmarks.peers.kafka import Broker, KafkaPeer, PacedKafkaPeer  # noqa: E402
+from benchmarks.peers.generator import GeneratorPeer  # noqa: E402
+from benchmarks.peers.kafka import Broker, HelpedKafkaPeer, KafkaPeer, PacedKafkaPeer  # noqa: E402
 from benchmarks.recorder import Recorder  # noqa: E402
 from benchmarks.results import Results, from_lines  # noqa: E402
 from benchmarks.workbench import FAMILIES, PARTS, SPARKLESS, BenchmarkOptions, Workbench, open_session  # noqa: E402
@@ -133,12 +134,19 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
     jmsq = JmsqPeer(bench) if "jmsq" in only else None
     kafka = KafkaPeer(bench, broker) if broker is not None else None
     ours: list[JmsqPeer | KafkaPeer] = [peer for peer in (jmsq, kafka) if peer is not None]
-    if options.wants("sink", "source"):
-        bench.recorder.doing(f"input of {options.rows:,} messages")
-        input_directory(bench.cache, options.rows)
+    if options.wants("sink", "source", "large"):
         delta = [DeltaPeer(bench, tuned=tuned) for tuned in (False, True)] if "delta" in only else []
-        peers: list[ThroughputPeer] = [*ours, *delta]
-        throughput.run(bench, peers)
+        generator = [GeneratorPeer(bench)] if jmsq is not None and options.wants("source", "large") else []
+        if options.wants("sink", "source"):
+            bench.recorder.doing(f"input of {options.rows:,} messages")
+            input_directory(bench.cache, options.rows)
+            peers: list[ThroughputPeer] = [*ours, *delta, *generator]
+            throughput.run(bench, peers)
+        if options.wants("large"):
+            bench.recorder.doing(f"input of {options.large_rows:,} messages")
+            input_directory(bench.cache, options.large_rows)
+            few: list[ThroughputPeer] = [*([jmsq] if jmsq is not None else []), *delta[1:], *generator]
+            throughput.run_large(bench, few)
     if options.wants("sorted") and "jmsq" in only:
         sorted_backlog.run(bench)
     if options.wants("latency"):
@@ -148,7 +156,7 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
                 door = doors.enter_context(replicated_door(bench.new_path("replicated")))
                 both[1:1] = [PacedPeer(bench), ReplicatedPeer(bench, door)]
             if broker is not None:
-                both.append(PacedKafkaPeer(bench, broker))
+                both += [HelpedKafkaPeer(bench, broker), PacedKafkaPeer(bench, broker)]
             latency.run(bench, both)
     if options.wants("commit", "planning") and "jmsq" in only:
         scaling.run(bench)
@@ -176,7 +184,7 @@ def _cells_of_kafka(options: BenchmarkOptions) -> list[tuple[str, str]]:
     """The cells that Kafka's absence affects; none if Kafka was not requested."""
     tables = [table for table in (throughput.SINK, throughput.SOURCE) if options.wants(table)]
     if options.wants("latency"):
-        tables += [latency.P50, latency.P99, latency.CHECKPOINT, latency.CPU]
+        tables += [latency.P50, latency.P99, latency.CHECKPOINT, latency.CPU, latency.CPU_WITHOUT_JIT]
     return [(table, KafkaPeer.sink_cell) for table in tables] if "kafka" in options.only else []
 
 
@@ -223,6 +231,7 @@ def _options(given: argparse.Namespace) -> BenchmarkOptions:
         rounds=given.rounds or (5 if quick else 20),
         build_budget_s=given.build_budget_s,
         commits=given.commits or (3_000 if quick else 300_000),
+        large_rows=given.large_rows or (60_000 if quick else 3_000_000),
     )
 
 
@@ -238,6 +247,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="benchmarks/run.py", description=__doc__.split("\n")[0] if __doc__ else None)
     add = parser.add_argument
     add("--rows", type=int, help="messages of sink and source (1,000,000)")
+    add("--large-rows", type=int, help="messages of the larger source (3,000,000: 3 GB of input, 3 GB for each peer)")
     add("--runs", type=int, help="counted runs after the cold one (3)")
     add("--parts", type=_names, default=list(PARTS), help=f"of {','.join(PARTS)} (all)")
     add("--only", type=_names, default=list(FAMILIES), help=f"peers, of {','.join(FAMILIES)} (all)")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,13 @@ from typing import Any
 from benchmarks.recorder import Recorder
 
 MASTER = "local[2]"
+CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
+OURS, SPARKS = "as our session", "as Spark by itself"
+"""How a peer's queries write their checkpoints: with our session's setting, or without it, as a user of the peer has them."""
 PARTS = (
     "sink",
     "source",
+    "large",
     "sorted",
     "latency",
     "commit",
@@ -51,6 +57,7 @@ class BenchmarkOptions:
     rounds: int
     build_budget_s: float
     commits: int
+    large_rows: int
 
     def __post_init__(self) -> None:
         for name, given, known in (("--parts", self.parts, PARTS), ("--only", self.only, FAMILIES)):
@@ -63,6 +70,7 @@ class BenchmarkOptions:
             ("--rate", self.rate),
             ("--rounds", self.rounds),
             ("--commits", self.commits),
+            ("--large-rows", self.large_rows),
         ):
             if value < 1:
                 raise ValueError(f"{name} must be 1 or more, not {value}")
@@ -84,6 +92,18 @@ class Workbench:
     def new_path(self, purpose: str) -> Path:
         """An unused path on the disk that all peers share."""
         return self.work / f"{purpose}-{uuid.uuid4().hex[:12]}"
+
+
+@contextlib.contextmanager
+def checkpoint_files(spark: Any, which: str) -> Iterator[None]:
+    """A query that starts inside writes its checkpoint so."""
+    setting = spark.conf.get(CHECKPOINT_FILES)
+    if which == SPARKS:
+        spark.conf.unset(CHECKPOINT_FILES)
+    try:
+        yield
+    finally:
+        spark.conf.set(CHECKPOINT_FILES, setting)
 
 
 def open_session(work: Path, connector_jars: list[Path]) -> Any:

@@ -20,19 +20,21 @@ class ThroughputPeer(Protocol):
     """One sink cell and its source cells.
 
     `begin(n)` makes an empty destination number n, `end(n)` deletes it. `sink` gets a stream of one column `value`.
-    Where reading consumes (`consumes`), every source cell is given a destination of its own, filled by the same sink.
+    Where reading consumes (`consumes`), every source cell is given a destination of its own, filled by the same sink. A peer
+    without a `sink_cell` makes its `rows` itself. `checkpoint_files`: workbench.py.
     """
 
     family: str
-    sink_cell: str
+    sink_cell: str | None
     source_cells: tuple[str, ...]
     consumes: bool
+    checkpoint_files: str
 
     def begin(self, number: int) -> None: ...
 
     def sink(self, frame: Any, number: int) -> Any: ...
 
-    def source(self, cell: str, number: int) -> Any: ...
+    def source(self, cell: str, number: int, rows: int) -> Any: ...
 
     def end(self, number: int) -> None: ...
 
@@ -45,6 +47,7 @@ class LatencyPeer(Protocol):
     latency_cell: str
     latency_trigger: str
     servers: frozenset[str]
+    checkpoint_files: str
 
     def begin(self, number: int) -> None: ...
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from benchmarks.workbench import Workbench
+from benchmarks.workbench import SPARKS, Workbench
 
 SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 STATISTICS = "spark.databricks.delta.stats.collect"
@@ -20,6 +20,7 @@ class DeltaPeer:
 
     family = "delta"
     consumes = False
+    checkpoint_files = SPARKS
 
     def __init__(self, bench: Workbench, *, tuned: bool) -> None:
         self._bench = bench
@@ -36,7 +37,7 @@ class DeltaPeer:
         self._configure()
         return frame.writeStream.format("delta").option("path", str(self._table(number)))
 
-    def source(self, cell: str, number: int) -> Any:
+    def source(self, cell: str, number: int, rows: int) -> Any:
         self._configure()
         return self._bench.spark.readStream.format("delta").load(str(self._table(number)))
 

@@ -17,7 +17,7 @@ from benchmarks.errors import PeerMissingError
 from benchmarks.measure import BROKER
 from benchmarks.peers.base import LINGER_MS, PACE, Sender
 from benchmarks.peers.java_process import JavaProcess
-from benchmarks.workbench import Workbench
+from benchmarks.workbench import OURS, SPARKS, Workbench
 
 HEAP = "1g"
 START_TIMEOUT_S = 120
@@ -110,7 +110,7 @@ class Broker:
         raise PeerMissingError(f"Kafka {jars.KAFKA}: not up within {START_TIMEOUT_S} s: {self._process.log_tail()}")
 
 
-UNPACED, PACED_KAFKA = "spark-kafka", "spark-kafka, batched"
+UNPACED, PACED_KAFKA, HELPED_KAFKA = "spark-kafka", "spark-kafka, batched", "spark-kafka, checkpoint files as ours"
 
 
 class KafkaPeer:
@@ -118,6 +118,7 @@ class KafkaPeer:
 
     family = "kafka"
     consumes = False
+    checkpoint_files = SPARKS
     sink_cell = "spark-kafka"
     source_cells: tuple[str, ...] = ("spark-kafka",)
     latency_cell = UNPACED
@@ -144,12 +145,12 @@ class KafkaPeer:
         writer = writer.option("topic", self._topic(number)).option("kafka.acks", "all")
         return writer.option("kafka.linger.ms", "5").option("kafka.batch.size", "131072")
 
-    def source(self, cell: str, number: int) -> Any:
+    def source(self, cell: str, number: int, rows: int) -> Any:
         reader = self._bench.spark.readStream.format("kafka").option("kafka.bootstrap.servers", self._bootstrap)
         return reader.option("subscribe", self._topic(number)).option("startingOffsets", "earliest").load()
 
     def latency_source(self, number: int) -> Any:
-        return self.source(self.latency_cell, number).withColumnRenamed("value", "body")
+        return self.source(self.latency_cell, number, 0).withColumnRenamed("value", "body")
 
     def latency_checkpoint(self, number: int) -> str:
         return str(self._bench.new_path("checkpoint"))
@@ -174,6 +175,16 @@ class KafkaPeer:
 
     def _topic(self, number: int) -> str:
         return f"bench-{number}"
+
+
+class HelpedKafkaPeer(KafkaPeer):
+    """The same with our session's setting for checkpoint files, which a user of the connector does not have."""
+
+    latency_cell = HELPED_KAFKA
+    checkpoint_files = OURS
+
+    def _topic(self, number: int) -> str:
+        return f"bench-helped-{number}"
 
 
 class PacedKafkaPeer(KafkaPeer):

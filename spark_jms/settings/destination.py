@@ -54,12 +54,14 @@ FORWARDINGS = {
     "replicated": "each server has subscriptions of its own, and every one of them gets every message",
 }
 PERFORMANCE_PREFERENCES = {
-    0: "no batches: a client's consumer gets one message at a time, as with messagesMaximum 1; of a query, as 25",
-    25: "batches of what is available, without waiting",
+    0: "no batches: a client's consumer gets one message at a time, as with messagesMaximum 1; of a query, batches of what "
+    "is available, at once",
+    25: "batches of what is available; a client's consumer gets them at once, a query at the pace of its `batchPace`",
     50: "a batch that is not full waits briefly: 20 ms from its first message on",
     75: "it waits longer: 100 ms",
     100: "it waits even longer: 500 ms",
 }
+PACED_PREFERENCE = 25  # with it alone a query keeps its `batchPace`
 DEFAULT_COMPRESSION, BEST_COMPRESSION = "GZIP_DEFAULT_COMPRESSION", "GZIP_BEST_COMPRESSION"
 BEST_SPEED, LZF = "GZIP_BEST_SPEED", "LZF"
 COMPRESSIONS = {
@@ -253,7 +255,7 @@ class DestinationSettings(Table):
     messaging_performance_preference: int = setting(
         "messagingPerformancePreference",
         NumberChoice(PERFORMANCE_PREFERENCES),
-        25,
+        PACED_PREFERENCE,
         "Whether available messages wait for others, so that consumers get fewer, larger batches. An advanced option: "
         "try others first. `minMessagesPerTrigger` of a query overrides it.",
     )

@@ -22,8 +22,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from spark_jms.core.messages.columns import spark_schema
 from spark_jms.errors import OptionError
 from spark_jms.settings.options import Options
-from spark_jms.spark.options import address_of, browsed_subscription, check_browsing, freeze_loaded
-from spark_jms.spark.source import MemberPartition, read_partition
+from spark_jms.spark.options import address_of, browsed_subscription, check_browsing
+from spark_jms.spark.tasks import MemberPartition, freeze_loaded, read_partition
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -119,7 +119,7 @@ class JmsqReader(DataSourceReader):
         from spark_jms.core.selector import Selector
 
         o = self.options
-        snapshot, states = table.snapshot, {}
+        snapshot, states, path = table.snapshot, {}, domain.table_path(table.name)
         if o.view == "messages":
             with views.opened_store(domain) as store:
                 states = views.states(domain, store, table.name, subscription, only)
@@ -153,6 +153,7 @@ class JmsqReader(DataSourceReader):
                         fail_on_data_loss=False,
                         table_id=snapshot.table_id,
                         unpacks=snapshot.destination.has_compressed,
+                        table_path=path,
                     )
                 )
         return out

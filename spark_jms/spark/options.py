@@ -1,10 +1,6 @@
-"""The options of format("jmsq"), parsed, and the Python worker processes of Spark, which outlive their tasks.
+"""The options of format("jmsq"), parsed, and how the process of a source on the driver learns of its end.
 
 settings/options.py declares the options; `parse_options` and the checks after it refuse what has no effect.
-
-PySpark's daemon runs a full garbage collection after each task. With pyspark, pandas and pyarrow loaded, the collector
-walks some hundred thousand objects that live as long as the worker, which takes longer than reading a small batch.
-`freeze_loaded` exempts those objects; the collector still handles whatever later tasks leave behind.
 
 The process of a source on the driver ends in one of two ways. When the query ends, because it failed or was stopped, Spark
 closes the connection and sends SIGTERM, in any order, and Python would die before it has called `stop`. When the driver
@@ -21,8 +17,6 @@ Features: C1, C6, C7, M4 (docs/FEATURES.md)
 from __future__ import annotations
 
 import contextlib
-import functools
-import gc
 import os
 import re
 import signal
@@ -223,13 +217,7 @@ def _columns(names: tuple[str, ...], text: str | None) -> tuple[str, ...]:
     return tuple(name for name in found if name)
 
 
-# -- worker processes --------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def freeze_loaded() -> None:
-    """Call at the end of a task. The first call, when all modules are loaded, freezes; later calls do nothing."""
-    gc.freeze()
+# -- the process of a source --------------------------------------------------------------------------------------------
 
 
 class StopSignal:

@@ -50,7 +50,8 @@ from spark_jms.log.tables.storage import NamedFiles, now_ms
 from spark_jms.log.upkeep.housekeeping import SenderHousekeeping
 from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.options import Options
-from spark_jms.spark.options import address_of, check_written, freeze_loaded
+from spark_jms.spark.options import address_of, check_written
+from spark_jms.spark.tasks import freeze_loaded
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,7 +1,7 @@
 """The streaming source: a batch has one partition per member, and the offset is the batch.
 
 The reader lives in one process on the driver per query and keeps the claims. Tasks get everything they need in their
-partition.
+partition (tasks.py).
 
 Features: C1, C4, C5, C6, C8, T13, M4 (docs/FEATURES.md)
 """
@@ -12,9 +12,9 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -29,58 +29,43 @@ from spark_jms.errors import (
     SparkStoppedError,
     TriggerError,
 )
-from spark_jms.settings.options import Options
-from spark_jms.spark.options import (
-    SparkContextWatch,
-    StopSignal,
-    address_of,
-    check_streaming,
-    freeze_loaded,
-    identity_of,
-)
+from spark_jms.settings.destination import PACED_PREFERENCE
+from spark_jms.settings.options import DEFAULT_MAX_DELAY_MS, Options
+from spark_jms.spark.options import SparkContextWatch, StopSignal, address_of, check_streaming, identity_of
+from spark_jms.spark.tasks import MemberPartition, SmallBatchPartition, TaskReader
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
     from spark_jms.claims.consumers.subscriber import Subscriber
-    from spark_jms.core.messages.ranges import Ranges
-    from spark_jms.core.ordering.sort_order import DeliveryOrder
     from spark_jms.core.records.batch import Batch, Limits
     from spark_jms.core.selector import Selector
     from spark_jms.log.destinations.domain import Domain
     from spark_jms.log.tables.delta_log import DeltaLog
-    from spark_jms.log.tables.files import FileHint
     from spark_jms.store import Store
 
 log = logging.getLogger("spark_jms")
 IDLE_WAIT_S = 0.2  # latestOffset waits this long for messages: Spark would call it again at once
-_POLL_S = 0.005
+_POLL_S = 0.02  # between two looks; a commit of this host ends the wait
+TABLE_EVERY_S = 5.0  # the acknowledgement table: views add what waits for it, and each write is a commit
 _QUERY = "query-"  # the names of the consumers begin with it
 AVAILABLE_NOW_WAIT_S = 10.0  # for members that other consumers hold
 
 
-@dataclass
-class MemberPartition(InputPartition):
-    """One member's part of a batch: sequence ranges, the files to look in first, and earlier deliveries."""
+def _parsed(selector: str | None) -> Selector | None:
+    if selector is None:
+        return None
+    from spark_jms.core.selector import Selector
 
-    root: str
-    destination: str
-    member: int
-    columns: tuple[str, ...]
-    picks: Ranges
-    redelivered: Mapping[int, Ranges]
-    files: list[FileHint]
-    fail_on_data_loss: bool
-    table_id: str | None = None
-    order: DeliveryOrder | None = None  # None: FIFO
-    unpacks: bool = False  # the destination may have compressed bodies
+    return Selector.parse(selector)
 
 
-@dataclass
-class SmallBatchPartition(InputPartition):
-    """All members' parts of a small batch, one after the other: one task, because a task costs more than its messages."""
-
-    parts: list[MemberPartition]
+def _load_claims() -> None:
+    """The modules that a batch of a plain queue needs: Python loads each module once, whichever thread asks first."""
+    import spark_jms.claims.batches.acknowledgement
+    import spark_jms.claims.consumers.subscriber
+    import spark_jms.claims.upkeep.housekeeping
+    import spark_jms.claims.upkeep.usage  # noqa: F401 - loaded for later
 
 
 class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -93,6 +78,10 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._unlogged = ""  # the consumer of an initial offset that Spark has not logged yet
         self._signal: StopSignal | None = None  # with onPoison=isolate
         self._context = SparkContextWatch()
+        self._bell = threading.Event()  # a commit to the destination's table
+        self._claimed_s: float | None = (
+            None  # when the last batch was claimed; None: a time without messages came after it
+        )
         self._calls = threading.Lock()  # the watch closes the source between two calls of Spark
         self._closing = ExitStack()
 
@@ -130,10 +119,12 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from spark_jms.claims.upkeep.housekeeping import BackgroundThread, Housekeeper
         from spark_jms.claims.upkeep.usage import PUBLISH_EVERY_S, UsagePublisher
         from spark_jms.core.destinations.destination import QUEUE_SUBSCRIPTION
+        from spark_jms.log.tables.delta_log import LogWatch
 
         o, consumer = self.options, batch.consumer
         domain, kept, selector = self._resolved()
         table = domain.log(self._name)
+        self._table_path = domain.table_path(self._name)
         store = self._closing.enter_context(open_stores(domain))
         declared = table.snapshot.destination
         check_origin(domain, store, table.snapshot, kept if declared.is_topic else QUEUE_SUBSCRIPTION, batch)
@@ -171,7 +162,11 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             subscriber.flush_outbox,
             subscriber.make_room,
             subscriber.flush_life_cycle,
+            TABLE_EVERY_S,
         )
+        watch = LogWatch()
+        self._closing.callback(watch.close)
+        watch.add(table, self._bell.set)
         usage = UsagePublisher(domain, store, self._name)
         self._background.add(f"usage of {self._name}", usage.publish, PUBLISH_EVERY_S)
         # A thread of its own: compaction must not delay a hand-over.
@@ -200,10 +195,9 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The domain, what the subscription is kept as (None: a queue), and the selector."""
         from spark_jms.claims.upkeep.power_loss import open_domain
         from spark_jms.core.destinations.subscriptions import kept_at
-        from spark_jms.core.selector import Selector
 
         o = self.options
-        domain, selector = open_domain(o.root), Selector.parse(o.selector)
+        domain, selector = open_domain(o.root), _parsed(o.selector)
         table = domain.log(self._name)
         declared = table.refresh().destination
         self._address.members(declared)
@@ -280,10 +274,36 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # The first batch only names the consumer. If the query claimed now and died before Spark logged its first
             # offset, it would restart under another name and its claim would have no owner.
             self._unlogged = ""
+            threading.Thread(target=_load_claims, name="jmsq imports", daemon=True).start()
             return start
         subscriber = self._open(before)
-        batch = self._drain(subscriber, before) if self._targets is not None else self._wait(subscriber, before)
+        if self._targets is not None:
+            batch = self._drain(subscriber, before)
+        else:
+            self._rest(subscriber, before)
+            batch = self._wait(subscriber, before)
+        self._claimed_s = None if batch is None else time.monotonic()
         return batch.to_json() if batch is not None else start
+
+    def _rest(self, subscriber: Subscriber, before: Batch) -> None:
+        """After a batch, so that the next one has more messages (core/records/batch.py, the pace of a query)."""
+        claimed_s = self._claimed_s
+        if claimed_s is None or not self._is_paced(subscriber, before):
+            return
+        from spark_jms.core.records.batch import rest_ms
+
+        now_s = time.monotonic()
+        until_s = now_s + rest_ms((now_s - claimed_s) * 1000, self.options.batch_pace_ms) / 1000
+        while (left_s := until_s - time.monotonic()) > 0 and not self._stops():
+            time.sleep(min(left_s, _POLL_S))
+
+    def _is_paced(self, subscriber: Subscriber, before: Batch) -> bool:
+        """Nothing else says when a batch is made, and the last one left no messages."""
+        o, preference = self.options, subscriber.table.snapshot.destination.messaging_performance_preference
+        if o.max_bytes is not None or o.min_messages is not None or o.max_delay_ms != DEFAULT_MAX_DELAY_MS:
+            return False
+        is_full = o.max_messages is not None and before.count >= o.max_messages
+        return preference == PACED_PREFERENCE and not is_full and not subscriber.has_more()
 
     def limits_for(self, subscriber: Subscriber) -> Limits:
         """Where no minMessagesPerTrigger is given, with the destination's messagingPerformancePreference."""
@@ -296,11 +316,14 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Limits(o.max_messages, o.max_bytes, o.min_messages, o.max_delay_ms)
 
     def _wait(self, subscriber: Subscriber, before: Batch) -> Batch | None:
-        """The next batch, or None after a short wait. A poll costs one check for a file name."""
+        """The next batch, or None after a short wait. A commit of this host ends the wait at once; what another host commits, a
+        member that is handed over and a delay that ends are seen at the next look."""
         deadline = time.monotonic() + IDLE_WAIT_S
+        self._bell.clear()
         batch = subscriber.next_batch(before, self.limits_for(subscriber))
         while batch is None and time.monotonic() < deadline and not self._stops():
-            time.sleep(_POLL_S)
+            self._bell.wait(_POLL_S)
+            self._bell.clear()
             if subscriber.hand_over() or subscriber.has_news():
                 batch = subscriber.next_batch(before, self.limits_for(subscriber))
         return batch
@@ -331,7 +354,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     )
                 self._warn_of_what_is_left(subscriber)
                 return None
-            time.sleep(_POLL_S * 4)
+            time.sleep(_POLL_S)
 
     def _stops(self) -> bool:
         """Spark is stopping this source."""
@@ -396,6 +419,13 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         subscriber = self._open(batch)
         withheld = subscriber.resume(batch)
+        if withheld:
+            log.warning(
+                "%s: this batch is repeated without %d of its messages. A query with state counts them all the same if an earlier "
+                "attempt had stored it and the session's checkpoint file manager does not replace files (docs/SPARK.md, checkpoints)",
+                self._name,
+                sum(ranges.count for ranges in withheld.values()),
+            )
         out: list[MemberPartition] = []
         snapshot = subscriber.table.refresh()
         order = delivery_order(snapshot.destination)
@@ -418,6 +448,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         snapshot.table_id,
                         order,
                         snapshot.destination.has_compressed,
+                        self._table_path,
                     )
                 )
         if len(out) > 1 and sum(part.picks.count for part in out) <= self.options.small_batch_messages:
@@ -448,41 +479,10 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._signal = None
             self._closing.close()
 
-    # -- reading, in a task ---------------------------------------------------------------------------------------
+    # -- in a task ------------------------------------------------------------------------------------------------
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        parts = partition.parts if isinstance(partition, SmallBatchPartition) else [partition]
-        for part in parts:
-            assert isinstance(part, MemberPartition)
-            yield from read_partition(part)
-        freeze_loaded()
+        return TaskReader().read(partition)
 
-    def __getstate__(self) -> dict[str, Any]:
-        nothing: dict[str, Any] = {
-            "_targets": None,
-            "_told": set(),
-            "_subscriber": None,
-            "_unlogged": "",
-            "_signal": None,
-        }
-        return {"options": self.options, "_address": self._address, **nothing}
-
-
-def read_partition(partition: MemberPartition) -> Iterator[RecordBatch]:
-    """The partition's messages in order."""
-    from spark_jms.claims.messages.fetch import fetch
-    from spark_jms.core.ordering.sort_order import FIFO
-    from spark_jms.log.destinations.domain import Domain
-
-    yield from fetch(
-        Domain(partition.root).log(partition.destination),
-        partition.destination,
-        partition.member,
-        partition.picks,
-        partition.redelivered,
-        columns=partition.columns,
-        files=partition.files,
-        fail_on_data_loss=partition.fail_on_data_loss,
-        table_id=partition.table_id,
-        order=partition.order or FIFO,
-        unpacks=partition.unpacks,
-    )
+    def __reduce__(self) -> tuple[type[TaskReader], tuple[()]]:
+        """A task gets what reads its partition and nothing else, so that its process loads no planning."""
+        return TaskReader, ()

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from spark_jms.claims.batches.acknowledgement import PreviousBatch
 from spark_jms.claims.batches.planner import Planner
@@ -37,7 +37,6 @@ from spark_jms.core.records.poison import Messages, Trial, claimed_again, common
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import Claim
 from spark_jms.core.records.take import Offer, take
-from spark_jms.core.selector import Selector
 from spark_jms.errors import (
     ConsumerClosedException,
     DestinationReplacedError,
@@ -52,6 +51,9 @@ from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.settings.destination import UNLIMITED
 from spark_jms.settings.fields import LifeEvent
 from spark_jms.store import Store
+
+if TYPE_CHECKING:
+    from spark_jms.core.selector import Selector
 
 MAX_OPEN_CLAIMS = 10_000  # of one plain client in one member: each is stored until it is acknowledged
 log = logging.getLogger("spark_jms")

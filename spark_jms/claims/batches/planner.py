@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,11 +40,13 @@ from spark_jms.core.records.life_cycle import SERVER_WAS_DOWN
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.refusal import holding_back
 from spark_jms.core.records.take import Offer
-from spark_jms.core.selector import Selector
 from spark_jms.errors import DataLossError
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.settings.fields import LifeEvent
+
+if TYPE_CHECKING:
+    from spark_jms.core.selector import Selector
 
 log = logging.getLogger("spark_jms")
 MAX_ROWS_READ = 200_000  # headers that one plan reads in one member: about half a second

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Container, Iterable
+from typing import TYPE_CHECKING
 
 from spark_jms.claims.batches.units_of_work import read_parts, together
 from spark_jms.claims.messages.scan import Question, may_expire, scan
@@ -26,12 +27,14 @@ from spark_jms.core.ordering.units_of_work import WorkVerdict, judge
 from spark_jms.core.records.life_cycle import SERVER_WAS_DOWN
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.take import Offer
-from spark_jms.core.selector import Selector
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.settings.destination import UNLIMITED
 from spark_jms.settings.fields import DISCARD, LifeEvent
 from spark_jms.store import RecordCorruptError, RecordHeldError, Session, StoreError
+
+if TYPE_CHECKING:
+    from spark_jms.core.selector import Selector
 
 _FOR_EVER_MS = 2**63 - 1
 _MOST_SORTED = 100_000  # arrivals of one decision where the heads are not the oldest: what it drops may be scattered
@@ -204,6 +207,8 @@ class FreeRecordLimits:
     def _limit(self, snapshot: Snapshot, subscription: Subscription) -> SubscriptionLimit:
         key, name = (snapshot.table_id, subscription.name, subscription.selector), snapshot.destination.name
         if key not in self._limits:
+            from spark_jms.core.selector import Selector
+
             self._limits[key] = SubscriptionLimit(
                 self._table,
                 subscription.name,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -24,12 +25,14 @@ from spark_jms.core.records.batch import Limits
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.refusal import JUDGE
 from spark_jms.core.records.take import Offer
-from spark_jms.core.selector import Selector
 from spark_jms.log.messages.data_files import read_stored
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.files import DataFile
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.settings.fields import DISCARD, LifeEvent
+
+if TYPE_CHECKING:
+    from spark_jms.core.selector import Selector
 
 log = logging.getLogger("spark_jms")
 

@@ -40,12 +40,12 @@ from spark_jms.claims.servers.stores import (
 from spark_jms.claims.transactions.transfer import Transfers
 from spark_jms.core.destinations.destination import QUEUE_SUBSCRIPTION, Destination, Subscription
 from spark_jms.core.destinations.subscriptions import missed, record_server
+from spark_jms.core.messages.arrays import empty_table
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.messages.types import readable_rows
 from spark_jms.core.ordering.units_of_work import NO_PARTS, PART_COLUMNS, judge, parts
 from spark_jms.core.records.expiration import EXPIRER, NEVER, REASON, DueLooks, columns_of, entry
 from spark_jms.core.records.record_set import RecordSet
-from spark_jms.core.selector import Selector
 from spark_jms.errors import JmsqError, MemberUnavailableError
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.messages.data_files import read_stored
@@ -68,7 +68,7 @@ DELIVERING, DELIVERING_EVERY_MS = 100, 1_000  # of one that does, and how often;
 _STEP_ROWS = 25  # of the log: about a millisecond of Python
 WAIT_S = 1.0  # for a record that a consumer holds; it is tried again with the next search
 _MAX_S = 5.0  # of a search, at about the end of a step: then other housekeeping gets its turn
-_SINGLES = pa.schema([("sequence", pa.int64()), ("expires_ms", pa.int64())]).empty_table()
+_SINGLES = empty_table(pa.schema([("sequence", pa.int64()), ("expires_ms", pa.int64())]))
 
 # -- by the holder of a record set -------------------------------------------------------------------------------------
 
@@ -346,6 +346,8 @@ class ExpirationScan:
         text = place.subscription.selector
         if not (text or not_seen):
             return over
+        from spark_jms.core.selector import Selector
+
         selector = Selector.parse(text) if text else None
         question = Question(selector, now_ms=now, skips_refused=True, missed=not_seen)
         return scan(self._table, place.member, over, question, table_id=snapshot.table_id).expired

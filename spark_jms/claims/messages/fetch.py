@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,9 +26,12 @@ from spark_jms.core.messages.ranges import Ranges, union
 from spark_jms.core.ordering.sort_order import FIFO, DeliveryOrder, SortOrder
 from spark_jms.errors import DataLossError, DestinationReplacedError, MessageFormatError
 from spark_jms.log.messages.data_files import LastRows, StoredRows, read_stored
-from spark_jms.log.messages.paging import MessageBuffer, PagedRows, process_buffer
-from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.files import FileHint
+from spark_jms.log.tables.storage import Storage
+
+if TYPE_CHECKING:
+    from spark_jms.log.messages.paging import MessageBuffer, PagedRows
+    from spark_jms.log.tables.snapshot import Snapshot
 
 log = logging.getLogger("spark_jms")
 WITHOUT_LOST = (
@@ -42,8 +45,19 @@ _SEQUENCE = "jmsq.sequence"  # beside the columns of a paged row
 _SHARE = 8  # a bucket has such a part of the buffer
 
 
+class ReadTable(Protocol):
+    """What reading needs of a destination's table; a DeltaLog has it."""
+
+    @property
+    def storage(self) -> Storage: ...
+    @property
+    def snapshot(self) -> Snapshot: ...
+    def refresh(self) -> Snapshot: ...
+    def verify(self) -> Snapshot: ...
+
+
 def fetch(
-    table: DeltaLog,
+    table: ReadTable,
     destination: str,
     member: int,
     picks: Ranges,
@@ -56,7 +70,7 @@ def fetch(
     order: DeliveryOrder = FIFO,
     last: LastRows | None = None,
     unpacks: bool = False,
-    buffer: Callable[[], MessageBuffer] = process_buffer,
+    buffer: Callable[[], MessageBuffer] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The picked messages of one member, in `order`: FIFO, or another one, for which large claims page in `buffer`.
     `redelivered` maps a delivery count above 1 to its messages.
@@ -64,7 +78,7 @@ def fetch(
     `files` are tried first; a file that compaction has replaced is looked up in the log. Raises DataLossError for
     messages that are in no file, or leaves them out when `fail_on_data_loss` is false. Raises DestinationReplacedError when
     the table is not `table_id` any more: the messages that have these sequences now are others. `last` keeps decoded rows
-    for the next call. With `unpacks`, compressed bodies are as they were sent.
+    for the next call. `buffer` None: that of the process. With `unpacks`, compressed bodies are as they were sent.
     """
     found = _PickedRows(table, member, picks, files, table_id, last)
     stored = list(dict.fromkeys([*stored_columns(columns), *order.columns]))
@@ -74,7 +88,7 @@ def fetch(
         def again(names: list[str]) -> Iterator[StoredRows]:
             return _PickedRows(table, member, picks, files, table_id, None).rows(names)
 
-        rows = in_order(rows, order, redelivered, again, buffer)
+        rows = in_order(rows, order, redelivered, again, buffer or _buffer_of_process)
     for batch, sequences in rows:
         done = 0
         for piece in pieces(batch) if unpacks else [batch]:
@@ -92,6 +106,12 @@ def fetch(
     log.warning("%s. They are left out.", what)
 
 
+def _buffer_of_process() -> MessageBuffer:
+    from spark_jms.log.messages.paging import process_buffer
+
+    return process_buffer()
+
+
 def _unpacked(batch: pa.RecordBatch, destination: str, member: int, sequences: pa.Array) -> pa.RecordBatch:
     try:
         return decompressed(batch)
@@ -106,7 +126,7 @@ class _PickedRows:
 
     def __init__(
         self,
-        table: DeltaLog,
+        table: ReadTable,
         member: int,
         picks: Ranges,
         files: Sequence[FileHint] | None,
@@ -266,6 +286,8 @@ def _key(order: DeliveryOrder, batch: pa.RecordBatch) -> pa.RecordBatch:
 def _in_buckets(
     parts: list[StoredRows], size: int, rows: Iterator[StoredRows], ranks: _Ranks, buffer: MessageBuffer
 ) -> Iterator[StoredRows]:
+    from spark_jms.log.messages.paging import PagedRows
+
     seen = sum(batch.num_rows for batch, _ in parts)
     expected = size * ranks.count // max(seen, 1)
     count = min(max(_SHARE * expected // buffer.limit_bytes + 1, 2), MOST_BUCKETS, max(ranks.count, 1))

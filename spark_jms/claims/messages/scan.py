@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,13 +21,15 @@ import pyarrow.compute as pc
 from spark_jms.core.messages.columns import NON_PERSISTENT, STATISTICS_COLUMNS
 from spark_jms.core.messages.ranges import EMPTY, Ranges, union
 from spark_jms.core.ordering.units_of_order import NO_UNITS, BlockedUnits, UnitMessages
-from spark_jms.core.selector import Selector
 from spark_jms.errors import DestinationReplacedError
 from spark_jms.log.messages.data_files import read_stored
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.files import DataFile
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import Storage
+
+if TYPE_CHECKING:
+    from spark_jms.core.selector import Selector
 
 ATTEMPTS = 3
 T = TypeVar("T")

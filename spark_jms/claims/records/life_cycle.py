@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from spark_jms.core.messages.arrays import arrow_array
 from spark_jms.core.messages.ranges import Ranges, union
 from spark_jms.core.records.life_cycle import Acknowledgement, LoggedEvent, events_id, sent_id
 from spark_jms.core.transactions.transfer import StagedFile
@@ -123,7 +124,7 @@ class AcknowledgementTable:
             "last": [row.picks.last for row in rows],
             "ranges": [json.dumps(row.picks.to_json()) for row in rows],
         }
-        arrays = [pa.array(columns[f.name], f.type) for f in ACKNOWLEDGEMENT_SCHEMA]
+        arrays = [arrow_array(columns[f.name], f.type) for f in ACKNOWLEDGEMENT_SCHEMA]
         writer.append(pa.RecordBatch.from_arrays(arrays, schema=ACKNOWLEDGEMENT_SCHEMA))
         return writer.close()
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from spark_jms.claims.servers.stores import (
     active_subscriptions,
@@ -47,7 +47,6 @@ from spark_jms.core.destinations.subscriptions import (
     shared_name,
 )
 from spark_jms.core.records.stored_form import client_record, members_prefix, uses_record
-from spark_jms.core.selector import Selector
 from spark_jms.errors import (
     InvalidClientIDException,
     MemberUnavailableError,
@@ -60,6 +59,9 @@ from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.store import Delete, Handle, Put, RecordHeldError, Session, Store, StoreError
+
+if TYPE_CHECKING:
+    from spark_jms.core.selector import Selector
 
 _STEP_MS = 250
 _STEP_S = 0.25
@@ -200,6 +202,8 @@ def _named(topic: Destination, subscription: str | None) -> str:
 
 
 def _same(known: str | None, text: str | None) -> bool:
+    from spark_jms.core.selector import Selector
+
     one, other = Selector.parse(known), Selector.parse(text)
     return one is other if one is None or other is None else one.means(other)
 

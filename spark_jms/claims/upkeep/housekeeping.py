@@ -141,8 +141,10 @@ class BackgroundThread:
         flush_outbox: Callable[[], object],
         make_room: Callable[[], object],
         flush_life_cycle: Callable[[], object],
+        table_every_s: float = TABLE_EVERY_S,
     ) -> None:
-        """The tasks of a consumer. `check(name)` raises their errors as the table above says."""
+        """The tasks of a consumer. `check(name)` raises their errors as the table above says. `table_every_s`: the pause between
+        two writes of the acknowledgement table."""
         self.add(
             f"hand-over of {name}",
             hand_over,
@@ -154,7 +156,7 @@ class BackgroundThread:
         self.add(
             f"acknowledgement table of {name}",
             flush_outbox,
-            TABLE_EVERY_S,
+            table_every_s,
             raises_after_s=TABLE_RAISES_AFTER_S,
             owner=name,
         )

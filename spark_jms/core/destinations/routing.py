@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.messages.arrays import arrow_array, repeated
 from spark_jms.core.messages.types import readable
 from spark_jms.core.ordering.units_of_order import NO_PATHS, UnitPaths, slot_of
 from spark_jms.errors import InvalidDestinationError
@@ -205,7 +206,7 @@ def _free_members(routing: Routing, rows: int, turn: int) -> pa.Int32Array:
         return _places(routing.policy, routing.members, routing.weights, rows, turn)
     open_members = routing.open_members()
     weights = routing.weights_of(open_members)
-    return pa.array(open_members, pa.int32()).take(_places(routing.policy, len(open_members), weights, rows, turn))
+    return arrow_array(open_members, pa.int32()).take(_places(routing.policy, len(open_members), weights, rows, turn))
 
 
 def _places(policy: str, count: int, weights: Sequence[int], rows: int, turn: int) -> pa.Int32Array:
@@ -214,7 +215,7 @@ def _places(policy: str, count: int, weights: Sequence[int], rows: int, turn: in
         return _repeated(0, rows)
     if policy == "round-robin":
         if rows <= count:
-            return pa.array([(row * count // rows + turn) % count for row in range(rows)], pa.int32())
+            return arrow_array([(row * count // rows + turn) % count for row in range(rows)], pa.int32())
         begins = [-(-share * rows // count) for share in range(count + 1)]
         shares = enumerate(pairwise(begins))
         return pa.concat_arrays([_repeated((n + turn) % count, end - begin) for n, (begin, end) in shares])
@@ -228,7 +229,7 @@ def _places(policy: str, count: int, weights: Sequence[int], rows: int, turn: in
 
 
 def _repeated(member: int, rows: int) -> pa.Int32Array:
-    return pa.repeat(pa.scalar(member, pa.int32()), rows)
+    return repeated(member, pa.int32(), rows)
 
 
 def split(batch: pa.RecordBatch, members: pa.Int32Array) -> list[tuple[int, pa.RecordBatch]]:

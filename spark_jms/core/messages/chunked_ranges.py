@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.messages.arrays import arrow_array
 from spark_jms.core.messages.ranges import Ranges, concatenated, inside, plus, view
 
 SPAN = 2**18
@@ -206,7 +207,7 @@ def _bitmap(ranges: Ranges, first: int) -> bytes:
 def _ranges(bitmap: bytes, first: int) -> Ranges:
     """The inverse of `_bitmap`."""
     bits = pa.Array.from_buffers(pa.bool_(), SPAN, [None, pa.py_buffer(bitmap.translate(_REVERSED))])
-    unset = pa.array([False])
+    unset = arrow_array([False], pa.bool_())
     here, before = pa.concat_arrays([bits, unset]), pa.concat_arrays([unset, bits])
     begins, ends = pc.indices_nonzero(pc.and_not(here, before)), pc.indices_nonzero(pc.and_not(before, here))
     return Ranges(plus(view(begins.view(pa.int64())), first), plus(view(ends.view(pa.int64())), first - 1))

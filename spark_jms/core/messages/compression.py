@@ -31,6 +31,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.messages.arrays import arrow_scalar
 from spark_jms.core.messages.properties import MapEntries
 from spark_jms.core.messages.types import map_column, map_rows, readable
 from spark_jms.settings.destination import BEST_COMPRESSION, BEST_SPEED, DEFAULT_COMPRESSION, LZF, DestinationSettings
@@ -41,6 +42,7 @@ _GZIP = 31  # zlib's window bits for the format of GZIP
 _LEVEL = 6
 MOST_BYTES = 16 * 2**20  # that are decompressed at a time
 _MAP = pa.map_(pa.string(), pa.string())
+_COMPRESSED = arrow_scalar(COMPRESSED_PROPERTY, pa.string())
 BODIES = ("text", "body")
 OTHERS = "snappy"
 VERY_LARGE_BYTES = 32 * 2**20
@@ -66,7 +68,7 @@ def unpacked_bytes(packed: bytes) -> int:
 
 def has_compressed(properties: pa.Array) -> bool:
     """Of a column of properties."""
-    return len(properties.keys) > 0 and bool(pc.any(pc.equal(properties.keys, COMPRESSED_PROPERTY)).as_py())
+    return len(properties.keys) > 0 and bool(pc.any(pc.equal(properties.keys, _COMPRESSED)).as_py())
 
 
 def compressed(rows: pa.RecordBatch, threshold: int | pa.Array | None) -> pa.RecordBatch:

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.messages.arrays import arrow_scalar
 from spark_jms.core.messages.ranges import inside, plus, view
 from spark_jms.core.messages.types import readable
 from spark_jms.errors import MessageFormatError
@@ -72,6 +73,7 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
 TRACEPARENT, TRACESTATE = "traceparent", "tracestate"
 _NAMES = (TRACEPARENT, TRACESTATE)
 _MAP = pa.map_(pa.string(), pa.string())
+_TYPES_KEY = arrow_scalar(TYPES_PROPERTY, pa.string())
 
 
 class MapEntries:
@@ -84,7 +86,7 @@ class MapEntries:
         self.keys = maps.keys.slice(start, stop - start)
         self.items = maps.items.slice(start, stop - start)
         self.row_of = pc.list_parent_indices(
-            pa.ListArray.from_arrays(pc.subtract(maps.offsets, start), pa.nulls(stop - start))
+            pa.ListArray.from_arrays(pc.subtract(maps.offsets, maps.offsets[0]), pa.nulls(stop - start))
         )
         self._present = maps.is_valid() if maps.null_count else None
 
@@ -133,7 +135,7 @@ def check_typed_properties(properties: Any) -> None:
     stream does that is piped on. A value that does not have its declared type would make the message undecodable for every
     reader, so the sender gets the error. Values are checked by columns; only a value that fails is looked at by itself.
     """
-    if not pc.any(pc.equal(properties.keys, TYPES_PROPERTY)).as_py():
+    if not pc.any(pc.equal(properties.keys, _TYPES_KEY)).as_py():
         return
     entries = MapEntries(properties)
     types = entries.items.take(entries.of(pc.equal(entries.keys, TYPES_PROPERTY))).dictionary_encode()

@@ -23,8 +23,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.messages.arrays import arrow_array, arrow_scalar, repeated
+
 FEW = 64  # numbers: below it a loop in Python is faster than a call of Arrow
-_ONE = pa.scalar(1, pa.int64())
+_ONE = arrow_scalar(1, pa.int64())
 _LARGEST = 2**62  # a bound and its neighbours fit 64 bits
 _INLINE_RANGES = 16  # below this, JSON pairs are readable and small enough
 
@@ -33,8 +35,8 @@ _INLINE_RANGES = 16  # below this, JSON pairs are readable and small enough
 def counting(first: int, count: int) -> Any:
     """The Int64Array first, first + 1, …, of `count` numbers."""
     if count < FEW:
-        return pa.array(range(first, first + count), pa.int64())
-    return pc.cumulative_sum(pa.repeat(_ONE, count), start=first - 1)
+        return arrow(view_of(range(first, first + count)))
+    return pc.cumulative_sum(pa.repeat(_ONE, count), start=arrow_scalar(first - 1, pa.int64()))
 
 
 def arrow(numbers: memoryview) -> Any:
@@ -68,7 +70,7 @@ def plus(numbers: memoryview, number: int) -> memoryview:
     """`number` added to each."""
     if len(numbers) < FEW:
         return view_of([n + number for n in numbers])
-    return view(pc.add(arrow(numbers), number))
+    return view(pc.add(arrow(numbers), arrow_scalar(number, pa.int64())))
 
 
 def joined(parts: Sequence[memoryview]) -> memoryview:
@@ -126,7 +128,8 @@ class Ranges:
             numbers = list(numbers)
             if len(numbers) < FEW:
                 return _merged([(number, number) for number in numbers])
-        vector = pc.cast(pa.array(numbers), pa.int64())
+            numbers = arrow(view_of(numbers))
+        vector = pc.cast(numbers, pa.int64())
         return _merge(vector, vector) if len(vector) else EMPTY
 
     def __reduce__(self) -> tuple[Callable[[bytes, bytes], Ranges], tuple[bytes, bytes]]:
@@ -195,7 +198,7 @@ class Ranges:
         """How many numbers the first range has, the first two, …"""
         if len(self) < FEW:
             return view_of(accumulate(hi - lo + 1 for lo, hi in self))
-        return view(pc.cumulative_sum(pc.add(pc.subtract(arrow(self.hi), arrow(self.lo)), 1)))
+        return view(pc.cumulative_sum(pc.add(pc.subtract(arrow(self.hi), arrow(self.lo)), _ONE)))
 
     # -- combining ------------------------------------------------------------------------------------------------
     def __or__(self, other: Ranges) -> Ranges:
@@ -304,7 +307,7 @@ class Ranges:
         if len(self) <= _INLINE_RANGES:
             return [[lo, hi] for lo, hi in self]
         edges = arrow(interleaved(self.lo, self.hi))
-        steps = pc.subtract(edges, pa.concat_arrays([pa.array([0], pa.int64()), edges[:-1]]))
+        steps = pc.subtract(edges, pa.concat_arrays([arrow(view_of([0])), edges[:-1]]))
         try:
             raw = memoryview(pc.cast(steps, pa.uint32()).buffers()[1]).tobytes()
         except pa.ArrowInvalid:  # a step of 2**32 or more
@@ -395,19 +398,20 @@ def _merge(lo: Any, hi: Any) -> Ranges:
         order = pc.sort_indices(lo)
         lo, hi = lo.take(order), hi.take(order)
     hi = pc.cumulative_max(hi)
-    apart = pc.greater(lo[1:], pc.add(hi[:-1], 1))
-    first = pa.array([True])
+    apart = pc.greater(lo[1:], pc.add(hi[:-1], _ONE))
+    first = arrow_array([True], pa.bool_())
     return Ranges(view(lo.filter(pa.concat_arrays([first, apart]))), view(hi.filter(pa.concat_arrays([apart, first]))))
 
 
 def _sweep(a: Ranges, b: Ranges) -> Ranges:
     """The numbers in both: walks all bounds once, and counts the sets that are open between a bound and the next."""
-    begins = pa.repeat(pa.scalar(1, pa.int8()), len(a) + len(b))
-    ends = pa.repeat(pa.scalar(-1, pa.int8()), len(a) + len(b))
+    begins = repeated(1, pa.int8(), len(a) + len(b))
+    ends = repeated(-1, pa.int8(), len(a) + len(b))
     points = arrow(joined([a.lo, b.lo, plus(a.hi, 1), plus(b.hi, 1)]))
     order = pc.sort_indices(points)
     points = points.take(order)
-    both = pc.equal(pc.cumulative_sum(pa.concat_arrays([begins, ends]).take(order)), 2)[:-1]
+    open_sets = pc.cumulative_sum(pa.concat_arrays([begins, ends]).take(order))
+    both = pc.equal(open_sets, arrow_scalar(2, pa.int8()))[:-1]
     inside = pc.and_(both, pc.less(points[:-1], points[1:]))
     return Ranges(view(points[:-1].filter(inside)), plus(view(points[1:].filter(inside)), -1))
 

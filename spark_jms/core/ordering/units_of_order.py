@@ -107,6 +107,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.messages.arrays import empty_table
 from spark_jms.core.messages.ranges import FEW, Ranges
 from spark_jms.core.messages.types import readable
 from spark_jms.errors import MessageFormatError
@@ -466,7 +467,7 @@ class UnitMessages:
 
 
 _ROWS = pa.schema([("sequence", pa.int64()), ("unit", pa.string()), ("expires_ms", pa.int64())])
-NO_UNITS = UnitMessages(_ROWS.empty_table())
+NO_UNITS = UnitMessages(empty_table(_ROWS))
 
 
 def with_default_unit(rows: pa.RecordBatch, unit: str | None) -> pa.RecordBatch:

@@ -36,6 +36,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.messages.arrays import empty_table
 from spark_jms.core.messages.properties import MapEntries
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.messages.types import readable
@@ -56,11 +57,11 @@ PARTS_SCHEMA = pa.schema(
     ]
 )
 PART_COLUMNS = ("JMSXGroupID", "properties", "JMSTimestamp", "JMSDeliveryTime", "JMSExpiration")  # what `parts` reads
-NO_PARTS = PARTS_SCHEMA.empty_table()
+NO_PARTS = empty_table(PARTS_SCHEMA)
 ASLEEP_SCHEMA = PARTS_SCHEMA.append(pa.field("wakes_ms", pa.int64()))  # when the unit may expire
 _FOR_EVER_MS = 2**63 - 1
 _MOST_CHUNKS = 64
-_NONE_ASLEEP = ASLEEP_SCHEMA.empty_table()
+_NONE_ASLEEP = empty_table(ASLEEP_SCHEMA)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class WorkVerdict:
     refused: Ranges = EMPTY
     expired: Ranges = EMPTY
     faulty: Mapping[str, Ranges] = field(default_factory=dict)
-    incomplete: pa.Table = field(default_factory=lambda: ASLEEP_SCHEMA.empty_table())
+    incomplete: pa.Table = field(default_factory=lambda: empty_table(ASLEEP_SCHEMA))
 
 
 # -- what the properties say -------------------------------------------------------------------------------------------

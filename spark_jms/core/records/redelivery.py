@@ -44,6 +44,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.messages.arrays import arrow_array
 from spark_jms.core.messages.chunked_ranges import NONE, ChunkedRanges
 from spark_jms.core.messages.properties import TYPES_PROPERTY
 from spark_jms.core.messages.ranges import EMPTY, Ranges, union
@@ -290,7 +291,7 @@ SET_ASIDE_FROM, SET_ASIDE_REASON, SET_ASIDE_TYPES = (
     "JMS_JMSQ_SetAsideReason",
     "JMS_JMSQ_SetAsideTypes",
 )
-_ADDED = pa.array([*_OURS, SET_ASIDE_FROM, SET_ASIDE_REASON, SET_ASIDE_TYPES])
+_ADDED = arrow_array([*_OURS, SET_ASIDE_FROM, SET_ASIDE_REASON, SET_ASIDE_TYPES], pa.string())
 _ADDED_TYPE = rf"(^|,)({'|'.join(_TYPES)}):[a-z]+"
 
 

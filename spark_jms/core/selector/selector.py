@@ -37,6 +37,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.messages.arrays import arrow_scalar
 from spark_jms.core.messages.properties import DELIVERY_MODES, HEADER_COLUMNS, PROPERTIES_COLUMN, Operand, Rows
 from spark_jms.core.messages.types import readable
 from spark_jms.core.selector.tree import (
@@ -66,7 +67,7 @@ _INTEGER_HEADERS = frozenset(("JMSPriority", "JMSTimestamp", "JMSXGroupSeq"))
 _EXACT_DOUBLE = 2**53
 _FLIPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 MIN_BATCH_ROWS = 4096
-_UNKNOWN = pa.scalar(None, pa.bool_())
+_UNKNOWN = arrow_scalar(None, pa.bool_())
 _COMPARE: Mapping[str, Callable[[Any, Any], Any]] = {
     "=": pc.equal,
     "<>": pc.not_equal,

@@ -209,6 +209,10 @@ class Domain:
             return self.temporary.own_log(destination)
         return self._shared_log(self._entry(destination).path, destination)
 
+    def table_path(self, destination: str) -> str:
+        """Where the table of a destination that is not temporary lies, below the root. Raises InvalidDestinationError."""
+        return self._entry(destination).path
+
     def acknowledgements(self, destination: str) -> DeltaLog:
         """Raises InvalidDestinationError."""
         if is_temporary(destination):

@@ -13,13 +13,13 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_jms.core.destinations.destination import Destination
+from spark_jms.core.messages.arrays import arrow_scalar
 from spark_jms.core.messages.columns import DICTIONARY_COLUMNS, ORDINAL, STORED_SCHEMA
 from spark_jms.core.messages.compression import UNCOMPRESSED, VERY_LARGE_BYTES, Codec, has_compressed, parquet_arguments
 from spark_jms.core.messages.properties import NOT_PROMOTED, PromotedColumns
@@ -29,10 +29,15 @@ from spark_jms.errors import InvalidDestinationError, UnreadableTableError
 from spark_jms.log.tables.files import OWN_STATISTICS, SMALL_BYTES, FileHint
 from spark_jms.log.tables.storage import Storage, naming_no_room, now_ms
 
+if TYPE_CHECKING:
+    from spark_jms.core.destinations.destination import Destination
+
 StoredRows = tuple[pa.RecordBatch, pa.Int64Array]  # rows and their sequences
 _READ_BATCH_BYTES = 4 * 2**20
+_ONE_PIECE_BYTES = 2**16  # a smaller file is read at once: footer, metadata and each column would be a call each
 ROW_GROUP_BYTES, SORTED_ROW_GROUP_BYTES = 8 * 2**20, 2**20  # a batch of a sorted destination takes a few rows of each
 FEW = 16  # rows: a dictionary for fewer takes longer to write and to read than it saves, and more room
+_DASH = arrow_scalar("-", pa.string())
 _MAX_STATISTICS_TEXT = 32
 ORDER_KEY = b"jmsq.order"  # in a file's footer: see message_writer.py
 _STAGED_GRACE_MS = 600_000
@@ -86,7 +91,8 @@ def read_stored(
         return
     with storage.open_input(file.path) as source:
         try:
-            parquet = pq.ParquetFile(source, pre_buffer=False)
+            whole = pa.BufferReader(source.read()) if file.bytes <= _ONE_PIECE_BYTES else source
+            parquet = pq.ParquetFile(whole, pre_buffer=False)
         except (pa.ArrowException, OSError) as error:
             raise _damaged(storage, file, error) from error
         if parquet.metadata.num_rows != file.rows:
@@ -165,6 +171,7 @@ class FileWriter:
         self._storage = storage
         self.member = member
         self.token = base64.urlsafe_b64encode(os.urandom(12)).decode()
+        self._id_prefix = arrow_scalar(f"ID:{self.token}", pa.string())
         self.path = f"m{member}-{prefix}{self.token}.parquet"
         self._where = f"{storage.uri}/{self.path}"
         try:
@@ -189,7 +196,7 @@ class FileWriter:
         if batch.schema.names[0] == "JMSMessageID":
             self.append(pa.RecordBatch.from_arrays([ordinals, *batch.columns], schema=STORED_SCHEMA))
             return
-        ids = pc.binary_join_element_wise(f"ID:{self.token}", pc.cast(ordinals, pa.string()), "-")
+        ids = pc.binary_join_element_wise(self._id_prefix, pc.cast(ordinals, pa.string()), _DASH)
         self.append(pa.RecordBatch.from_arrays([ordinals, ids, *batch.columns], schema=STORED_SCHEMA))
 
     def append(self, stored: pa.RecordBatch) -> None:

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.destinations.routing import Balancing, Routing, route, route_of, split
+from spark_jms.core.messages.arrays import repeated
 from spark_jms.core.messages.columns import IN_ARROW, ORDINAL, STORED_SCHEMA, check_sendable, normalise
 from spark_jms.core.messages.compression import codec_of, compressed
 from spark_jms.core.messages.properties import PromotedColumns
@@ -105,7 +106,7 @@ class MessageWriter:
 
     def write_to(self, rows: pa.RecordBatch, member: int) -> None:
         """All rows go to one member."""
-        self.write_routed(rows, pa.repeat(pa.scalar(member, pa.int32()), rows.num_rows))
+        self.write_routed(rows, repeated(member, pa.int32(), rows.num_rows))
 
     def write_routed(
         self, rows: pa.RecordBatch, members: pa.Int32Array, placed: Mapping[str, int] = MappingProxyType({})

@@ -38,7 +38,7 @@ from spark_jms.log.destinations.domain import ACKNOWLEDGEMENTS, REGISTER, Domain
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.storage import LocalStorage, NamedFiles
 from spark_jms.spark.options import parse_options
-from spark_jms.spark.source import JmsqStreamReader, read_partition
+from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.store import Store
 from spark_jms.testing import memory_domain
 
@@ -366,7 +366,7 @@ def reader(root: str, name: str) -> JmsqStreamReader:
 
 def texts(source: JmsqStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
     """Of a batch, as its tasks read them."""
-    batches = [b for p in source.partitions(start, end) for b in read_partition(p)]  # type: ignore[arg-type]
+    batches = [b for p in source.partitions(start, end) for b in source.read(p)]
     return [row["text"] for batch in batches for row in batch.to_pylist()]
 
 

@@ -27,7 +27,7 @@ from spark_jms.errors import DestinationReplacedError, FormatVersionError, JmsqE
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.tables.files import PROPERTY
 from spark_jms.spark.options import parse_options
-from spark_jms.spark.source import JmsqStreamReader, read_partition
+from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.store import Put, open_store
 from spark_jms.testing.inside import domain_of, records_of
 from tests.harness.domains.other_readers import wrong_answers
@@ -57,7 +57,7 @@ def texts(reader: JmsqStreamReader, start: Any, end: Any) -> list[str]:
     return [
         row["text"]
         for partition in reader.partitions(start, end)
-        for batch in read_partition(partition)  # type: ignore[arg-type]
+        for batch in reader.read(partition)
         for row in batch.to_pylist()
     ]
 

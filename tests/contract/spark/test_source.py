@@ -8,12 +8,14 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from spark_jms import connect
+from spark_jms import apply, connect
 from spark_jms.claims.batches import planner
 from spark_jms.claims.records import members
 from spark_jms.claims.upkeep import views
@@ -31,9 +33,11 @@ from spark_jms.errors import (
 from spark_jms.log.destinations.declarations import drop_subscription
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.settings.types import Use
+from spark_jms.spark import source as source_module
 from spark_jms.spark.browser import JmsqReader
 from spark_jms.spark.options import parse_options
-from spark_jms.spark.source import JmsqStreamReader, MemberPartition, SmallBatchPartition, read_partition
+from spark_jms.spark.source import JmsqStreamReader
+from spark_jms.spark.tasks import MemberPartition, SmallBatchPartition, read_partition
 from spark_jms.testing import memory_domain, wait_until
 
 LIMIT = ReadMaxRows(1000)
@@ -90,6 +94,120 @@ def test_small_files_are_delivered_in_one_batch(root: str) -> None:
     assert [batch.num_rows for batch in batches] == [21, 1, 1]
     assert [row["sequence"] for batch in batches for row in batch.to_pylist()] == list(range(1, 24))
     assert [row["text"] for row in batches[0].to_pylist()[:20]] == [str(number) for number in range(20)]
+    source.stop()
+
+
+@pytest.mark.parametrize(("messages", "tasks"), [(100, 1), (101, 3)])
+def test_a_hundred_messages_are_one_task_by_default(messages: int, tasks: int) -> None:
+    """C4: more have a task for each member."""
+    with memory_domain("file", orders={"kind": "distributed-queue", "members": 3}) as root:
+        source = reader(root)
+        start = first_batch(source)
+        send(root, *map(str, range(messages)))
+        assert len(source.partitions(start, source.latestOffset(start, LIMIT))) == tasks
+        source.stop()
+
+
+def test_commit_of_this_host_ends_the_wait_for_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C6: the source waits for the news of the log, not for the next of many looks."""
+    root = str(tmp_path)
+    apply(root, {"destinations": {"orders": {"kind": "queue"}}})
+    source = reader(root)
+    start = first_batch(source)
+    assert source.latestOffset(start, LIMIT) == start  # opened, and nothing there
+    monkeypatch.setattr(source_module, "_POLL_S", 100.0)
+    monkeypatch.setattr(source_module, "IDLE_WAIT_S", 100.0)
+    with ThreadPoolExecutor(1) as pool:
+        end = pool.submit(source.latestOffset, start, LIMIT)
+        send(root, "a")
+        assert rows(source, start, end.result(50)) == [("a", 1)]  # before the next look
+    source.stop()
+
+
+class Clock:
+    """Time that passes where the test or a sleep of the source lets it."""
+
+    def __init__(self) -> None:
+        self.now_s, self.slept_s = 1000.0, 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.slept_s += seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "took_s", "rest_s"),
+    [
+        ({}, 0.1, 0.1),
+        ({}, 0.2, 0.05),
+        ({}, 3.0, 0.0),
+        ({"batchPace": "1 s"}, 0.2, 0.2),
+        ({"batchPace": "0"}, 0.1, 0.0),
+        ({"maxMessagesPerTrigger": "3"}, 0.1, 0.1),
+        ({"maxMessagesPerTrigger": "2"}, 0.1, 0.0),
+        ({"maxBytesPerTrigger": "1000000"}, 0.1, 0.0),
+        ({"minMessagesPerTrigger": "1"}, 0.1, 0.0),
+        ({"maxTriggerDelay": "1 s"}, 0.1, 0.0),
+    ],
+)
+def test_query_rests_after_a_batch(
+    root: str, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], took_s: float, rest_s: float
+) -> None:
+    """T13, C6: as long as the batch took, until batchPace has passed since its claim; not where the query says when batches are
+    made, and not while a limit leaves messages."""
+    clock = Clock()
+    monkeypatch.setattr(source_module, "time", clock)
+    source = reader(root, **options)
+    start = first_batch(source)
+    send(root, "a", "b")
+    first = source.latestOffset(start, LIMIT)
+    assert clock.slept_s == 0  # the first batch
+    clock.now_s += took_s
+    send(root, "c", "d")
+    second = source.latestOffset(first, LIMIT)
+    assert clock.slept_s == pytest.approx(rest_s)
+    assert [text for text, _ in rows(source, first, second)] == ["c", "d"]
+    source.stop()
+
+
+@pytest.mark.parametrize(("preference", "rest_s"), [(0, 0.0), (25, 0.1), (50, 0.0)])
+def test_query_keeps_its_pace_with_one_preference(
+    monkeypatch: pytest.MonkeyPatch, preference: int, rest_s: float
+) -> None:
+    """T13: the other preferences say themselves how long a message waits."""
+    with memory_domain("file", orders={"kind": "queue", "messaging_performance_preference": preference}) as root:
+        clock = Clock()
+        monkeypatch.setattr(source_module, "time", clock)
+        source = reader(root)
+        start = first_batch(source)
+        send(root, "a")
+        first = source.latestOffset(start, LIMIT)
+        clock.now_s += 0.1
+        send(root, "b")
+        assert source.latestOffset(first, LIMIT) != first
+        assert clock.slept_s == pytest.approx(rest_s)
+        source.stop()
+
+
+def test_query_does_not_rest_after_a_time_without_messages(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T13: the first message after an idle time is not held up."""
+    monkeypatch.setattr(source_module, "IDLE_WAIT_S", 0.0)
+    clock = Clock()
+    monkeypatch.setattr(source_module, "time", clock)
+    source = reader(root)
+    start = first_batch(source)
+    send(root, "a")
+    first = source.latestOffset(start, LIMIT)
+    clock.now_s += 0.1
+    assert source.latestOffset(first, LIMIT) == first
+    assert clock.slept_s == pytest.approx(0.1)  # Spark's last batch ended just now
+    clock.now_s += 0.1
+    send(root, "b")
+    assert source.latestOffset(first, LIMIT) != first
+    assert clock.slept_s == pytest.approx(0.1)
     source.stop()
 
 

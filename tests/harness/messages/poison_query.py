@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 from spark_jms import connect
 from spark_jms.client.messages.message import Message
 from spark_jms.spark.options import StopSignal, parse_options
-from spark_jms.spark.source import JmsqStreamReader, read_partition
+from spark_jms.spark.source import JmsqStreamReader
 
 Offset = dict[str, Any]
 Row = dict[str, Any]
@@ -117,7 +117,7 @@ class Query:
 
     def _batch(self, reader: JmsqStreamReader) -> None:
         parts = reader.partitions(self.offsets[-2], self.offsets[-1])
-        rows = [row for part in parts for batch in read_partition(part) for row in batch.to_pylist()]  # type: ignore[arg-type]
+        rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
         self.sink.take(len(self.offsets) - 1, rows)
         self.committed += 1
         if self.committed_hook is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
-from spark_jms.spark.source import JmsqStreamReader, MemberPartition, read_partition
+from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.testing.domain import wait_until
 
 LIMIT = ReadMaxRows(1000)
@@ -21,5 +21,5 @@ def next_offset(source: JmsqStreamReader, start: dict[str, Any]) -> dict[str, An
 
 def texts_of(source: JmsqStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
     """Of a batch, sorted."""
-    partitions = [one for one in source.partitions(start, end) if isinstance(one, MemberPartition)]
-    return sorted(row["text"] for one in partitions for batch in read_partition(one) for row in batch.to_pylist())
+    partitions = source.partitions(start, end)
+    return sorted(row["text"] for one in partitions for batch in source.read(one) for row in batch.to_pylist())

@@ -258,7 +258,7 @@ def test_bad_option_raises_a_named_error(bench: Bench, destination: str, options
 def test_task_finds_messages_that_compaction_moved(bench: Bench) -> None:
     """C13: a task whose files were replaced and deleted after planning reads the new files."""
     from spark_jms.log.upkeep.compaction import compact
-    from spark_jms.spark.source import MemberPartition, read_partition
+    from spark_jms.spark.tasks import MemberPartition, read_partition
 
     for i in range(10):
         bench.send(bench.numbers(i, i, partitions=1), "jobs")

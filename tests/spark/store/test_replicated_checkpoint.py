@@ -17,6 +17,7 @@ from pyspark.errors import StreamingQueryException
 from spark_jms.setup import find_java
 from spark_jms.store.errors import StoreError
 from spark_jms.store.regions.admin.cluster import DaemonAdmin
+from tests.harness.processes.java import JavaSide
 from tests.harness.project import PROJECT
 from tests.harness.services.daemons import Daemons
 from tests.harness.users.pages import lines, says_it_prints
@@ -45,7 +46,7 @@ def doors(tmp_path: Path) -> Iterator[Daemons]:
 def nameservice(spark: SparkSession, ports: list[int]) -> str:
     """Put all doors under one name, with Hadoop's fail-over between them (docs/WEBHDFS.md)."""
     name = f"rs{uuid.uuid4().hex[:8]}"
-    hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[union-attr]
+    hadoop = JavaSide(spark).hadoop_of_context()
     nodes = [f"d{index}" for index in range(len(ports))]
     names = hadoop.get("dfs.nameservices")
     hadoop.set("dfs.nameservices", f"{names},{name}" if names else name)

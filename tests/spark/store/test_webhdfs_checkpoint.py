@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 
+from spark_jms.setup.session import CHECKPOINT_FILE_MANAGER
 from tests.harness.processes import forked
+from tests.harness.processes.java import JavaSide
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,6 +65,20 @@ def count(spark: SparkSession, folder: Path, checkpoint: str, table: str) -> Str
     lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(folder))
     writer = lines.groupBy("value").count().writeStream.format("memory").queryName(table).outputMode("complete")
     return writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+
+
+def test_door_refuses_a_second_writer_of_an_offset(spark: SparkSession, door: str) -> None:
+    """R19: with the session's checkpoint file manager, which checks before it renames: of two that pass the check one is refused."""
+    java, directory = JavaSide(spark), f"{door}{uuid.uuid4().hex}"
+    files = java.manager(CHECKPOINT_FILE_MANAGER, directory)
+    first, second = (files.createAtomic(java.path(f"{directory}/7"), False) for _ in range(2))
+    first.close()
+    with pytest.raises(Py4JJavaError, match="AlreadyExists"):
+        second.close()
+    fs = java.path(directory).getFileSystem(java.hadoop_of_session())
+    left, right = (java.path(f"{directory}/{name}") for name in ("8", "7"))
+    fs.create(left, True).close()
+    assert not fs.rename(left, right)  # the door decides, not the check before
 
 
 @pytest.mark.parametrize("state_conf", PROVIDERS.values(), ids=PROVIDERS.keys(), indirect=True)
@@ -128,7 +145,7 @@ def test_query_survives_the_take_over_by_another_door(spark: SparkSession, tmp_p
             "dfs.http.client.failover.sleep.base.millis": "20",
             "dfs.http.client.failover.sleep.max.millis": "200",
         }
-        hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[union-attr]
+        hadoop = JavaSide(spark).hadoop_of_context()
         for key, value in settings.items():
             hadoop.set(key, value)
         words: Counter[str] = Counter()

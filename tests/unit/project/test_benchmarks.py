@@ -64,6 +64,7 @@ OPTIONS = BenchmarkOptions(
     rounds=20,
     build_budget_s=900,
     commits=300_000,
+    large_rows=3_000_000,
 )
 
 

@@ -139,19 +139,12 @@ INSIDE = {
     "tests/contract/log/upkeep/test_usage_history.py": (1, "the clean-up of one table an hour later"),
     "tests/contract/store/webhdfs/test_files.py": (1, "the memory that a writer holds"),
     "tests/harness/processes/crash_plugin/sitecustomize.py": (1, "only message files are counted as steps"),
+    "tests/harness/processes/java.py": (1, "PySpark shows Hadoop's settings and Spark's classes nowhere else"),
     "tests/harness/programs/poison_app.py": (1, "PySpark tells the pid of its Java process nowhere else"),
     "tests/harness/stores/regions_writer.py": (1, "the network cuts one connection"),
     "tests/harness/stores/store_writer.py": (2, "whether the store's engine runs in this process"),
     "tests/process/store/regions/test_fuzz.py": (1, "bytes that no client would send"),
-    "tests/spark/store/test_replicated_checkpoint.py": (
-        1,
-        "PySpark gives Hadoop's settings of a running session nowhere else",
-    ),
     "tests/spark/jobs/test_service_queries.py": (1, "a query whose Java process has ended"),
-    "tests/spark/store/test_webhdfs_checkpoint.py": (
-        1,
-        "PySpark gives Hadoop's settings of a running session nowhere else",
-    ),
 }
 # Harnesses below anything that users see: how processes start, and the death of a process that holds a journal.
 BELOW = {

@@ -41,7 +41,8 @@ def test_every_option_is_read() -> None:
             "maxBytesPerTrigger": "20",
             "minMessagesPerTrigger": "3",
             "maxTriggerDelay": "2 s",
-            "smallBatchMessages": "100",
+            "smallBatchMessages": "50",
+            "batchPace": "100 ms",
             "inDoubtTimeout": "500 ms",
             "onPoison": "Isolate",
             "idempotentSink": "true",
@@ -74,6 +75,7 @@ def test_every_option_is_read() -> None:
         20,
         3,
         2000,
+        50,
         100,
         500,
         "isolate",
@@ -169,7 +171,7 @@ def test_options_of_kafka_get_the_names_they_have_here() -> None:
         "format(\"jmsq\") has no option 'kafka.bootstrap.servers' (did you mean 'root'?), "
         "'subscribe' (did you mean 'destination'?), 'startingOffsets' (did you mean 'startingPosition'?), "
         "'maxOffsetsPerTrigger' (did you mean 'maxMessagesPerTrigger'?), "
-        "'kafka.group.id' (did you mean 'subscription'?): accepted are checkpointLocation, clientId, clientIdPolicy, "
+        "'kafka.group.id' (did you mean 'subscription'?): accepted are batchPace, checkpointLocation, clientId, clientIdPolicy, "
         "columns, connectionFactory, destination"
     )
 

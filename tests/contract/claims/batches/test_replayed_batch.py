@@ -23,7 +23,8 @@ from spark_jms.errors import MemberUnavailableError, StaleCheckpointError, Stale
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.upkeep.purge import purge
 from spark_jms.spark.options import parse_options
-from spark_jms.spark.source import JmsqStreamReader, SmallBatchPartition
+from spark_jms.spark.source import JmsqStreamReader
+from spark_jms.spark.tasks import SmallBatchPartition
 from spark_jms.store import Put
 from spark_jms.testing import memory_domain
 from tests.harness.domains.servers import Away, applied, next_batch, queue_on

@@ -45,8 +45,9 @@ def root() -> Iterator[str]:
 
 
 # -- isolating ---------------------------------------------------------------------------------------------------------
-def test_one_poison_message_among_a_thousand_is_set_aside(root: str) -> None:
-    """M4, C8: every other message arrives once and in order; the poison one is in the error destination, with the reason."""
+def test_one_poison_message_among_a_thousand_is_set_aside(root: str, caplog: pytest.LogCaptureFixture) -> None:
+    """M4, C8: every other message arrives once and in order; the poison one is in the error destination, with the reason. A query
+    with state is warned."""
     send(root, "orders", *numbers(1, 1000))
     sink = Sink(bad={"333"})
     query = Query(root, "orders", sink)
@@ -54,6 +55,7 @@ def test_one_poison_message_among_a_thousand_is_set_aside(root: str) -> None:
     assert sorted(sink.texts, key=int) == [n for n in numbers(1, 1000) if n != "333"]
     assert sink.texts == sorted(sink.texts, key=int)
     assert sink.sizes[:3] == [1000, 1000, 500]
+    assert "orders: this batch is repeated without 500 of its messages. A query with state" in caplog.text
     assert sink.sizes[-2] == 0, "the batch of the poison message ends without it"
     assert sink.refused[-2:] == [["333"], ["333"]]
     assert sink.refused.count(["333"]) == 2

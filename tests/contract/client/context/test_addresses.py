@@ -26,7 +26,8 @@ from spark_jms.log.messages.message_writer import MessageWriter
 from spark_jms.log.sending.send import send as send_files
 from spark_jms.spark.browser import JmsqReader, ViewPartition
 from spark_jms.spark.options import parse_options
-from spark_jms.spark.source import JmsqStreamReader, MemberPartition
+from spark_jms.spark.source import JmsqStreamReader
+from spark_jms.spark.tasks import MemberPartition
 from spark_jms.testing.domain import wait_until
 from tests.harness.domains.servers import Away, applied, queue_on, stopped
 from tests.harness.messages.source_steps import LIMIT, next_offset, texts_of

@@ -22,7 +22,7 @@ from spark_jms.log.upkeep.compaction import compact
 from spark_jms.spark.browser import JmsqReader
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.sink import JmsqWriter
-from spark_jms.spark.source import read_partition
+from spark_jms.spark.tasks import read_partition
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import records_of
 

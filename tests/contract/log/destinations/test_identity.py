@@ -35,7 +35,8 @@ from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.upkeep.clean_up import checkpoint
 from spark_jms.spark.options import parse_options
-from spark_jms.spark.source import JmsqStreamReader, read_partition
+from spark_jms.spark.source import JmsqStreamReader
+from spark_jms.spark.tasks import read_partition
 from spark_jms.testing import memory_domain
 
 ORDERS = Destination("orders", "queue")

@@ -80,7 +80,7 @@ WHERE = {
     "purge": (LOG, "DeltaLog", "append", _append("PURGE")),
     "compaction": (LOG, "DeltaLog", "append", _append("OPTIMIZE")),
     "outbox": (LOG, "DeltaLog", "append", _append("WRITE", acknowledgements=True)),
-    "task-read": ("spark_jms.spark.source", None, "read_partition", _always),
+    "task-read": ("spark_jms.spark.tasks", None, "read_partition", _always),
     "plan": ("spark_jms.spark.source", "JmsqStreamReader", "partitions", _always),
     "checkpoint": (
         "spark_jms.log.upkeep.housekeeping",

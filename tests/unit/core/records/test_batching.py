@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.records.batch import FULL_BATCH, WAITS_MS, Admission, Limits, client_limits, query_limits
+from spark_jms.core.records.batch import FULL_BATCH, WAITS_MS, Admission, Limits, client_limits, query_limits, rest_ms
 from spark_jms.settings.destination import KEYS, PERFORMANCE_PREFERENCES
 
 preferences = st.sampled_from(list(WAITS_MS))
@@ -113,3 +113,13 @@ def test_minimum_of_a_query_waits_from_the_batch_before(
 def test_full_batch_of_a_query_is_bounded(maximum: int | None) -> None:
     """T13: a query without a limit does not wait for the whole backlog."""
     assert query_limits(50, maximum, None).min_messages == FULL_BATCH
+
+
+@given(st.floats(0, 10_000), st.integers(0, 10_000))
+def test_query_rests_as_long_as_its_batch_took_until_its_pace(since_ms: float, pace_ms: int) -> None:
+    """T13: a rest never takes more than half of the time, and never lasts beyond the pace."""
+    rest = rest_ms(since_ms, pace_ms)
+    assert 0 <= rest <= since_ms
+    assert rest == 0 or since_ms + rest <= pace_ms + 1e-6
+    if since_ms <= pace_ms / 2:
+        assert rest == since_ms
