@@ -43,6 +43,7 @@ from spark_jms.core.destinations.pause import CONSUMPTION, INSERTION, PRODUCTION
 from spark_jms.core.destinations.subscriptions import missed
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.messages.types import map_rows
+from spark_jms.core.records.endings import FORWARDER, MOVER, REDRIVER
 from spark_jms.core.records.record_set import RecordSet, staying
 from spark_jms.core.records.redelivery import FROM, TIME, Claim, redriven
 from spark_jms.core.selector import Selector
@@ -55,10 +56,7 @@ from spark_jms.log.tables.storage import now_ms
 from spark_jms.store import Store, StoreError
 
 log = logging.getLogger("spark_jms")
-MOVER = "jmsq move"  # the consumer in the acknowledgement table
-REDRIVER = "jmsq redrive"  # the consumer in the acknowledgement table
 BATCH = 10_000  # the most messages of a transfer
-FORWARDER = "jmsq forward"  # the consumer in the acknowledgement table
 ROUND = 10_000  # the most messages of a member in one round
 WAIT_S = 1.0  # for a record that a consumer holds
 STORE_LIMIT_S = 15.0  # of one call of a store: one that hangs must not hold up the other destinations

@@ -43,7 +43,8 @@ from spark_jms.core.destinations.subscriptions import missed, record_server
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.messages.types import readable_rows
 from spark_jms.core.ordering.units_of_work import NO_PARTS, PART_COLUMNS, judge, parts
-from spark_jms.core.records.expiration import EXPIRER, NEVER, REASON, DueLooks, columns_of, entry
+from spark_jms.core.records.endings import EXPIRED_CLAIMS, EXPIRER, Stamp
+from spark_jms.core.records.expiration import NEVER, REASON, DueLooks, columns_of, entry
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.selector import Selector
 from spark_jms.errors import JmsqError, MemberUnavailableError
@@ -116,7 +117,7 @@ class Expiration:
             return self._unclaimed.move(state, declared, member, over, epoch, REASON, kept_back)
         if declared.expiration_policy == LOG and expiration_log.isEnabledFor(logging.WARNING):
             self._unlogged.append(_unlogged(state, snapshot, member, over))
-        return state.expire(over)
+        return state.expire(over, EXPIRED_CLAIMS[declared.expiration_policy], Stamp(epoch, self._clock_ms()))
 
     def _most(self, declared: Destination) -> int | None:
         """Of one step; None: all. Reading and logging takes as long as a delivery, but others may depend on the whole: a unit of

@@ -46,10 +46,13 @@ from spark_jms.core.destinations.subscriptions import (
     server_of_subscription,
     shared_name,
 )
+from spark_jms.core.records.endings import DROPPED_SUBSCRIPTION, OVER_SUBSCRIPTION, Stamp
+from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.stored_form import client_record, members_prefix, uses_record
 from spark_jms.core.selector import Selector
 from spark_jms.errors import (
     InvalidClientIDException,
+    JmsqError,
     MemberUnavailableError,
     ModuleFileError,
     OptionError,
@@ -261,8 +264,8 @@ class SubscriptionUse:
     """A consumer's use of a topic's subscription. `name` is what positions are kept under; `live` is None for a durable one, which
     the table has. Close it after the consumer."""
 
-    def __init__(self, store: Store, session: Session, table_id: str, entry: ActiveSubscription) -> None:
-        self._store, self.session, self._table_id = store, session, table_id
+    def __init__(self, store: Store, session: Session, log: DeltaLog, entry: ActiveSubscription) -> None:
+        self._store, self.session, self._log, self._table_id = store, session, log, log.snapshot.table_id
         self.name = entry.name
         self.live: LiveSubscription | None = None
         if not is_durable(entry.name):
@@ -292,7 +295,8 @@ class SubscriptionUse:
         """On a server that is away the record sets stay: they are leftovers when it is back."""
         server = server_of_subscription(self.name)
         if server is None or not why_silent(self._store, server, LEAVE_TIMEOUT_S):
-            _clear(self._store, self.session, self._table_id, self.name, LEAVE_TIMEOUT_S)
+            assert self.live is not None
+            _clear(self._store, self.session, self._log, self.name, LEAVE_TIMEOUT_S, self.live.subscription)
 
 
 def use_subscription(
@@ -359,7 +363,7 @@ def _joined(
                 guard = joined if joined.floors is None else _guard(joined, session, known)
                 record.commit([Put(guard.name, guard.to_bytes())])  # before the floors are read
                 if joined.floors is None:
-                    _clear(store, session, table_id, name, JOIN_TIMEOUT_S)  # what an earlier one of this name has left
+                    _clear(store, session, log, name, JOIN_TIMEOUT_S)  # what an earlier one of this name has left
                 joined = joined.with_floors(start_floors(log.verify(), "latest"), before)
                 done = [] if guard.name == name else [Delete(guard.name)]
             record.commit([*done, Put(name, joined.to_bytes())])
@@ -368,7 +372,7 @@ def _joined(
             f"the subscriptions of {log.name} are being changed by session {error.holder} for more than "
             f"{JOIN_TIMEOUT_S:g} s: nothing was subscribed; try again"
         ) from error
-    return SubscriptionUse(store, session, table_id, joined)
+    return SubscriptionUse(store, session, log, joined)
 
 
 def _guard(joined: ActiveSubscription, session: Session, known: Mapping[str, ActiveSubscription]) -> ActiveSubscription:
@@ -453,7 +457,7 @@ def _clear_on(server: str, store: Store, session: Session, log: DeltaLog, live: 
             state = opened_state(handle)
             log.refresh()
             if _is_dropped(store, log, name) and state != state.cleared():
-                handle.commit(operations(state, state.cleared()))
+                handle.commit(operations(state, _ended(state, log.snapshot, name, handle.epoch)))
                 cleared.append(name)
     return cleared
 
@@ -467,6 +471,17 @@ def _is_dropped(store: Store, log: DeltaLog, name: str) -> bool:
 
 def _subscription_of(record: str) -> str:
     return record.rsplit("/", 2)[-2]
+
+
+def _ended(
+    state: RecordSet, snapshot: Snapshot, record: str, epoch: int, subscription: Subscription | None = None
+) -> RecordSet:
+    """The record set of a subscription that is no more. `subscription` None: where it started is what the record set knows."""
+    name, number = record.rsplit("/", 2)[-2:]
+    member = int(number)
+    last, stamp = snapshot.last_sequence(member), Stamp(epoch, now_ms())
+    started = state if subscription is None else state.start_at(subscription.floor(member, last))
+    return started.ended(last, DROPPED_SUBSCRIPTION if is_durable(name) else OVER_SUBSCRIPTION, stamp)
 
 
 # -- record sets without a consumer ------------------------------------------------------------------------------------
@@ -483,13 +498,18 @@ def _opened(session: Session, name: str, wait_s: float) -> Iterator[Handle]:
         yield handle
 
 
-def _clear(store: Store, session: Session, table_id: str, subscription: str, wait_s: float) -> None:
+def _clear(
+    store: Store, session: Session, log: DeltaLog, subscription: str, wait_s: float, known: Subscription | None = None
+) -> None:
     """The record sets of a subscription that has no consumer. Those on a server that is away stay: a new subscription of this
     name starts behind their messages, and housekeeping clears them."""
-    prefix, server = members_prefix(table_id, subscription), server_of_subscription(subscription)
+    snapshot = log.snapshot
+    with suppress(JmsqError, OSError):  # the log as this process knows it will do
+        snapshot = log.refresh()
+    prefix, server = members_prefix(snapshot.table_id, subscription), server_of_subscription(subscription)
     for name in names_everywhere(store, prefix) if server is None else store.names(addressed(server, prefix)):
         try:
-            _clear_one(store, session, name, wait_s)
+            _clear_one(store, session, snapshot, name, wait_s, known)
         except RecordHeldError:
             raise
         except StoreError:
@@ -497,13 +517,15 @@ def _clear(store: Store, session: Session, table_id: str, subscription: str, wai
                 raise
 
 
-def _clear_one(store: Store, session: Session, name: str, wait_s: float) -> None:
+def _clear_one(
+    store: Store, session: Session, snapshot: Snapshot, name: str, wait_s: float, known: Subscription | None
+) -> None:
     if not store.peek(name):
         return
     with _opened(session, name, wait_s) as handle:
         state = opened_state(handle)
         if state != state.cleared():
-            handle.commit(operations(state, state.cleared()))
+            handle.commit(operations(state, _ended(state, snapshot, name, handle.epoch, known)))
 
 
 # -- client ids --------------------------------------------------------------------------------------------------------

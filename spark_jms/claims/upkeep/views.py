@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from spark_jms.claims.records.life_cycle import AcknowledgementTable, flush_opened
 from spark_jms.claims.servers.stores import (
     addressed,
     label_of,
@@ -326,7 +327,7 @@ def _waiting(domain: Domain, store: Store, destination: str, subscription: str |
                         a.claim,
                         a.epoch,
                         moment(a.acknowledged_ms),
-                        a.picks.count,
+                        a.messages,
                         a.picks.first,
                         a.picks.last,
                         a.picks.text(),
@@ -428,7 +429,13 @@ def drop_subscription(domain: Domain, store: Store, rows: Sequence[SubscriptionR
         wait_s,
         "subscriptions --drop",
     ) as records:
-        records.clear()
+        places = {record_of(snapshot, name, row.member): row.member for row in rows}
+        newest = domain.log(topic).refresh()
+        records.end(
+            {record: newest.last_sequence(member) for record, member in places.items()},
+            {record: newest.destination.start_floor(name, member) for record, member in places.items()},
+        )
+        flush_opened(AcknowledgementTable(domain.acknowledgements(topic), newest.table_id, name), records, places)
         declarations.drop_subscription(domain.log(topic), name)
 
 

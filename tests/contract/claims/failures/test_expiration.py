@@ -24,7 +24,7 @@ from spark_jms.client.context.context import Context
 from spark_jms.core.destinations.pause import INSERTION
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.records.batch import Batch, Limits
-from spark_jms.core.records.expiration import EXPIRER
+from spark_jms.core.records.endings import EXPIRER
 from spark_jms.log.messages import data_files
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.settings.fields import LifeEvent
