@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from spark_jms.claims.messages.fetch import fetch
 from spark_jms.claims.messages.scan import Question, ScanBounds, scan
+from spark_jms.claims.records.life_cycle import AcknowledgementTable, flush_opened
 from spark_jms.claims.servers.stores import (
     AskedMember,
     OpenRecords,
@@ -170,6 +171,10 @@ def move(domain: Domain, store: Store, request: MoveOrder, wait_s: float) -> Mov
                 if picks:
                     order = replace(request, table_id=snapshot.table_id)
                     _transfer(domain, transfers, records, record, order, target_id, state, member, picks)
+                    table = AcknowledgementTable(
+                        domain.acknowledgements(request.source), snapshot.table_id, subscription
+                    )
+                    flush_opened(table, records, {record: member})  # there may be no consumer that does it
                 claimed += 0 if picks else state.claimed.count
             if not picks:
                 break
