@@ -223,11 +223,12 @@ class TablePosition:
 @dataclass(frozen=True)
 class FeedPosition:
     """Where a reader stands: `tables` by id. `at_ms`: when it was looked at, never before its predecessor. `life`: of the domain; ""
-    of a reader that has read nothing."""
+    of a reader that has read nothing. `scope`: the destination that it reads, or ALL_DESTINATIONS."""
 
     life: str = ""
     at_ms: int = 0
     tables: Mapping[str, TablePosition] = field(default_factory=dict)
+    scope: str = ""
 
     def to_json(self) -> dict[str, Any]:
         tables = {
@@ -235,7 +236,7 @@ class FeedPosition:
             | ({"q": _texts(one.quotas)} if one.quotas else {})
             for table, one in sorted(self.tables.items())
         }
-        return {"v": FORMAT_VERSION, "life": self.life, "at": self.at_ms, "t": tables}
+        return {"v": FORMAT_VERSION, "life": self.life, "at": self.at_ms, "d": self.scope, "t": tables}
 
     @staticmethod
     def from_json(value: object) -> FeedPosition:
@@ -254,7 +255,7 @@ class FeedPosition:
                 )
                 for table, one in value["t"].items()
             }
-            return FeedPosition(str(value["life"]), int(value["at"]), tables)
+            return FeedPosition(str(value["life"]), int(value["at"]), tables, str(value["d"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise OffsetError(
                 f"a position of the change feed cannot be read ({error!r}): take one that `changes` has given, or begin with "

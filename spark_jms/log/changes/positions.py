@@ -9,11 +9,17 @@ Features: M12 (docs/FEATURES.md)
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import NamedTuple
 
 from spark_jms.core.changes.change import ALL_DESTINATIONS, FeedPosition, TablePosition
-from spark_jms.errors import DestinationDroppedError, DomainError, InvalidDestinationError, OptionError
+from spark_jms.errors import (
+    DestinationDroppedError,
+    DomainError,
+    ForeignCheckpointError,
+    InvalidDestinationError,
+    OptionError,
+)
 from spark_jms.log.destinations.domain import DOMAIN_FILE, RESTORED, Domain
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
@@ -61,15 +67,25 @@ class FeedTables:
             self._domain.log(self._name).refresh()
 
     def newest(self, before: FeedPosition) -> FeedPosition:
-        """Where everything stands now, for a reader that stands at `before`. Raises DomainError, and what a table raises that cannot
-        be read."""
+        """Where everything stands now, for a reader that stands at `before`. Raises ForeignCheckpointError, DomainError, and what a
+        table raises that cannot be read."""
         life = self._life()
         found = self._look(before.tables.keys())
+        self._check_scope(before, found)
         if before.tables.keys() - found.keys():
             found |= self._look(before.tables.keys(), all_names=True)
         self.found = found
         tables = {table: one.position for table, one in found.items()}
-        return FeedPosition(life, max(self._clock_ms(), before.at_ms), tables)
+        return FeedPosition(life, max(self._clock_ms(), before.at_ms), tables, self._name)
+
+    def _check_scope(self, before: FeedPosition, found: Mapping[str, FeedTable]) -> None:
+        """A position of another destination, unless that is this one by an earlier name."""
+        renamed = ALL_DESTINATIONS not in (before.scope, self._name) and before.tables.keys() & found.keys()
+        if before.scope not in ("", self._name) and not renamed:
+            raise ForeignCheckpointError(
+                f"the change feed of {self._name} cannot continue at a position of {before.scope}: name that one again, or begin with "
+                "a fresh checkpointLocation, or with earliest or latest"
+            )
 
     def _life(self) -> str:
         """The domain, and which restored copy of it."""

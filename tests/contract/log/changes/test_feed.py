@@ -17,7 +17,7 @@ from spark_jms.claims.upkeep.housekeeping import Housekeeper
 from spark_jms.client import Context
 from spark_jms.core.changes.change import MINUTE_MS, FeedPosition, MessageChange
 from spark_jms.core.messages.ranges import Ranges
-from spark_jms.errors import InvalidDestinationError, OffsetError, OptionError, StaleDomainError
+from spark_jms.errors import ForeignCheckpointError, InvalidDestinationError, OffsetError, OptionError, StaleDomainError
 from spark_jms.log.changes import plan as plans
 from spark_jms.log.changes.feed import ChangeFeed
 from spark_jms.log.changes.positions import FeedTables
@@ -115,12 +115,18 @@ def test_position_continues_in_another_process(context: Context) -> None:
     send_texts(context, "c")
     again = ChangeFeed(Domain(context.root), "orders", feed.position)
     assert counts(list(again)) == counts(list(latest)) == {("orders", "sent"): 1}
+    with pytest.raises(ForeignCheckpointError, match="of spread cannot continue at a position of orders"):
+        list(context.changes("spread", feed.position))
+    with pytest.raises(ForeignCheckpointError, match=r"of \* cannot continue at a position of orders"):
+        list(context.changes(None, feed.position))
+    with pytest.raises(ForeignCheckpointError):
+        list(context.changes("orders", context.changes(None, "latest").position))
     for wrong in (
         "yesterday",
         "{}",
-        '{"v":1,"life":"x","at":"y","t":{}}',
+        '{"v":1,"life":"x","at":"y","d":"","t":{}}',
         "7",
-        '{"v":1,"life":"","at":1,"t":{"i":{}}}',
+        '{"v":1,"life":"","at":1,"d":"","t":{"i":{}}}',
     ):
         with pytest.raises(OffsetError, match="a position of the change feed cannot be read"):
             context.changes("orders", wrong)
@@ -183,6 +189,9 @@ def test_log_clean_up_compaction_and_rename_change_nothing(context: Context) -> 
     assert numbers(found, "sent") == Ranges.of((1, 25))
     assert numbers(found, "finished") == Ranges.of((1, 13))
     assert {one.destination for one in found} == {"orders", "sales"}
+    send_texts(context, "y", to="sales")
+    (renamed,) = context.changes("sales", feed.position)
+    assert (renamed.destination, renamed.first) == ("sales", 26)
     assert {one.table for one in found} == {domain.log("sales").refresh().table_id}
 
 

@@ -33,7 +33,7 @@ TABLES = st.dictionaries(
         TablePosition, st.sampled_from(["a", "b"]), NUMBERS, NUMBERS, st.dictionaries(st.integers(0, 4), st.just("q"))
     ),
 )
-POSITIONS = st.builds(FeedPosition, st.just("life"), st.integers(0, 10**6), TABLES)
+POSITIONS = st.builds(FeedPosition, st.just("life"), st.integers(0, 10**6), TABLES, st.sampled_from(["*", "a"]))
 SPAN = FeedSpan(MESSAGES, "t1", "orders", 0, 1, 10**6, 77, "q")
 
 
@@ -100,7 +100,7 @@ def test_positions_that_are_none_are_named() -> None:
         {},
         {"v": 1},
         {"v": "x"},
-        {"v": 1, "life": "", "at": 0, "t": {"i": {"n": "a", "s": {"0": -1}, "a": {}}}},
+        {"v": 1, "life": "", "at": 0, "d": "", "t": {"i": {"n": "a", "s": {"0": -1}, "a": {}}}},
     ):
         with pytest.raises(OffsetError, match="take one that `changes` has given"):
             FeedPosition.from_json(wrong)
