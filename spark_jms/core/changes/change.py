@@ -30,7 +30,7 @@ Features: M12 (docs/FEATURES.md)
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ MESSAGES, ENDINGS, DROPPED_TABLE = "sent", "ended", "dropped"  # what a span is 
 MINUTE_MS = 60_000
 FORMAT_VERSION = 1
 ALL_DESTINATIONS = "*"
-_MAX_RANGES, _MAX_KEYS = 1_000, 200  # of one row, and of rows that are being collected
+_MAX_RANGES, _MAX_KEYS = 10_000, 200  # of one row, and of rows that are being collected
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
@@ -159,16 +159,19 @@ class SentRows:
         self._rows: dict[tuple[int, int | None], list[Run]] = {}
         self._ranges = 0
 
-    def add(self, run: Run) -> Iterator[MessageChange]:
+    def add(self, runs: Iterable[Run]) -> list[MessageChange]:
         """Gives rows that are complete."""
-        known = self._open
-        if known.last + 1 == run.first and (known.minute_ms, known.due_ms) == (run.minute_ms, run.due_ms):
-            self._open = Run(known.first, run.last, run.minute_ms, run.due_ms, _sum(known.bytes, run.bytes))
-            return
-        self._close()
-        self._open = run
-        if self._ranges >= _MAX_RANGES or len(self._rows) >= _MAX_KEYS:
-            yield from self._flush()
+        done = list[MessageChange]()
+        for run in runs:
+            known = self._open
+            if known[1] + 1 == run[0] and known[2:4] == run[2:4]:
+                self._open = Run(known.first, run.last, run.minute_ms, run.due_ms, _sum(known.bytes, run.bytes))
+                continue
+            self._close()
+            self._open = run
+            if self._ranges >= _MAX_RANGES or len(self._rows) >= _MAX_KEYS:
+                done += self._flush()
+        return done
 
     def end(self) -> Iterator[MessageChange]:
         self._close()
@@ -182,9 +185,7 @@ class SentRows:
     def _flush(self) -> Iterator[MessageChange]:
         for (minute_ms, due_ms), runs in self._rows.items():
             picks = Ranges.of(*((run.first, run.last) for run in runs))
-            size: int | None = 0
-            for run in runs:
-                size = _sum(size, run.bytes)
+            sizes = [run.bytes for run in runs]
             span = self._span
             found = MessageChange(
                 SENT, span.destination, span.table, span.member, picks.last, span.read_ms, quota=span.quota
@@ -195,7 +196,7 @@ class SentRows:
                 last=picks.last,
                 ranges=ranges_text(picks),
                 messages=picks.count,
-                bytes=size,
+                bytes=None if None in sizes else sum(filter(None, sizes)),
                 at_ms=minute_ms,
                 due_ms=due_ms,
             )

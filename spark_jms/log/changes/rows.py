@@ -9,7 +9,7 @@ Features: M12 (docs/FEATURES.md)
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice, pairwise
+from itertools import chain, islice, repeat
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -109,8 +109,7 @@ class _PieceReader:
         picks = Ranges.of((first, last))
         found: list[MessageChange] = []
         if self._span.what == MESSAGES:
-            for run in _runs(file, picks) if file.minute else self._read_runs(file, picks):
-                found += self._collected.add(run)
+            found += self._collected.add(_runs(file, picks) if file.minute else self._read_runs(file, picks))
         else:
             found += self._read_rows(file, picks)
         yield from chain(self._gone(first - 1), found)
@@ -172,6 +171,7 @@ def runs_of(rows: pa.RecordBatch, first: int) -> Iterator[Run]:
     )
     known = pc.fill_null(dues, -1)
     changes = pc.or_(pc.not_equal(minutes[1:], minutes[:-1]), pc.not_equal(known[1:], known[:-1]))
-    starts = [0, *(at + 1 for at in pc.indices_nonzero(changes).to_pylist()), rows.num_rows]
-    for begin, end in pairwise(starts):
-        yield Run(first + begin, first + end - 1, minutes[begin].as_py(), dues[begin].as_py(), None)
+    starts = pa.concat_arrays([pa.array([0], pa.int64()), pc.add(pc.cast(pc.indices_nonzero(changes), pa.int64()), 1)])
+    begins = pc.add(starts, first).to_pylist()
+    ends = [*(begin - 1 for begin in begins[1:]), first + rows.num_rows - 1]
+    return map(Run, begins, ends, minutes.take(starts).to_pylist(), dues.take(starts).to_pylist(), repeat(None))

@@ -116,7 +116,7 @@ def test_rows_are_the_same_however_messages_are_in_files(
 
     def rows(pieces: list[Run]) -> list[tuple[object, ...]]:
         collected = SentRows(SPAN)
-        found = [change for piece in pieces for change in collected.add(piece)] + list(collected.end())
+        found = [change for piece in pieces for change in collected.add([piece])] + list(collected.end())
         return [(one.ranges, one.messages, one.at_ms, one.due_ms, one.bytes) for one in found]
 
     whole, cut, first = list[Run](), list[Run](), 1
