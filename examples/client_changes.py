@@ -22,7 +22,8 @@ import tempfile
 from spark_jms import admin as administration
 from spark_jms import apply, connect
 
-MODULE = {"destinations": {"orders": {"kind": "queue"}, "returns": {"kind": "queue"}}}
+KEPT = {"kind": "queue", "retention": "1 h"}  # a reader that comes later finds them gone
+MODULE = {"destinations": {"orders": KEPT, "returns": KEPT}}
 
 
 def work(root: str) -> None:

@@ -55,7 +55,8 @@ def main() -> None:
     spark.sparkContext.setLogLevel("ERROR")
     with tempfile.TemporaryDirectory(prefix="jmsq-example-") as path:
         root = f"{path}/messages"
-        apply(root, {"destinations": {"orders": {"kind": "queue"}, "returns": {"kind": "queue"}}})
+        kept = {"kind": "queue", "retention": "1 h"}  # a reader that comes later finds them gone
+        apply(root, {"destinations": {"orders": kept, "returns": kept}})
         work(root)
         changes(spark, root, path)
         first = spark.read.parquet(f"{path}/changes").cache()

@@ -4,6 +4,9 @@ The reader on the driver looks at the logs and divides a batch into parts; tasks
 core/changes/change.py: two numbers for each member, by the id of the table. Spark may ask for a batch again at any time, and gets the
 same rows.
 
+Spark does not keep a query's initial offset until its first batch is done, and asks for it again after a failure. `latest` would be
+later then. So the initial offset of `latest` says just that, and the first batch, which has no rows, fixes what it means.
+
 A batch read has everything that the tables still have; a streaming read begins at `startingPosition`, `earliest` unless it is given.
 Nothing new is no new offset, so an idle query runs no batch. Without new rows `latestOffset` waits a moment: with a trigger of 0 Spark
 would ask 50 times a second.
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
     from spark_jms.log.changes.positions import FeedTables
 
 CHANGES = "changes"
+_LATEST = {"begin": "latest"}
 CHANGES_SCHEMA = (
     "kind string, destination string, table string, member int, subscription string, consumer string, claim string, "
     "detail string, first bigint, last bigint, ranges string, messages bigint, bytes bigint, at timestamp, minute timestamp, "
@@ -103,9 +107,11 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """A wrong option or destination fails before Spark logs anything."""
-        from spark_jms.log.changes.feed import EARLIEST, initial_position
+        from spark_jms.log.changes.feed import EARLIEST, LATEST, initial_position
 
-        return initial_position(self._opened(), self.options.starting_position or EARLIEST).to_json()
+        since = self.options.starting_position or EARLIEST
+        position = initial_position(self._opened(), since)
+        return _LATEST if since == LATEST else position.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.max_messages or _UNLIMITED)
@@ -114,10 +120,12 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ends, self._target = True, None
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        from spark_jms.core.changes.change import FeedPosition
+        from spark_jms.core.changes.change import NOTHING_READ, FeedPosition
 
         if self._context.is_stopped():
             raise SparkStoppedError
+        if start == _LATEST:
+            return self._opened().newest(NOTHING_READ).to_json()
         before = FeedPosition.from_json(start)
         end = self._target or (self._opened().newest(before) if self._ends else self._awaited(before))
         if self._ends:
@@ -140,6 +148,8 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from spark_jms.core.changes.change import FeedPosition
         from spark_jms.log.changes.plan import plan
 
+        if start == _LATEST:
+            return []
         before, after = FeedPosition.from_json(start), FeedPosition.from_json(end)
         tables = self._opened()
         after.check_before(tables.newest(after))

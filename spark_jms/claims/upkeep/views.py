@@ -32,6 +32,7 @@ from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.destinations.subscriptions import is_durable, record_server, record_servers, recorded_on
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.records.batch import PROGRESS, QueryProgress
+from spark_jms.core.records.endings import split_claim
 from spark_jms.core.records.poison import Trial
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import Claim
@@ -300,7 +301,7 @@ def acknowledgements(
                                 row["subscription"],
                                 member,
                                 row["consumer"],
-                                row["claim"],
+                                _claim(row["consumer"], row["claim"]),
                                 row["epoch"],
                                 moment(row["acknowledged_ms"]),
                                 row["messages"],
@@ -310,6 +311,12 @@ def acknowledgements(
                             )
                         )
     return sorted(rows, key=lambda row: row.acknowledged)
+
+
+def _claim(consumer: str, stored: str) -> str:
+    """The claim, or what stands in its place. The change feed has a transfer's target and the transaction too."""
+    claim, detail = split_claim(consumer, stored)
+    return claim or detail
 
 
 def _waiting(domain: Domain, store: Store, destination: str, subscription: str | None) -> set[AcknowledgementRow]:
@@ -324,7 +331,7 @@ def _waiting(domain: Domain, store: Store, destination: str, subscription: str |
                         name,
                         member,
                         a.consumer,
-                        a.claim,
+                        _claim(a.consumer, a.claim),
                         a.epoch,
                         moment(a.acknowledged_ms),
                         a.messages,

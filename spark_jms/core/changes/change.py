@@ -35,7 +35,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from spark_jms.core.messages.ranges import Ranges
-from spark_jms.core.records.endings import KINDS, kind_of, split_claim
+from spark_jms.core.records.endings import KINDS, kind_of, messages_of, split_claim
 from spark_jms.errors import FormatVersionError, OffsetError, StaleDomainError
 
 SENT, GONE = "sent", "gone"
@@ -125,7 +125,7 @@ def ended(span: FeedSpan, number: int, row: Mapping[str, Any]) -> MessageChange:
         row["first"],
         row["last"],
         ranges_text(picks),
-        row["messages"],
+        messages_of(consumer, str(row["claim"]), row["messages"]),
         at_ms=row["acknowledged_ms"],
         subscription=row["subscription"],
         consumer=consumer,

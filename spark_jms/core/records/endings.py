@@ -33,6 +33,7 @@ Features: C5, T3, T6 (docs/FEATURES.md)
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from spark_jms.core.destinations.subscriptions import LIMIT
@@ -102,6 +103,15 @@ class HullClaim(NamedTuple):
         """Raises ValueError."""
         reason, messages, position = claim.split("/")
         return HullClaim(reason, int(messages), int(position))
+
+
+def messages_of(consumer: str, claim: str, messages: int) -> int:
+    """Of a row of the table that has so many `messages`. An earlier release that wrote a hull out of an outbox counted all of it."""
+    if not counts_apart(consumer):
+        return messages
+    with suppress(ValueError):
+        return HullClaim.parse(claim).messages
+    return messages
 
 
 def kind_of(consumer: str) -> str:

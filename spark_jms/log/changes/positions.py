@@ -107,11 +107,17 @@ class FeedTables:
         return found
 
     def _table(self, name: str) -> FeedTable | None:
-        """None: it is dropped, or was renamed since its name was read."""
+        """None: it is dropped, or was renamed since its name was read. Raises InvalidDestinationError when a table was deleted by
+        hand: that is no drop."""
         try:
             rows, messages = self._domain.acknowledgements(name), self._domain.log(name)
             return FeedTable(name, rows.refresh(), messages.refresh(), rows.storage.uri, messages.storage.uri)
-        except (InvalidDestinationError, DestinationDroppedError):
+        except DestinationDroppedError:
+            return None
+        except InvalidDestinationError:
+            entry = self._domain.register.entry(name)
+            if entry is not None and entry.dropping is None:
+                raise
             return None
 
 

@@ -112,6 +112,31 @@ def test_latest_begins_with_what_happens_from_now_on(bench: Bench) -> None:
     assert sums(bench.output("later")) == {("jobs", "sent"): 3, ("jobs", "finished"): 3}
 
 
+def test_latest_is_when_the_query_began(bench: Bench) -> None:
+    """M12: not when its first batch, which failed, is repeated; and a position does not continue in another destination."""
+    attempts: list[int] = []
+
+    def fail_once(frame: DataFrame, number: int) -> None:
+        attempts.append(sum(row.messages for row in frame.collect()))
+        if len(attempts) == 1:
+            raise RuntimeError("the sink is away")
+
+    def query(destination: str) -> None:
+        frame = changes(bench, destination, startingPosition="latest")
+        writer = frame.writeStream.foreachBatch(fail_once).option("checkpointLocation", str(bench.path / "latest"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    work(bench, "jobs", 1, 5, 5)
+    with pytest.raises(StreamingQueryException, match="the sink is away"):
+        query("jobs")
+    work(bench, "jobs", 6, 8, 0)
+    query("jobs")
+    query("jobs")
+    assert sum(attempts) == 3
+    with pytest.raises(StreamingQueryException, match="cannot continue at a position of jobs"):
+        query("orders")
+
+
 def test_aggregation_by_minute_drops_nothing(bench: Bench) -> None:
     """M12, T3: a watermark on `read`; senders' clocks may be wrong."""
     work(bench, "jobs", 1, 20, 20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -241,6 +242,20 @@ def test_destination_that_is_created_again_begins_anew(context: Context) -> None
     assert (new.kind, new.first, new.last) == ("sent", 1, 1)
     assert new.table != old
     assert [(one.kind, one.table) for one in everything] == [("gone", old), ("sent", new.table)]
+
+
+def test_table_that_was_deleted_by_hand_is_no_drop(context: Context) -> None:
+    """M12: the reader is told, and continues when it is restored."""
+    send_texts(context, "a")
+    feed = ChangeFeed(Domain(context.root), "orders")
+    assert len(list(feed)) == 1
+    table = Path(domain_of(context).acknowledgements("orders").storage.uri)
+    table.rename(table.with_name("elsewhere"))
+    with pytest.raises(InvalidDestinationError):
+        list(ChangeFeed(Domain(context.root), "orders", feed.position))
+    table.with_name("elsewhere").rename(table)
+    send_texts(context, "b")
+    assert [one.kind for one in feed] == ["sent"]
 
 
 def test_restored_domain_is_named(tmp_path: Any) -> None:

@@ -154,6 +154,9 @@ def test_rows_of_the_acknowledgement_table() -> None:
     assert (change.ranges, change.minute_ms, change.quota, change.read_ms) == ("[[2,3],[9,9]]", 60_000, "q", 77)
     skipped = ended(SPAN, 6, {**row, "consumer": "message skip", "claim": "refused/3/8", "ranges": "[[2,9]]"})
     assert (skipped.kind, skipped.claim, skipped.detail, skipped.messages) == ("skipped", None, "refused", 3)
+    by_an_earlier_release = {**row, "consumer": "message skip", "claim": "refused/3/8", "messages": 8}
+    assert ended(SPAN, 6, by_an_earlier_release).messages == 3
+    assert ended(SPAN, 6, {**row, "consumer": "message skip", "claim": "mine"}).messages == 3
     assert " ".join(ALL_KINDS) == "sent finished expired dropped moved aside purged skipped ended gone"
 
 
