@@ -21,8 +21,8 @@ A position names the domain's life, which a restore from a backup begins anew: n
 `read`, is in the position, and never falls, so a watermark on it drops nothing. Sent messages are rows by minute of sending and
 minute of expiration, whatever files they are in; only `bytes` is unknown once their files were merged.
 
-**Ends come after beginnings.** The acknowledgements are looked at before the messages, and a limited batch takes rows of a table only
-with all its messages. So a message has ended in the batch in which it was sent, or in a later one.
+**Ends come after beginnings.** The acknowledgements are looked at before the messages, and a limited batch takes rows only once all
+messages are read. So a message has ended in the batch in which it was sent, or in a later one.
 
 Features: M12 (docs/FEATURES.md)
 """
@@ -312,8 +312,8 @@ class FeedPosition:
             )
 
     def towards(self, newest: FeedPosition, most: int | None) -> FeedPosition:
-        """The end of a batch of about `most` messages and rows: `newest`, or on the way there. Members take turns; the rows of a table
-        come once all its messages do."""
+        """The end of a batch of at most so many messages and rows: `newest`, or on the way there. Members take turns, and rows come
+        when messages leave room: those of all tables have come then."""
         spans = self.spans(newest)
         if most is None or sum(span.size for span in spans) <= most:
             return newest
@@ -321,8 +321,7 @@ class FeedPosition:
         taken = _shares([span.size for span in messages], most)
         left = most - sum(taken)
         sent = {(span.table, span.member): span.first - 1 + n for span, n in zip(messages, taken, strict=True)}
-        behind = {span.table for span, n in zip(messages, taken, strict=True) if n < span.size}
-        endings = [span for span in spans if span.what == ENDINGS and span.table not in behind]
+        endings = [span for span in spans if span.what == ENDINGS]
         counts = _shares([span.size for span in endings], left)
         rows = {(span.table, span.member): span.first - 1 + n for span, n in zip(endings, counts, strict=True)}
         tables = {}

@@ -75,7 +75,10 @@ def test_hull_folded_after_its_write_counts_once(monkeypatch: pytest.MonkeyPatch
     with memory_domain(orders="queue") as root:
         domain = Domain(root)
         outbox = AcknowledgementTable(domain.acknowledgements("orders"), "t", "-")
-        state = RecordSet().attach("c", "s")
+        before = (
+            RecordSet().attach("c", "s").skip(Ranges.from_numbers(range(1000, 1080, 2)), SELECTOR_REFUSED, Stamp(1, 9))
+        )
+        state = before.delivered_to_table(outbox.write({0: before.outbox})[0])
         for step in range(6):
             first = 100 * step
             state = state.skip(Ranges.from_numbers(range(first + 2, first + 80, 2)), SELECTOR_REFUSED, Stamp(1, 9))
@@ -85,7 +88,7 @@ def test_hull_folded_after_its_write_counts_once(monkeypatch: pytest.MonkeyPatch
         for _ in range(2):
             outbox.write({0: state.outbox})
             assert messages(domain, "c") == 6
-            assert messages(domain, SKIPPER) == 6 * 39
+            assert messages(domain, SKIPPER) == 40 + 6 * 39
 
 
 def test_rows_of_another_table_are_not_taken_for_written() -> None:
