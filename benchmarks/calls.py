@@ -75,6 +75,14 @@ def fill(spark: Any, root: Path, destination: str, messages: int, tasks: int) ->
     writer.mode("append").save()
 
 
+def delay(root: Path, destination: str, messages: int) -> None:
+    """One send of messages that are due tomorrow."""
+    from spark_jms import connect
+
+    with connect(root, housekeeping=False) as context:
+        context.producer(destination).send_many([{"text": "x", "delay": "1 d"}] * messages)
+
+
 @contextlib.contextmanager
 def planner(root: Path, destination: str, limit: int | None, *, housekeeping: bool) -> Iterator[Callable[[], int]]:
     """A call that plans one batch, of `limit` messages or of everything, and returns the number of its partitions.

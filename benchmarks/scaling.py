@@ -17,7 +17,6 @@ from benchmarks.errors import CellFailedError
 from benchmarks.measure import Meter
 from benchmarks.results import Sample, TargetComparison
 from benchmarks.workbench import Workbench
-from spark_jms import connect
 
 COMMIT_VERSIONS, COMMIT_FILES = "commit time by version", "commit time by active files"
 PLAN_BACKLOG, PLAN_VERSIONS = "planning time by backlog", "planning time by version"
@@ -130,10 +129,8 @@ def _pile(bench: Workbench, mark: Mark) -> None:
 def _delay(bench: Workbench, mark: Mark) -> None:
     """Messages that are due tomorrow, in sends of 10,000."""
     calls.apply(mark.root, {DESTINATION: {"kind": "queue"}})
-    with connect(mark.root, housekeeping=False) as context:
-        producer = context.producer(DESTINATION)
-        for start in range(0, mark.size, SEND_MESSAGES):
-            producer.send_many([{"text": "x", "delay": "1 d"}] * min(SEND_MESSAGES, mark.size - start))
+    for start in range(0, mark.size, SEND_MESSAGES):
+        calls.delay(mark.root, DESTINATION, min(SEND_MESSAGES, mark.size - start))
 
 
 def _fill(bench: Workbench, root: Path, messages: int, tasks: int) -> None:

@@ -132,6 +132,11 @@ class StaleCheckpointError(OffsetError):
     for the next batch before it wrote its progress. Use a fresh checkpointLocation."""
 
 
+class UsageRunReplacedError(JmsqError):
+    """A newer run of the usage query records the history now, so this one has ended: one of both is enough. If the newer one is not
+    wanted, stop it and start this one again with a fresh checkpointLocation: it continues behind what is recorded."""
+
+
 class StaleDomainError(OffsetError):
     """The checkpoint is newer than the domain: an older copy of the domain, or of a server's store, was restored. Use a fresh
     checkpointLocation."""

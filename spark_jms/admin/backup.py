@@ -39,6 +39,7 @@ import base64
 import hashlib
 import json
 import logging
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -62,6 +63,7 @@ from spark_jms.log.destinations.domain import (
     CONNECTION_FACTORIES,
     DOMAIN_FILE,
     REGISTER,
+    RESTORED,
     Domain,
     Register,
     check_place,
@@ -463,7 +465,7 @@ def restore(
     target.sync([file.path.removeprefix(f"{DOMAIN}/") for file in plan.manifest.files if not is_records(file.path)])
     for server, uri in stores.items():
         load(read_records(backup, server), uri)
-    domain: dict[str, Any] = {**plan.manifest.domain, "store": plan.store}
+    domain: dict[str, Any] = {**plan.manifest.domain, "store": plan.store, RESTORED: secrets.token_hex(8)}
     if not target.create(DOMAIN_FILE, json.dumps(domain, indent=1).encode(), durable=True):
         raise BackupError(
             f"another process has created a domain in {target.uri} while the backup was restored: restore into a place of its own"

@@ -9,13 +9,13 @@ import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from spark_jms.claims.records.life_cycle import AcknowledgementTable
-from spark_jms.claims.servers.stores import OpenRecords, label_of, opened_records, record_of, state_of
+from spark_jms.claims.records.life_cycle import AcknowledgementTable, flush_opened
+from spark_jms.claims.servers.stores import label_of, opened_records, record_of, state_of
 from spark_jms.claims.upkeep import views
 from spark_jms.claims.upkeep.housekeeping import Housekeeper
 from spark_jms.core.destinations.subscriptions import kept_at, named_by
 from spark_jms.core.messages.ranges import Ranges
-from spark_jms.core.records.life_cycle import PURGER
+from spark_jms.core.records.endings import PURGER
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.errors import DestinationReplacedError, InvalidDestinationError
 from spark_jms.log.destinations.domain import Domain
@@ -105,7 +105,8 @@ def drop_backlog(
                 dropped += free.count
                 states[record] = _finished(state, free, records.handles[record].epoch) if free else state
             records.change(states)
-            _write_outbox(domain, destination, name, names, records)
+            table = AcknowledgementTable(domain.acknowledgements(destination), snapshot.table_id, name)
+            flush_opened(table, records, names)
     return Purged(dropped, claimed)
 
 
@@ -125,22 +126,6 @@ def _subscriptions(
 def _finished(state: RecordSet, picks: Ranges, epoch: int) -> RecordSet:
     """With an acknowledgement of the purger's."""
     return state.discard(picks, PURGER, secrets.token_hex(8), epoch, now_ms())
-
-
-def _write_outbox(
-    domain: Domain, destination: str, subscription: str, names: dict[str, int], records: OpenRecords
-) -> None:
-    waiting = {member: records.states[name].outbox for name, member in names.items() if records.states[name].outbox}
-    if waiting:
-        table_id = domain.log(destination).snapshot.table_id
-        written = AcknowledgementTable(domain.acknowledgements(destination), table_id, subscription).write(waiting)
-        records.change(
-            {
-                name: records.states[name].delivered_to_table(written[member])
-                for name, member in names.items()
-                if member in written
-            }
-        )
 
 
 def purge_files(domain: Domain, store: Store, destination: str) -> HousekeepingReport:

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from spark_jms.claims.messages.fetch import fetch
 from spark_jms.claims.messages.scan import Question, ScanBounds, scan
+from spark_jms.claims.records.life_cycle import AcknowledgementTable, flush_opened
 from spark_jms.claims.servers.stores import (
     AskedMember,
     OpenRecords,
@@ -43,6 +44,7 @@ from spark_jms.core.destinations.pause import CONSUMPTION, INSERTION, PRODUCTION
 from spark_jms.core.destinations.subscriptions import missed
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.messages.types import map_rows
+from spark_jms.core.records.endings import FORWARDER, MOVER, REDRIVER
 from spark_jms.core.records.record_set import RecordSet, staying
 from spark_jms.core.records.redelivery import FROM, TIME, Claim, redriven
 from spark_jms.core.selector import Selector
@@ -55,10 +57,7 @@ from spark_jms.log.tables.storage import now_ms
 from spark_jms.store import Store, StoreError
 
 log = logging.getLogger("spark_jms")
-MOVER = "jmsq move"  # the consumer in the acknowledgement table
-REDRIVER = "jmsq redrive"  # the consumer in the acknowledgement table
 BATCH = 10_000  # the most messages of a transfer
-FORWARDER = "jmsq forward"  # the consumer in the acknowledgement table
 ROUND = 10_000  # the most messages of a member in one round
 WAIT_S = 1.0  # for a record that a consumer holds
 STORE_LIMIT_S = 15.0  # of one call of a store: one that hangs must not hold up the other destinations
@@ -172,6 +171,10 @@ def move(domain: Domain, store: Store, request: MoveOrder, wait_s: float) -> Mov
                 if picks:
                     order = replace(request, table_id=snapshot.table_id)
                     _transfer(domain, transfers, records, record, order, target_id, state, member, picks)
+                    table = AcknowledgementTable(
+                        domain.acknowledgements(request.source), snapshot.table_id, subscription
+                    )
+                    flush_opened(table, records, {record: member})  # there may be no consumer that does it
                 claimed += 0 if picks else state.claimed.count
             if not picks:
                 break

@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from spark_jms.cli.changes import changes
 from spark_jms.cli.claims import acks, claims, events, explain, subscriptions
 from spark_jms.cli.command import EXIT_USAGE, CommandSettings, command, global_options
 from spark_jms.cli.destinations import apply, describe, drop, list_destinations, pause, rename, resume
@@ -60,7 +61,7 @@ def completion(context: click.Context, settings: CommandSettings, shell: str) ->
 SECTIONS = {  # of the help
     "Messages": (send, receive, browse, explain, events, move, redrive, purge),
     "Destinations": (apply, list_destinations, describe, stat, pause, resume, rename, drop, quota),
-    "Consumers": (subscriptions, claims, acks, transactions),
+    "Consumers": (subscriptions, claims, acks, changes, transactions),
     "Servers": (server, forward),
     "Domain": (services, housekeep, metrics, console, backup, restore, recover, upgrade, completion),
     "Stores": (store,),

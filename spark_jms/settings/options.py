@@ -21,6 +21,8 @@ VIEWS = {
     "subscriptions": "position, backlog and holder of each subscription and member",
     "events": "the [life-cycle log](MONITORING.md#the-life-cycle-log) of a destination with `messageLoggingEnabled`, including "
     "rows that are not in its table yet",
+    "changes": "[what happened to messages](CHANGES.md): sent, finished, expired, dropped, moved …, a row for each range; the one "
+    "view that can be streamed, and of all destinations with `destination` `*`",
     "usage": "the [usage history](LIMITS.md#the-usage-history) of the destination: messages sent and finished in each minute, "
     "and its usage",
 }
@@ -61,7 +63,8 @@ class Options(Table):
         "destination",
         Text("a name, or server@name"),
         REQUIRED,
-        "The name of the queue or topic; `east@orders` is the member of `orders` on the server `east`.",
+        "The name of the queue or topic; `east@orders` is the member of `orders` on the server `east`. With `view` `changes`, `*` "
+        "is all destinations.",
         used_in=ALL,
     )
     path: str | None = setting(
@@ -102,7 +105,8 @@ class Options(Table):
         Text("latest, earliest or a JSON object"),
         None,
         "Where a *new* subscription of a topic starts; a known one continues where it was. A queue accepts only "
-        "`earliest`. See [startingPosition](#startingposition).",
+        "`earliest`. See [startingPosition](#startingposition). With `view` `changes`: `earliest`, which is the default there, "
+        "`latest`, or a position of the feed.",
         without="latest",
         used_in=(Use.READ_STREAM,),
     )
@@ -132,8 +136,8 @@ class Options(Table):
         Choice(VIEWS, fold=True),
         "messages",
         "What to show, see [view](#view). An option that the view does not use is refused: `subscription` with `all`, "
-        "`selector` and `columns` with the views listed after `all`.",
-        used_in=(Use.READ,),
+        "`selector` and `columns` with the views listed after `all`. A streaming read has the messages, or `changes`.",
+        used_in=READS,
     )
     fail_on_data_loss: bool = setting(
         "failOnDataLoss",
@@ -147,7 +151,7 @@ class Options(Table):
         "maxMessagesPerTrigger",
         Whole(1),
         None,
-        "The most messages in a micro-batch, shared fairly among members.",
+        "The most messages in a micro-batch, shared fairly among members. With `view` `changes`: about so many messages and rows.",
         without="no limit",
         used_in=(Use.READ_STREAM,),
     )

@@ -7,6 +7,7 @@ claims            messages that consumers have claimed
 subscriptions     position and backlog of each subscription and member
 events            what became of messages: the life-cycle log
 usage             what passed through the destination in each minute, and what it held
+changes           what happened to messages: spark/changes.py
 
 Features: C1, C13, C16 (docs/FEATURES.md)
 """
@@ -22,6 +23,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from spark_jms.core.messages.columns import spark_schema
 from spark_jms.errors import OptionError
 from spark_jms.settings.options import Options
+from spark_jms.spark.changes import CHANGES, CHANGES_SCHEMA
 from spark_jms.spark.options import address_of, browsed_subscription, check_browsing
 from spark_jms.spark.tasks import MemberPartition, freeze_loaded, read_partition
 
@@ -47,6 +49,7 @@ VIEW_SCHEMAS = {
     "claim string, messages bigint, first bigint, last bigint, ranges string, detail string, key string",
     "usage": "destination string, begins timestamp, sent bigint, finished bigint, expired bigint, dropped bigint, "
     "messages_used bigint, bytes_used bigint",
+    CHANGES: CHANGES_SCHEMA,
 }
 
 

@@ -75,13 +75,17 @@ class JmsqDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from spark_jms.spark.browser import JmsqReader
+        from spark_jms.spark.changes import CHANGES, ChangesReader
 
-        return JmsqReader(self._read(Use.READ, schema))
+        options = self._read(Use.READ, schema)
+        return ChangesReader(options) if options.view == CHANGES else JmsqReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from spark_jms.spark.changes import CHANGES, ChangesStreamReader
         from spark_jms.spark.source import JmsqStreamReader
 
-        return JmsqStreamReader(self._read(Use.READ_STREAM, schema))
+        options = self._read(Use.READ_STREAM, schema)
+        return ChangesStreamReader(options) if options.view == CHANGES else JmsqStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from spark_jms.spark.sink import JmsqWriter

@@ -192,7 +192,13 @@ def check_written(options: Options, columns: Sequence[str]) -> None:
 
 
 def check_streaming(options: Options) -> None:
-    """Raises OptionError for a sink that is not declared idempotent, when batches shall be narrowed."""
+    """Raises OptionError for a view that cannot be streamed, and for a sink that is not declared idempotent, when batches shall be
+    narrowed."""
+    if options.view != "messages":
+        raise OptionError(
+            f"option view is {options.view!r}, which a streaming read does not have: stream the messages (leave view out) or "
+            "'changes', and read the other views with spark.read"
+        )
     if options.on_poison == "isolate" and not options.idempotent_sink:
         raise OptionError(
             "option onPoison is 'isolate', which repeats a batch with fewer messages: a sink that does not take each batch "

@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeVar
 
 from spark_jms.store.engine import connections
 from spark_jms.store.engine.connections import Address, LinkLostError, TcpLink
-from spark_jms.store.engine.entry_log import OwnershipLostError, Proposal, Share, SharedWrite, Verdict, WantedChange
+from spark_jms.store.engine.entry_log import ChangeProposal, OwnershipLostError, Proposal, Share, SharedWrite, Verdict
 from spark_jms.store.engine.server import Server
 from spark_jms.store.errors import StoreBusyError, error_of
 from spark_jms.store.ledger.backend import Transaction
@@ -69,7 +69,7 @@ class Access(ABC):
     def append(self, proposal: Proposal) -> Verdict: ...
 
     @abstractmethod
-    def change(self, wanted: Sequence[WantedChange]) -> Sequence[connections.Made]:
+    def change(self, wanted: Sequence[ChangeProposal]) -> Sequence[connections.Made]:
         """Have the engine make the changes, which were all sent before or none was."""
 
     @property
@@ -135,7 +135,7 @@ class LocalAccess(Access):
         except OwnershipLostError as error:
             raise LinkLostError(error.detail()) from error
 
-    def change(self, wanted: Sequence[WantedChange]) -> Sequence[connections.Made]:
+    def change(self, wanted: Sequence[ChangeProposal]) -> Sequence[connections.Made]:
         try:
             return [connections.made_of(call) for call in self.server.change(wanted)]
         except OwnershipLostError as error:
@@ -233,12 +233,12 @@ class RemoteAccess(Access):
         self._replica.take_over(answer, place)
         return Verdict(answer.verdict)
 
-    def change(self, wanted: Sequence[WantedChange]) -> Sequence[connections.Made]:
+    def change(self, wanted: Sequence[ChangeProposal]) -> Sequence[connections.Made]:
         place, base = self._replica.place, min(one.base for one in wanted)
         asked = tuple(connections.wanted_of(one.token, one.request) for one in wanted)
         again = any(one.again for one in wanted)
         answer = expect_answer(
-            self._writing.ask(connections.Change(place.incarnation, place.position, base, again, asked))
+            self._writing.ask(connections.MakeChanges(place.incarnation, place.position, base, again, asked))
         )
         assert isinstance(answer, connections.Changed)
         self._replica.take_over(answer.page, place)

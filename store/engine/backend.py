@@ -35,7 +35,7 @@ from spark_jms.store.contract import StoreOpening, StoreStatistics
 from spark_jms.store.engine import connections
 from spark_jms.store.engine.access import Access, Appended, AppendInDoubtError, LedgerReplica, LocalAccess, RemoteAccess
 from spark_jms.store.engine.connections import Address, LinkLostError
-from spark_jms.store.engine.entry_log import Proposal, Verdict, WantedChange, size_of
+from spark_jms.store.engine.entry_log import ChangeProposal, Proposal, Verdict, size_of
 from spark_jms.store.engine.server import REFUSALS, Server, monotonic_ms
 from spark_jms.store.errors import OutcomeUnknownError, StoreBusyError, StoreError
 from spark_jms.store.ledger.backend import Backend, ChangeAnswer, ChangeRequest, Transaction
@@ -140,7 +140,7 @@ class EngineBackend(Backend):
                 if not access.makes_changes:
                     raise _OlderEngineError("an engine of an older release serves the store now")
                 base = base if sent else access.position
-                wanted = [WantedChange(one.token, base, one.request, again=sent) for one in asked]
+                wanted = [ChangeProposal(one.token, base, one.request, again=sent) for one in asked]
                 try:
                     made = access.change(wanted)
                     return {one.token: done for one, done in zip(asked, made, strict=True)}

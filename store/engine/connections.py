@@ -76,7 +76,7 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
     held: bytes
 
 
-class Change(msgspec.Struct, frozen=True, array_like=True, tag="change"):
+class MakeChanges(msgspec.Struct, frozen=True, array_like=True, tag="change"):
     """Changes of one client that rules decide, in the order in which their threads asked. `again`: an engine may have them already;
     `base` is the position of the client when it sent them first."""
 
@@ -118,14 +118,14 @@ class Made(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Changed(msgspec.Struct, frozen=True, array_like=True, tag="changed"):
-    """The answer to Change: one Made for each that was wanted, and the page."""
+    """The answer to MakeChanges: one Made for each that was wanted, and the page."""
 
     made: tuple[Made, ...]
     page: Paged
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
-    """`changes`, of the answer to Hello: this engine answers Change. An older one does not, and would hang up."""
+    """`changes`, of the answer to Hello: this engine answers MakeChanges. An older one does not, and would hang up."""
 
     changes: bool = False
 
@@ -139,9 +139,9 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True, tag="refusal"):
 
 GREETING = Done(changes=True)
 """An engine's answer to Hello."""
-Question = Fetch | Append | Change | Beat | Alive
+Question = Fetch | Append | MakeChanges | Beat | Alive
 Answer = Paged | Changed | Alive | Done | Refusal
-Any_ = Hello | Fetch | Append | Change | Beat | Alive | Paged | Changed | Done | Refusal
+Any_ = Hello | Fetch | Append | MakeChanges | Beat | Alive | Paged | Changed | Done | Refusal
 _decoder: msgspec.msgpack.Decoder[Any_] = msgspec.msgpack.Decoder(Any_)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -341,7 +341,7 @@ class ClientConnections:
 
 
 class TcpLink:
-    """A client's connection to an engine in another process. `changes`: the engine answers Change.
+    """A client's connection to an engine in another process. `changes`: the engine answers MakeChanges.
 
     `answer_timeout_s` bounds the wait for an answer, because a client cannot wait for an engine that hangs. None is for
     appends, which may take long; the client's other link notices that the engine hangs, and the client closes both.

@@ -14,9 +14,9 @@ never disturb each other, and all appends that arrive during one physical write 
     unknown, all entries fit         any other                TAKEN in this write
     unknown, one does not fit        any other                REFUSED
 
-A change that a rule decides is made in the engine itself, for clients in any process: `change` runs the rule on the shared write. It
-is kept at most once too: its token is among the outcomes, with the rule's answer behind it (`Outcome`). An older engine that reads
-the outcomes takes both together for a token that it was never asked for.
+A change that a rule decides is made in the engine itself, for clients in any process: `change` runs the rule on the shared
+write. It is kept at most once too: its token is among the outcomes, with the rule's answer behind it (`AppendOutcome`). An older
+engine that reads the outcomes takes both together for a token that it was never asked for.
 
 `propose` changes the shared write only; `keep` takes the write over once it is durable. A client that is not far behind
 gets the entries it missed, any other a snapshot. The position of another incarnation means nothing, so it gets one too.
@@ -44,14 +44,14 @@ OUTCOMES = 4_096
 _ENTRY_BYTES = 64
 
 
-class Outcome(NamedTuple):
+class AppendOutcome(NamedTuple):
     """Of an append that was kept: its token and, of a change, the answer of the rule. Stored as one text."""
 
     token: str
     answer: bytes = b""
 
     @classmethod
-    def read(cls, stored: str) -> Outcome:
+    def read(cls, stored: str) -> AppendOutcome:
         token, _, answer = stored.partition("=")
         return cls(token, bytes.fromhex(answer))
 
@@ -88,7 +88,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class WantedChange:
+class ChangeProposal:
     """A change that a client asks for under a token. `base` and `again` as in a proposal."""
 
     token: str
@@ -229,7 +229,7 @@ class EntryLog:
         shared.tokens.append(proposal.token)
         return Verdict.TAKEN
 
-    def change(self, wanted: WantedChange, shared: SharedWrite, alive: Alive) -> ChangeAnswer:
+    def change(self, wanted: ChangeProposal, shared: SharedWrite, alive: Alive) -> ChangeAnswer:
         """Run the rule on the shared write, unless the change is kept already. Raises what `run_change` does, and then leaves the
         shared write as it was; OutcomeUnknownError when it is too old to tell."""
         token = wanted.token
@@ -246,7 +246,7 @@ class EntryLog:
             shared.undo(first)
             raise
         if len(shared.entries) > first:
-            shared.tokens.append(Outcome(token, made.answer).stored())
+            shared.tokens.append(AppendOutcome(token, made.answer).stored())
             shared.answers[token] = made.answer
         return made
 
@@ -271,7 +271,7 @@ class EntryLog:
             self._answers.pop(oldest, None)
 
     def _remember(self, stored: str, position: int) -> None:
-        outcome = Outcome.read(stored)
+        outcome = AppendOutcome.read(stored)
         self._outcomes[outcome.token] = position
         if outcome.answer:
             self._answers[outcome.token] = outcome.answer

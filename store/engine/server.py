@@ -26,6 +26,7 @@ from typing import TypeVar
 from spark_jms.store.engine import connections
 from spark_jms.store.engine.connections import ClientConnections, EngineIdentity, start_thread
 from spark_jms.store.engine.entry_log import (
+    ChangeProposal,
     EntryLog,
     LedgerBatch,
     OwnershipLostError,
@@ -33,7 +34,6 @@ from spark_jms.store.engine.entry_log import (
     Proposal,
     SharedWrite,
     Verdict,
-    WantedChange,
 )
 from spark_jms.store.errors import ObjectTooLargeError, ResourceAllocationException, StoreError, StoreFullError
 from spark_jms.store.ledger.backend import ChangeAnswer
@@ -136,7 +136,7 @@ class Server:
                     return connections.Refusal("", (str(error),))
             case connections.Append():
                 return self._answer_append(question)
-            case connections.Change():
+            case connections.MakeChanges():
                 return self._answer_change(question)
             case connections.Beat(session_ids):
                 self._liveness.beat(client_id, session_ids, self._clock_ms())
@@ -161,10 +161,10 @@ class Server:
         except StoreError as error:
             return connections.refusal(error)
 
-    def _answer_change(self, question: connections.Change) -> connections.Answer:
+    def _answer_change(self, question: connections.MakeChanges) -> connections.Answer:
         try:
             wanted = [
-                WantedChange(one.token, question.base, connections.request_of(one), question.again)
+                ChangeProposal(one.token, question.base, connections.request_of(one), question.again)
                 for one in question.wanted
             ]
             made = tuple(connections.made_of(call) for call in self.change(wanted))
@@ -234,7 +234,7 @@ class Server:
         """The same for a proposal."""
         return self.write(lambda shared: self._log.propose(proposal, shared))
 
-    def change(self, wanted: Sequence[WantedChange]) -> Sequence[PlanCall]:
+    def change(self, wanted: Sequence[ChangeProposal]) -> Sequence[PlanCall]:
         """The same for changes that rules decide, each with an answer or an error of its own."""
         self._require_writable()
         calls = self._group.write_all([partial(self._change, one) for one in wanted])
@@ -243,7 +243,7 @@ class Server:
                 raise call.error
         return calls
 
-    def _change(self, wanted: WantedChange, shared: SharedWrite) -> ChangeAnswer:
+    def _change(self, wanted: ChangeProposal, shared: SharedWrite) -> ChangeAnswer:
         return self._log.change(wanted, shared, self._alive)
 
     def _alive(self, session_ids: Collection[str]) -> frozenset[str]:

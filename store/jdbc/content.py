@@ -37,7 +37,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from spark_jms.store.engine.entry_log import Outcome
+from spark_jms.store.engine.entry_log import AppendOutcome
 from spark_jms.store.errors import StoreCorruptError
 from spark_jms.store.jdbc.database import DatabaseConnection
 from spark_jms.store.jdbc.rows import (
@@ -169,7 +169,7 @@ def committed(tokens: tuple[str, ...], base: int, position: int) -> OutcomeRow:
 
 
 def committed_xid(tokens: tuple[str, ...], base: int) -> str:
-    return f"g:{base}:{Outcome.read(tokens[0]).token}"
+    return f"g:{base}:{AppendOutcome.read(tokens[0]).token}"
 
 
 def prepared(xid: str, changes: tuple[Change, ...], base: int, position: int) -> OutcomeRow:

@@ -18,8 +18,7 @@ import pytest
 
 from spark_jms.admin.transfer import FORWARDER, MOVER, REDRIVER
 from spark_jms.core.destinations.pause import OPERATIONS
-from spark_jms.core.records.expiration import EXPIRER
-from spark_jms.core.records.life_cycle import LIMITER
+from spark_jms.core.records.endings import EXPIRER, LIMITER
 from tests.models.queue import QueueWorld, run
 from tests.models.queue.conservation import ACKNOWLEDGED, DROPPED, EXPIRED, MOVED
 

@@ -32,7 +32,7 @@ from spark_jms.core.destinations.pause import CONSUMPTION
 from spark_jms.core.destinations.subscriptions import LiveSubscription, missed, recorded_on
 from spark_jms.core.messages.ranges import EMPTY
 from spark_jms.core.records.batch import Batch, Limits, MemberPick, QueryProgress, claim_number
-from spark_jms.core.records.life_cycle import SERVER_WAS_DOWN
+from spark_jms.core.records.endings import SERVER_WAS_DOWN, Stamp
 from spark_jms.core.records.poison import Messages, Trial, claimed_again, common, count, joined
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import Claim
@@ -49,7 +49,6 @@ from spark_jms.errors import (
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.settings.destination import UNLIMITED
-from spark_jms.settings.fields import LifeEvent
 from spark_jms.store import Store
 
 if TYPE_CHECKING:
@@ -327,11 +326,12 @@ class BatchMaker:
             state = state.sweep(live, now, destination.in_doubt_timeout_ms, destination.redelivery_delay_ms, due)
             if before and before.keys() - state.delays.keys():
                 self._planner.restart(member)  # messages behind the pass are available again
-            state = without_lost(state.start_at(floor), snapshot, member, self._members.label(member))
+            stamp = Stamp(held.handle.epoch, now)
+            state = without_lost(state.start_at(floor), snapshot, member, self._members.label(member), stamp)
             if not destination.store_enabled:
                 lost = missed(destination, self._members.subscription, member, snapshot.last_sequence(member))
                 if state.unfinished_of(lost) - state.claimed - state.moving:
-                    state = state.skip(lost, LifeEvent.SKIPPED, SERVER_WAS_DOWN)
+                    state = state.skip(lost, SERVER_WAS_DOWN, stamp)
             if state.intents:
                 state = self._transfers.finish(state, held.handle.epoch, patient=True).state
             if state.pledges:

@@ -36,14 +36,13 @@ from spark_jms.core.messages.ranges import EMPTY, Ranges, union
 from spark_jms.core.ordering.sort_order import SortOrder
 from spark_jms.core.ordering.units_of_order import NO_UNITS, BlockedUnits, UnitMessages
 from spark_jms.core.records.batch import Limits, fair_shares
-from spark_jms.core.records.life_cycle import SERVER_WAS_DOWN
+from spark_jms.core.records.endings import FILES_ARE_LOST, SELECTOR_REFUSED, SERVER_WAS_DOWN, Stamp
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.refusal import holding_back
 from spark_jms.core.records.take import Offer
 from spark_jms.errors import DataLossError
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
-from spark_jms.settings.fields import LifeEvent
 
 if TYPE_CHECKING:
     from spark_jms.core.selector import Selector
@@ -257,11 +256,11 @@ class Planner:
         wanted = bounds.enough  # at first look at as many messages as are wanted; if they do not do, at all the others
         while windows.next and not bounds.reached(picks.count, read):
             window, wanted = windows.take(wanted), None
-            state, present = self.without_lost(snapshot, state, window, member)
+            state, present = self.without_lost(snapshot, state, window, member, epoch)
             if present:
                 rest = bounds.after(picks.count, read)
                 found = scan(self.table, member, present, question, rest, table_id=snapshot.table_id)
-                state = self._without_unwanted(snapshot, state, member, found)
+                state = self._without_unwanted(snapshot, state, member, found, epoch)
                 picks, expired, read = picks | found.picks, expired | found.expired, read + found.read
                 held.append(found.held_back)
                 for later in found.later:
@@ -302,26 +301,33 @@ class Planner:
         if member in self._delayed:
             blocked.block_behind(self._delayed[member].first_of_units(state))
 
-    def _without_unwanted(self, snapshot: Snapshot, state: RecordSet, member: int, found: Scan) -> RecordSet:
+    def _without_unwanted(
+        self, snapshot: Snapshot, state: RecordSet, member: int, found: Scan, epoch: int
+    ) -> RecordSet:
         """Skips what the scan found missed, refused or lost."""
+        stamp = Stamp(epoch, self._clock_ms())
         if found.missed:
-            state = state.skip(found.missed, LifeEvent.SKIPPED, SERVER_WAS_DOWN)
+            state = state.skip(found.missed, SERVER_WAS_DOWN, stamp)
         if found.refused and snapshot.destination.is_topic:
-            state = state.skip(found.refused, LifeEvent.REFUSED)  # the subscription's selector refuses them for good
+            state = state.skip(
+                found.refused, SELECTOR_REFUSED, stamp
+            )  # the subscription's selector refuses them for good
         elif found.refused:
             self._refused.setdefault(member, RefusedMessages()).add(state, found.refused, found.refused_units)
-        return self._lose(state, found.gone, member) if found.gone else state
+        return self._lose(state, found.gone, member, stamp) if found.gone else state
 
     def without_lost(
-        self, snapshot: Snapshot, state: RecordSet, wanted: Ranges, member: int
+        self, snapshot: Snapshot, state: RecordSet, wanted: Ranges, member: int, epoch: int
     ) -> tuple[RecordSet, Ranges]:
         """The part of `wanted` that is in files, and the state without the rest, which is lost."""
         if not wanted:
             return state, wanted
         missing = snapshot.member_files(member).missing(wanted)
-        return (self._lose(state, missing, member), wanted - missing) if missing else (state, wanted)
+        if not missing:
+            return state, wanted
+        return self._lose(state, missing, member, Stamp(epoch, self._clock_ms())), wanted - missing
 
-    def _lose(self, state: RecordSet, missing: Ranges, member: int) -> RecordSet:
+    def _lose(self, state: RecordSet, missing: Ranges, member: int, stamp: Stamp) -> RecordSet:
         if self._fail_on_data_loss:
             raise DataLossError(
                 f"{self._name(member)}: {missing.count:,} message(s) are gone (sequence {missing}) that the store does not know "
@@ -329,7 +335,7 @@ class Planner:
                 f"{WITHOUT_LOST}"
             )
         log.warning("%s: %d message(s) are gone (%s) and are skipped", self._name(member), missing.count, missing)
-        return state.skip(missing, LifeEvent.SKIPPED, "lost")
+        return state.skip(missing, FILES_ARE_LOST, stamp)
 
 
 def batch_shares(snapshot: Snapshot, planned: Mapping[int, Offer], limits: Limits) -> dict[int, int]:

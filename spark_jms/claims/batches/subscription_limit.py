@@ -24,13 +24,13 @@ from spark_jms.core.destinations.subscriptions import Droppable, dropped, is_dur
 from spark_jms.core.messages.ranges import EMPTY, Ranges, union
 from spark_jms.core.ordering.sort_order import SortOrder
 from spark_jms.core.ordering.units_of_work import WorkVerdict, judge
-from spark_jms.core.records.life_cycle import SERVER_WAS_DOWN
+from spark_jms.core.records.endings import SELECTOR_REFUSED, SERVER_WAS_DOWN, Stamp
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.take import Offer
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.settings.destination import UNLIMITED
-from spark_jms.settings.fields import DISCARD, LifeEvent
+from spark_jms.settings.fields import DISCARD
 from spark_jms.store import RecordCorruptError, RecordHeldError, Session, StoreError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class SubscriptionLimit:
         last = snapshot.last_sequence(member)
         if not is_over(state, snapshot, member) or state.outbox_is_full:
             return state
-        state = self._without_others(state, snapshot, member, last)
+        state = self._without_others(state, snapshot, member, last, epoch)
         if not is_over(state, snapshot, member):
             return state
         destination, begun = snapshot.destination, state.limit.arrived
@@ -84,24 +84,24 @@ class SubscriptionLimit:
             )
         return state.limited(last, picks, f"limit-{secrets.token_hex(8)}", epoch, self._clock_ms())
 
-    def _without_others(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> RecordSet:
+    def _without_others(self, state: RecordSet, snapshot: Snapshot, member: int, last: int, epoch: int) -> RecordSet:
         """Finishes messages that were never in the subscription: its selector refuses them, or its server was down."""
-        destination = snapshot.destination
+        destination, stamp = snapshot.destination, Stamp(epoch, self._clock_ms())
         not_seen = missed(destination, self._subscription, member, last)
         if not_seen and not destination.store_enabled:
-            state = state.skip(not_seen, LifeEvent.SKIPPED, SERVER_WAS_DOWN)
+            state = state.skip(not_seen, SERVER_WAS_DOWN, stamp)
         if not (self._selector or not_seen):
             return state
         of_units = EMPTY
         if destination.handles_units_of_work:
             of_units, verdict = self._judged(state, snapshot, member, last)
-            state = state.skip(verdict.refused, LifeEvent.REFUSED)
+            state = state.skip(verdict.refused, SELECTOR_REFUSED, stamp)
         question = Question(self._selector, skips_refused=True, missed=not_seen)
         new = state.available(state.limit.arrived + 1, last) - of_units
         found = scan(self._table, member, new, question, table_id=snapshot.table_id)
         if found.missed:
-            state = state.skip(found.missed, LifeEvent.SKIPPED, SERVER_WAS_DOWN)
-        return state.skip(found.refused, LifeEvent.REFUSED) if found.refused else state
+            state = state.skip(found.missed, SERVER_WAS_DOWN, stamp)
+        return state.skip(found.refused, SELECTOR_REFUSED, stamp) if found.refused else state
 
     def _expired(self, snapshot: Snapshot, member: int, picks: Ranges) -> Ranges:
         """Those that leave by the policy of the destination: it logs or redirects them, if it does not discard them."""
@@ -199,7 +199,7 @@ class FreeRecordLimits:
             logged = snapshot.destination.message_logging_enabled
             before = opened_state(handle, label).logging(is_on=logged, now_ms=self._clock_ms())
             started = before.start_at(subscription.floor(member, snapshot.last_sequence(member)))
-            begun = without_lost(started, snapshot, member, label)
+            begun = without_lost(started, snapshot, member, label, Stamp(handle.epoch, self._clock_ms()))
             after = self._limit(snapshot, subscription).enforce(begun, snapshot, member, handle.epoch)
             if after is not begun:
                 handle.commit(operations(before, after))

@@ -22,14 +22,14 @@ from spark_jms.claims.messages.scan import read_files
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.ordering.units_of_work import NO_PARTS, PART_COLUMNS, PendingParts, WorkVerdict, parts, work_order
 from spark_jms.core.records.batch import Limits
+from spark_jms.core.records.endings import JUDGE, SELECTOR_REFUSED, Stamp
 from spark_jms.core.records.record_set import RecordSet
-from spark_jms.core.records.refusal import JUDGE
 from spark_jms.core.records.take import Offer
 from spark_jms.log.messages.data_files import read_stored
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.files import DataFile
 from spark_jms.log.tables.snapshot import Snapshot
-from spark_jms.settings.fields import DISCARD, LifeEvent
+from spark_jms.settings.fields import DISCARD
 
 if TYPE_CHECKING:
     from spark_jms.core.selector import Selector
@@ -58,7 +58,7 @@ class WorkPlanner:
         """As `Planner.picks`, of a destination that handles units of work. When the state has a new intent, the caller writes
         it and then finishes the transfer."""
         destination, now = snapshot.destination, self._clock_ms()
-        state = self._look(snapshot, member, state, last)
+        state = self._look(snapshot, member, state, last, epoch)
         known = self._known[member]
         sequences = known.sequences
         state, singles = self._planner.picks(snapshot, member, state, last, limits, epoch, apart=sequences)
@@ -72,18 +72,18 @@ class WorkPlanner:
             destination.due_ms(member, now),
         )
         state = self._set_aside(snapshot, member, state, verdict, epoch)
-        state = self._without_unwanted(snapshot, member, state, verdict)
+        state = self._without_unwanted(snapshot, member, state, verdict, epoch)
         offer = together(singles, verdict).beside(singles.expired | verdict.expired)
         return state, replace(offer, returns=state.returns)
 
     # -- inside ---------------------------------------------------------------------------------------------------
-    def _look(self, snapshot: Snapshot, member: int, state: RecordSet, last: int) -> RecordSet:
+    def _look(self, snapshot: Snapshot, member: int, state: RecordSet, last: int, epoch: int) -> RecordSet:
         """Read the messages that are new, or finish them if they are lost."""
         known = self._known.get(member, PendingParts())
         known = known.unfinished(state.unfinished_of(known.looked_at))
         new = state.unfinished(1, last) - known.looked_at - state.moving
         claimed = new & state.claimed
-        state, present = self._planner.without_lost(snapshot, state, new - claimed, member)
+        state, present = self._planner.without_lost(snapshot, state, new - claimed, member, epoch)
         new = present | claimed
         found = read_parts(self._planner.table, member, new, self._planner.selector, snapshot.table_id)
         self._known[member] = known.with_new(new, found)
@@ -99,7 +99,9 @@ class WorkPlanner:
             state = self._unclaimed.move(state, snapshot.destination, member, picks, epoch, reason, kept_back)
         return state
 
-    def _without_unwanted(self, snapshot: Snapshot, member: int, state: RecordSet, verdict: WorkVerdict) -> RecordSet:
+    def _without_unwanted(
+        self, snapshot: Snapshot, member: int, state: RecordSet, verdict: WorkVerdict, epoch: int
+    ) -> RecordSet:
         if verdict.expired and snapshot.destination.expiration_policy == DISCARD:
             log.warning(
                 "%s: %d message(s) (%s) of units of work have expired undelivered",
@@ -108,7 +110,7 @@ class WorkPlanner:
                 verdict.expired,
             )
         if verdict.refused and snapshot.destination.is_topic:
-            return state.skip(verdict.refused, LifeEvent.REFUSED)
+            return state.skip(verdict.refused, SELECTOR_REFUSED, Stamp(epoch, self._clock_ms()))
         if verdict.refused:
             self._planner.refuse(member, state, verdict.refused)
         return state

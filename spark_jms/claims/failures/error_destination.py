@@ -28,8 +28,7 @@ from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.messages.properties import TYPES_PROPERTY
 from spark_jms.core.messages.ranges import EMPTY, Ranges, union
 from spark_jms.core.messages.types import is_valid, map_column, map_rows, readable_rows
-from spark_jms.core.records.expiration import EXPIRER
-from spark_jms.core.records.life_cycle import LIMITER
+from spark_jms.core.records.endings import ASIDE, EXPIRER, JUDGE, LIMITER
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import (
     SET_ASIDE_FROM,
@@ -39,7 +38,7 @@ from spark_jms.core.records.redelivery import (
     MessageFailure,
     described,
 )
-from spark_jms.core.records.refusal import ASIDE, JUDGE, NO_RULE, SEQUENCE, MessageRefusal, Sieve, ends
+from spark_jms.core.records.refusal import NO_RULE, SEQUENCE, MessageRefusal, Sieve, ends
 from spark_jms.errors import DataLossError, JmsqError
 from spark_jms.log.destinations.declarations import apply_destinations
 from spark_jms.log.destinations.domain import Domain
@@ -408,7 +407,7 @@ class _Aside:
         )
         rows = _described(found, members.label(self.member), self.reasons)
         why = self.reasons[min(self.reasons)]
-        return Movement(self.claim, picks, rows, SET_ASIDE, None, members.consumer, f"set aside: {why}", sieve=sieve)
+        return Movement(self.claim, picks, rows, SET_ASIDE, None, ASIDE, f"set aside: {why}", sieve=sieve)
 
 
 def _described(batches: Iterator[pa.RecordBatch], label: str, reasons: Mapping[int, str]) -> Iterator[pa.RecordBatch]:

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 from spark_jms.claims.failures.error_destination import ErrorDestination, Reconsideration, UnclaimedMessages
 from spark_jms.claims.messages.fetch import fetch
 from spark_jms.claims.messages.scan import Question, is_over, may_expire, read_files, scan
-from spark_jms.claims.records.life_cycle import LifeCycleTable, opened_table
+from spark_jms.claims.records.life_cycle import AcknowledgementTable, LifeCycleTable, flush_opened, opened_table
 from spark_jms.claims.servers.stores import (
     OpenRecords,
     label_of,
@@ -44,7 +44,8 @@ from spark_jms.core.messages.arrays import empty_table
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.messages.types import readable_rows
 from spark_jms.core.ordering.units_of_work import NO_PARTS, PART_COLUMNS, judge, parts
-from spark_jms.core.records.expiration import EXPIRER, NEVER, REASON, DueLooks, columns_of, entry
+from spark_jms.core.records.endings import EXPIRED_CLAIMS, EXPIRER, Stamp
+from spark_jms.core.records.expiration import NEVER, REASON, DueLooks, columns_of, entry
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.errors import JmsqError, MemberUnavailableError
 from spark_jms.log.destinations.domain import Domain
@@ -66,6 +67,7 @@ LOGGED, REDIRECTED = 50_000, 2_000
 IDLE = 500  # of a plan of a consumer that delivers nothing
 DELIVERING, DELIVERING_EVERY_MS = 100, 1_000  # of one that does, and how often; the search takes the others
 _STEP_ROWS = 25  # of the log: about a millisecond of Python
+SCATTERED = 20_000  # ranges of one step: their row waits in the outbox, and a full outbox stops consumers
 WAIT_S = 1.0  # for a record that a consumer holds; it is tried again with the next search
 _MAX_S = 5.0  # of a search, at about the end of a step: then other housekeeping gets its turn
 _SINGLES = empty_table(pa.schema([("sequence", pa.int64()), ("expires_ms", pa.int64())]))
@@ -107,6 +109,8 @@ class Expiration:
             self._delivered_ms = self._clock_ms()
         if over and (most := self._most(declared)) is not None:
             over = over.take(most)
+        elif not (declared.handles_units_of_work or declared.messages_limit_override != UNLIMITED):
+            over = over.take_ranges(SCATTERED)
         if not over:
             return state
         if declared.expiration_policy == REDIRECT:
@@ -116,7 +120,7 @@ class Expiration:
             return self._unclaimed.move(state, declared, member, over, epoch, REASON, kept_back)
         if declared.expiration_policy == LOG and expiration_log.isEnabledFor(logging.WARNING):
             self._unlogged.append(_unlogged(state, snapshot, member, over))
-        return state.expire(over)
+        return state.expire(over, EXPIRED_CLAIMS[declared.expiration_policy], Stamp(epoch, self._clock_ms()))
 
     def _most(self, declared: Destination) -> int | None:
         """Of one step; None: all. Reading and logging takes as long as a delivery, but others may depend on the whole: a unit of
@@ -388,7 +392,7 @@ class ExpirationScan:
                 return _Step()  # the destination was dropped and created again
             holder.forget()
             done = self._expire_held(holder, snapshot, place, over, records)
-            self._write_events(snapshot, place, records)
+            self._write_rows(snapshot, place, records)
         holder.log_written()
         return done
 
@@ -418,13 +422,16 @@ class ExpirationScan:
             (after.refused & free).count,
         )
 
-    def _write_events(self, snapshot: Snapshot, place: _Place, records: OpenRecords) -> None:
-        """Into the life-cycle table, because there may be no consumer that does it."""
+    def _write_rows(self, snapshot: Snapshot, place: _Place, records: OpenRecords) -> None:
+        """Into the acknowledgement table and the life-cycle table, because there may be no consumer that does it."""
+        rows = self._domain.acknowledgements(self._table.name)
+        table = AcknowledgementTable(rows, snapshot.table_id, place.subscription.name)
+        flush_opened(table, records, {place.record: place.member})
         state = records.states[place.record]
         if not (state.life.waiting and snapshot.destination.message_logging_enabled):
             return
-        table = LifeCycleTable(opened_table(self._domain, self._table.name), snapshot.table_id)
-        written = table.write(place.subscription.name, {place.member: state.life.waiting})
+        events = LifeCycleTable(opened_table(self._domain, self._table.name), snapshot.table_id)
+        written = events.write(place.subscription.name, {place.member: state.life.waiting})
         records.change({place.record: state.logged_to_table(written[place.member])})
 
     def _holder(self, place: _Place) -> _Holder:

@@ -36,6 +36,7 @@ from spark_jms.claims.records.members import Members
 from spark_jms.claims.transactions.transfer import Transfers
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.records.batch import Batch, MemberPick, QueryProgress, claim_number
+from spark_jms.core.records.endings import ISOLATION
 from spark_jms.core.records.poison import (
     Messages,
     Trial,
@@ -50,7 +51,6 @@ from spark_jms.core.records.poison import (
 )
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import Claim
-from spark_jms.core.records.refusal import ISOLATION
 from spark_jms.errors import JmsqError, PoisonMessageError
 from spark_jms.log.tables.delta_log import DeltaLog
 

@@ -4,6 +4,7 @@ The store is the truth, and the tables follow it. An acknowledgement or an event
 table. No writer is on the way of a send or a receive:
 
     acknowledgements, events of record sets   a consumer's background thread, about once a second
+    acknowledgements that no session holds    housekeeping, in each round
     sent messages                             housekeeping, in each round
 
 A transaction of a table keeps the position up to which it has a record set's acknowledgements or events, or a member's sent
@@ -20,14 +21,20 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import pyarrow as pa
 
+from spark_jms.claims.servers.stores import OpenRecords, addressed, opened_state, operations, read_state
 from spark_jms.core.messages.arrays import arrow_array
 from spark_jms.core.messages.ranges import Ranges, union
+from spark_jms.core.records.endings import HullClaim, counts_apart
 from spark_jms.core.records.life_cycle import Acknowledgement, LoggedEvent, events_id, sent_id
+from spark_jms.core.records.stored_form import MEMBERS_PREFIX
 from spark_jms.core.transactions.transfer import StagedFile
 from spark_jms.errors import InvalidDestinationError, JmsqError
 from spark_jms.log.destinations.domain import Domain
@@ -39,7 +46,7 @@ from spark_jms.log.tables.files import DataFile
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import Storage, now_ms
 from spark_jms.settings.fields import LifeEvent
-from spark_jms.store import StoreError
+from spark_jms.store import Handle, RecordHeldError, Session, Store, StoreError
 
 log = logging.getLogger("spark_jms")
 _Events = tuple[int, Sequence[LoggedEvent]]  # member, in the order of their positions
@@ -54,6 +61,22 @@ class StagedRows:
 
     files: list[StagedFile] = field(default_factory=list)
     positions: dict[str, int] = field(default_factory=dict)  # txn app id -> position
+
+
+class _CountedApart(NamedTuple):
+    """A row of the table that counts apart. `at`: its position."""
+
+    consumer: str
+    reason: str
+    at: int
+    messages: int
+
+
+class _Known(NamedTuple):
+    """What the table has of a record set."""
+
+    picks: Ranges
+    apart: list[_CountedApart]
 
 
 class AcknowledgementTable:
@@ -78,8 +101,7 @@ class AcknowledgementTable:
                 new = [row for row in waiting if row.position > position]
                 written[member] = max([position, *(row.position for row in waiting)])
                 if new:
-                    rows = [row for row in self._unwritten(snapshot, member, new, position) if row.picks]
-                    if rows:
+                    if rows := self._unwritten(snapshot, member, new, position):
                         staged.files.append(self._stage(member, rows))
                     staged.positions[app_id] = new[-1].position
             return staged
@@ -92,23 +114,34 @@ class AcknowledgementTable:
         self, snapshot: Snapshot, member: int, rows: Sequence[Acknowledgement], position: int
     ) -> list[Acknowledgement]:
         """A row folded of acknowledgements in the table and of later ones keeps only the latter. A message is acknowledged
-        once, so the rows in the table tell which. Rare: an earlier write was not noted in the store, and then the table
-        could not be written for a long time."""
+        once, so the rows in the table tell which; of rows that count apart (core/records/endings.py) those of its positions. Rare: an
+        earlier write was not noted in the store, and then the table could not be written for a long time."""
         out = list(rows)
         for i, row in enumerate(rows):
             if row.since and row.since <= position:
-                out[i] = replace(row, picks=row.picks - self._in_table(snapshot, member))
-        return out
+                known = self._in_table(snapshot, member)
+                if counts_apart(row.consumer):
+                    written = (one for one in known.apart if one.consumer == row.consumer and one.at >= row.since)
+                    out[i] = row.without(sum(one.messages for one in written if one.reason == row.reason))
+                else:
+                    out[i] = replace(row, picks=row.picks - known.picks)
+        return [row for row in out if row.messages]
 
-    def _in_table(self, snapshot: Snapshot, member: int) -> Ranges:
-        found: list[Ranges] = []
+    def _in_table(self, snapshot: Snapshot, member: int) -> _Known:
+        found, apart = list[Ranges](), list[_CountedApart]()
+        columns = ["subscription", "consumer", "claim", "messages", "ranges"]
         for file in snapshot.member_files(member).files:
             everything = Ranges.of((file.first, file.last))
-            for batch, _ in read_stored(self.table.storage, file.hint, everything, ["subscription", "ranges"]):
+            for batch, _ in read_stored(self.table.storage, file.hint, everything, columns):
                 for row in batch.to_pylist():
-                    if row["subscription"] == self.subscription:
+                    if row["subscription"] != self.subscription:
+                        continue
+                    if counts_apart(row["consumer"]):
+                        claim = HullClaim.parse(row["claim"])
+                        apart.append(_CountedApart(row["consumer"], claim.reason, claim.position, row["messages"]))
+                    else:
                         found.append(Ranges.from_json(json.loads(row["ranges"])))
-        return union(found)
+        return _Known(union(found), apart)
 
     def _stage(self, member: int, rows: Sequence[Acknowledgement]) -> StagedFile:
         writer = FileWriter(self.table.storage, member, ACKNOWLEDGEMENT_SCHEMA)
@@ -119,7 +152,7 @@ class AcknowledgementTable:
             "claim": [row.claim for row in rows],
             "epoch": [row.epoch for row in rows],
             "acknowledged_ms": [row.acknowledged_ms for row in rows],
-            "messages": [row.picks.count for row in rows],
+            "messages": [row.messages for row in rows],
             "first": [row.picks.first for row in rows],
             "last": [row.picks.last for row in rows],
             "ranges": [json.dumps(row.picks.to_json()) for row in rows],
@@ -127,6 +160,52 @@ class AcknowledgementTable:
         arrays = [arrow_array(columns[f.name], f.type) for f in ACKNOWLEDGEMENT_SCHEMA]
         writer.append(pa.RecordBatch.from_arrays(arrays, schema=ACKNOWLEDGEMENT_SCHEMA))
         return writer.close()
+
+
+def flush_opened(table: AcknowledgementTable, records: OpenRecords, members: Mapping[str, int]) -> None:
+    """Write the outboxes of open records of the table's subscription. `members` has the member of each."""
+    waiting = {member: records.states[name].outbox for name, member in members.items() if records.states[name].outbox}
+    if waiting:
+        written = table.write(waiting)
+        done = {name: records.states[name] for name, member in members.items() if member in written}
+        records.change({name: state.delivered_to_table(written[members[name]]) for name, state in done.items()})
+
+
+class FreeOutboxes:
+    """Writes the outboxes of records that no session holds: their consumers were killed, or are of another member now, or a part
+    of spark-jms has ended messages there. A holder writes its own. Of one destination; housekeeping calls it."""
+
+    def __init__(self, acknowledgements: DeltaLog) -> None:
+        self._acknowledgements = acknowledgements
+
+    def flush(self, session: Session, table_id: str, subscription: str, records: Mapping[int, str]) -> int:
+        """`records`: member -> the record that seems to have rows. Returns how many rows were written."""
+        with ExitStack() as opened:
+            handles: dict[int, Handle] = {}
+            for member, record in records.items():
+                try:
+                    handles[member] = opened.enter_context(session.open(record))
+                except RecordHeldError:
+                    session.cancel(record)
+            states = {member: opened_state(handle) for member, handle in handles.items()}
+            waiting = {member: state.outbox for member, state in states.items() if state.outbox}
+            if not waiting:
+                return 0
+            written = AcknowledgementTable(self._acknowledgements, table_id, subscription).write(waiting)
+            for member, position in written.items():
+                before = states[member]
+                handles[member].commit(operations(before, before.delivered_to_table(position)))
+            return sum(map(len, waiting.values()))
+
+    def flush_named(self, store: Store, session: Session, table_id: str, server: str) -> int:
+        """Those of all record sets of the table that the server's store has: of subscriptions and members that are no more, too.
+        Returns how many rows were written."""
+        found: dict[str, dict[int, str]] = defaultdict(dict)
+        for record in store.names(addressed(server, f"{MEMBERS_PREFIX}{table_id}/")):
+            if read_state(store, record).outbox:
+                subscription, member = record.rsplit("/", 2)[-2:]
+                found[subscription][int(member)] = record
+        return sum(self.flush(session, table_id, name, records) for name, records in found.items())
 
 
 def position_id(table_id: str, subscription: str, member: int) -> str:

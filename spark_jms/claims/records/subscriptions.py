@@ -46,9 +46,12 @@ from spark_jms.core.destinations.subscriptions import (
     server_of_subscription,
     shared_name,
 )
+from spark_jms.core.records.endings import DROPPED_SUBSCRIPTION, OVER_SUBSCRIPTION, Stamp
+from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.stored_form import client_record, members_prefix, uses_record
 from spark_jms.errors import (
     InvalidClientIDException,
+    JmsqError,
     MemberUnavailableError,
     ModuleFileError,
     OptionError,
@@ -265,8 +268,8 @@ class SubscriptionUse:
     """A consumer's use of a topic's subscription. `name` is what positions are kept under; `live` is None for a durable one, which
     the table has. Close it after the consumer."""
 
-    def __init__(self, store: Store, session: Session, table_id: str, entry: ActiveSubscription) -> None:
-        self._store, self.session, self._table_id = store, session, table_id
+    def __init__(self, store: Store, session: Session, log: DeltaLog, entry: ActiveSubscription) -> None:
+        self._store, self.session, self._log, self._table_id = store, session, log, log.snapshot.table_id
         self.name = entry.name
         self.live: LiveSubscription | None = None
         if not is_durable(entry.name):
@@ -283,20 +286,18 @@ class SubscriptionUse:
             known = record.read(self.name)
             if known is None:
                 return
-            left = (
-                ActiveSubscription.from_bytes(self.name, known)
-                .left(self.session.session_id)
-                .among(set(home_of(self._store).sessions()))
-            )
+            entry = ActiveSubscription.from_bytes(self.name, known)
+            left = entry.left(self.session.session_id).among(set(home_of(self._store).sessions()))
             if not left.users and not is_durable(self.name):
-                self._leave_nothing()
+                self._leave_nothing(entry.as_subscription())
             record.commit([Put(self.name, left.to_bytes()) if left.users else Delete(self.name)])
 
-    def _leave_nothing(self) -> None:
+    def _leave_nothing(self, known: Subscription) -> None:
         """On a server that is away the record sets stay: they are leftovers when it is back."""
         server = server_of_subscription(self.name)
         if server is None or not why_silent(self._store, server, LEAVE_TIMEOUT_S):
-            _clear(self._store, self.session, self._table_id, self.name, LEAVE_TIMEOUT_S)
+            cleared = _Cleared(self._log, self._table_id, known)
+            _clear(self._store, self.session, cleared, self.name, LEAVE_TIMEOUT_S)
 
 
 def use_subscription(
@@ -363,7 +364,9 @@ def _joined(
                 guard = joined if joined.floors is None else _guard(joined, session, known)
                 record.commit([Put(guard.name, guard.to_bytes())])  # before the floors are read
                 if joined.floors is None:
-                    _clear(store, session, table_id, name, JOIN_TIMEOUT_S)  # what an earlier one of this name has left
+                    _clear(
+                        store, session, _Cleared(log, table_id), name, JOIN_TIMEOUT_S
+                    )  # what an earlier one of this name has left
                 joined = joined.with_floors(start_floors(log.verify(), "latest"), before)
                 done = [] if guard.name == name else [Delete(guard.name)]
             record.commit([*done, Put(name, joined.to_bytes())])
@@ -372,7 +375,7 @@ def _joined(
             f"the subscriptions of {log.name} are being changed by session {error.holder} for more than "
             f"{JOIN_TIMEOUT_S:g} s: nothing was subscribed; try again"
         ) from error
-    return SubscriptionUse(store, session, table_id, joined)
+    return SubscriptionUse(store, session, log, joined)
 
 
 def _guard(joined: ActiveSubscription, session: Session, known: Mapping[str, ActiveSubscription]) -> ActiveSubscription:
@@ -457,7 +460,8 @@ def _clear_on(server: str, store: Store, session: Session, log: DeltaLog, live: 
             state = opened_state(handle)
             log.refresh()
             if _is_dropped(store, log, name) and state != state.cleared():
-                handle.commit(operations(state, state.cleared()))
+                cleared_set = _Cleared(log, log.snapshot.table_id)
+                handle.commit(operations(state, cleared_set.ended(state, name, handle.epoch)))
                 cleared.append(name)
     return cleared
 
@@ -487,13 +491,38 @@ def _opened(session: Session, name: str, wait_s: float) -> Iterator[Handle]:
         yield handle
 
 
-def _clear(store: Store, session: Session, table_id: str, subscription: str, wait_s: float) -> None:
+class _Cleared:
+    """Clears record sets of the table `table_id`, and tells what their subscription leaves. `known` None: where it started is what
+    the record set knows."""
+
+    def __init__(self, log: DeltaLog, table_id: str, known: Subscription | None = None) -> None:
+        self.table_id, self._log, self._known = table_id, log, known
+        self._snapshot: Snapshot | None = None
+
+    def ended(self, state: RecordSet, record: str, epoch: int) -> RecordSet:
+        """The record set of a subscription that is no more."""
+        name, number = record.rsplit("/", 2)[-2:]
+        last = self._last_sequence(int(number))
+        started = state if self._known is None else state.start_at(self._known.floor(int(number), last))
+        why = DROPPED_SUBSCRIPTION if is_durable(name) else OVER_SUBSCRIPTION
+        return started.ended(last, why, Stamp(epoch, now_ms()))
+
+    def _last_sequence(self, member: int) -> int:
+        """As this process knows the log, if it cannot be read now; 0 when there is another table in its place."""
+        if self._snapshot is None:
+            self._snapshot = self._log.snapshot
+            with suppress(JmsqError, OSError):
+                self._snapshot = self._log.refresh()
+        return self._snapshot.last_sequence(member) if self._snapshot.table_id == self.table_id else 0
+
+
+def _clear(store: Store, session: Session, cleared: _Cleared, subscription: str, wait_s: float) -> None:
     """The record sets of a subscription that has no consumer. Those on a server that is away stay: a new subscription of this
     name starts behind their messages, and housekeeping clears them."""
-    prefix, server = members_prefix(table_id, subscription), server_of_subscription(subscription)
+    prefix, server = members_prefix(cleared.table_id, subscription), server_of_subscription(subscription)
     for name in names_everywhere(store, prefix) if server is None else store.names(addressed(server, prefix)):
         try:
-            _clear_one(store, session, name, wait_s)
+            _clear_one(store, session, cleared, name, wait_s)
         except RecordHeldError:
             raise
         except StoreError:
@@ -501,13 +530,13 @@ def _clear(store: Store, session: Session, table_id: str, subscription: str, wai
                 raise
 
 
-def _clear_one(store: Store, session: Session, name: str, wait_s: float) -> None:
+def _clear_one(store: Store, session: Session, cleared: _Cleared, name: str, wait_s: float) -> None:
     if not store.peek(name):
         return
     with _opened(session, name, wait_s) as handle:
         state = opened_state(handle)
         if state != state.cleared():
-            handle.commit(operations(state, state.cleared()))
+            handle.commit(operations(state, cleared.ended(state, name, handle.epoch)))
 
 
 # -- client ids --------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from spark_jms.core.destinations.routing import Reachable, chosen
 from spark_jms.core.destinations.servers import HOME, effort
 from spark_jms.core.destinations.subscriptions import ActiveSubscription, is_durable, record_server
 from spark_jms.core.messages.ranges import EMPTY, Ranges, union
+from spark_jms.core.records.endings import DROPPED_SUBSCRIPTION, LOST_WITH_THE_POWER, Stamp
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.stored_form import changed_objects, from_objects, member_record, members_prefix, uses_record
 from spark_jms.errors import MemberUnavailableError, OptionError
@@ -35,7 +36,6 @@ from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import now_ms
-from spark_jms.settings.fields import LifeEvent
 from spark_jms.store import Delete, Handle, Operation, Put, RecordHeldError, SessionInfo, Store, StoreError, open_store
 from spark_jms.store.contract import StoreOpening
 from spark_jms.store.kinds.opening import absence, lasts, places_of
@@ -245,13 +245,13 @@ def label_of(destination: str, subscription: str, member: int) -> str:
     return f"{destination}/{subscription}/{member}"
 
 
-def without_lost(state: RecordSet, snapshot: Snapshot, member: int, label: str) -> RecordSet:
+def without_lost(state: RecordSet, snapshot: Snapshot, member: int, label: str, stamp: Stamp) -> RecordSet:
     """The state of an open record without what went with the power. What is claimed goes when its claim has ended."""
     lost = snapshot.lost_of(member)
     if not (lost and (lost := state.unfinished_of(lost) - state.claimed - state.moving)):
         return state
     log.warning("%s: %d message(s) went with the power (%s) and are skipped", label, lost.count, lost)
-    return state.skip(lost, LifeEvent.SKIPPED, "lost with the power")
+    return state.skip(lost, LOST_WITH_THE_POWER, stamp)
 
 
 # -- who uses them now -------------------------------------------------------------------------------------------------
@@ -372,9 +372,15 @@ class OpenRecords:
             self._commit({self.handles[name]: operations(self.states[name], state) for name, state in real.items()})
             self.states.update(real)
 
-    def clear(self) -> None:
-        """See `RecordSet.cleared`."""
-        self.change({name: state.cleared() for name, state in self.states.items()})
+    def end(self, lasts: Mapping[str, int], floors: Mapping[str, int]) -> None:
+        """Of a subscription that is dropped: see `RecordSet.ended`. `lasts` has the last message of each member, `floors` where the
+        subscription started."""
+        now = now_ms()
+        ended = {}
+        for name, state in self.states.items():
+            stamp = Stamp(self.handles[name].epoch, now)
+            ended[name] = state.start_at(floors[name]).ended(lasts[name], DROPPED_SUBSCRIPTION, stamp)
+        self.change(ended)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from functools import partial
 from spark_jms.claims.batches.subscription_limit import FreeRecordLimits
 from spark_jms.claims.batches.units_of_order import BarrierWatch
 from spark_jms.claims.failures.expiration import ExpirationScan
-from spark_jms.claims.records.life_cycle import LifeCycleTable, opened_table
+from spark_jms.claims.records.life_cycle import FreeOutboxes, LifeCycleTable, opened_table
 from spark_jms.claims.records.subscriptions import clear_leftovers
 from spark_jms.claims.servers.stores import (
     home_of,
@@ -276,6 +276,7 @@ class Housekeeper:
         self._transfers = Transfers(domain, self._messages)
         self._barriers = BarrierWatch(self._messages, all_rows=True)
         self._limits = FreeRecordLimits(self._messages, now_ms)
+        self._outboxes = FreeOutboxes(logs["acknowledgements"])
         self._expiration = ExpirationScan(domain, self._store, self._messages, self._not_durable)
         self.scans_at_once = False  # every round searches for expired messages, whatever the domain's interval
         self._looked_for_abandoned_s = time.monotonic()
@@ -344,7 +345,11 @@ class Housekeeper:
         return found.start_at(self._floor(subscription, member))
 
     def _clear_leftovers(self) -> None:
-        clear_leftovers(self._store, self._session, self._domain.log(self._destination))
+        messages = self._domain.log(self._destination)
+        clear_leftovers(self._store, self._session, messages)
+        for server in messages.snapshot.destination.servers_in_use():
+            if server not in self._away:
+                self._outboxes.flush_named(self._store, self._session, messages.snapshot.table_id, server)
 
     def _not_durable(self) -> dict[str, Subscription]:
         return not_durable(self._store, self._messages.snapshot.table_id)
@@ -392,6 +397,28 @@ class Housekeeper:
         snapshot = self._messages.refresh()
         known = [*snapshot.destination.subscriptions.values(), *self._live.values()]
         self._limits.enforce(self._session, snapshot, known, self._state, self._away)
+
+    def _flush_outboxes(self) -> None:
+        """Of records that no session holds."""
+        snapshot = self._messages.snapshot
+        declared = snapshot.destination
+        for subscription in [*declared.subscription_names(), *self._live]:
+            free = {}
+            for member in declared.member_ids:
+                server = record_server(declared, subscription, member)
+                if server in self._away:
+                    continue
+                try:
+                    if self._state(subscription, member).outbox:
+                        free[member] = record_of(snapshot, subscription, member)
+                except RecordCorruptError:
+                    raise
+                except StoreError as error:
+                    if server == HOME:
+                        raise
+                    self._away[server] = error
+            if free:
+                self._outboxes.flush(self._session, snapshot.table_id, subscription, free)
 
     def _follow_life_cycle(self, table: DeltaLog | None) -> None:
         if table is not None:
@@ -456,6 +483,7 @@ class Housekeeper:
             self.rounds.monitor.run("barriers of units of order", self._pass_barriers)
             if self._messages.snapshot.destination.messages_limit_override != UNLIMITED:
                 self.rounds.monitor.run("limit of subscriptions", self._enforce_limits)
+            self.rounds.monitor.run("acknowledgements without a consumer", self._flush_outboxes)
             self.rounds.monitor.run("usage", self.publish_usage)
             self._report_away()
             self._delete_abandoned()

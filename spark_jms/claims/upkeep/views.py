@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from spark_jms.claims.records.life_cycle import AcknowledgementTable, flush_opened
 from spark_jms.claims.servers.stores import (
     addressed,
     label_of,
@@ -31,6 +32,7 @@ from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.destinations.subscriptions import is_durable, record_server, record_servers, recorded_on
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.records.batch import PROGRESS, QueryProgress
+from spark_jms.core.records.endings import split_claim
 from spark_jms.core.records.poison import Trial
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import Claim
@@ -299,7 +301,7 @@ def acknowledgements(
                                 row["subscription"],
                                 member,
                                 row["consumer"],
-                                row["claim"],
+                                _claim(row["consumer"], row["claim"]),
                                 row["epoch"],
                                 moment(row["acknowledged_ms"]),
                                 row["messages"],
@@ -309,6 +311,12 @@ def acknowledgements(
                             )
                         )
     return sorted(rows, key=lambda row: row.acknowledged)
+
+
+def _claim(consumer: str, stored: str) -> str:
+    """The claim, or what stands in its place. The change feed has a transfer's target and the transaction too."""
+    claim, detail = split_claim(consumer, stored)
+    return claim or detail
 
 
 def _waiting(domain: Domain, store: Store, destination: str, subscription: str | None) -> set[AcknowledgementRow]:
@@ -323,10 +331,10 @@ def _waiting(domain: Domain, store: Store, destination: str, subscription: str |
                         name,
                         member,
                         a.consumer,
-                        a.claim,
+                        _claim(a.consumer, a.claim),
                         a.epoch,
                         moment(a.acknowledged_ms),
-                        a.picks.count,
+                        a.messages,
                         a.picks.first,
                         a.picks.last,
                         a.picks.text(),
@@ -428,7 +436,13 @@ def drop_subscription(domain: Domain, store: Store, rows: Sequence[SubscriptionR
         wait_s,
         "subscriptions --drop",
     ) as records:
-        records.clear()
+        places = {record_of(snapshot, name, row.member): row.member for row in rows}
+        newest = domain.log(topic).refresh()
+        records.end(
+            {record: newest.last_sequence(member) for record, member in places.items()},
+            {record: newest.destination.start_floor(name, member) for record, member in places.items()},
+        )
+        flush_opened(AcknowledgementTable(domain.acknowledgements(topic), newest.table_id, name), records, places)
         declarations.drop_subscription(domain.log(topic), name)
 
 

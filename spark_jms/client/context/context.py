@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from spark_jms.client.context.metrics import ContextCollector
+    from spark_jms.log.changes.feed import ChangeFeed
 
 TRANSACTION_TIMES_EVERY_S = 1.0
 UNSUBSCRIBE_TIMEOUT_S = 15.0  # wait for a record of the subscription
@@ -284,6 +285,15 @@ class Context(Closable):
         store = self._destinations.store_of(address.destination)
         shown = self._choices.pinning.browser(store, self._destinations.log(address.destination), address, pin)
         return Browser(self._domain, store, shown, subscription, wanted, limit, include_finished, self._check)
+
+    def changes(self, destination: str | None = None, since: str = "earliest") -> ChangeFeed:
+        """What happened to the messages of a destination (None: of all): sent, finished, expired, moved and so on, a row for each
+        range. It consumes nothing. Iterate over it for what is there now; `since` is "earliest", "latest", or the `position` of an
+        earlier feed. Raises InvalidDestinationError, OffsetError, OptionError."""
+        from spark_jms.log.changes.feed import ChangeFeed
+
+        self._check()
+        return ChangeFeed(self._domain, destination, since)
 
     # -- request and reply -----------------------------------------------------------------------------------------
     def create_temporary_queue(self) -> TemporaryDestination:

@@ -20,15 +20,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_jms.core.destinations.subscriptions import LIMIT
 from spark_jms.core.limits.quota import MessageUsage
-from spark_jms.core.records.expiration import EXPIRER
-from spark_jms.core.records.life_cycle import LIMITER, PURGER
+from spark_jms.core.records.endings import DROPPED, FINISHED, MOVED, PURGED, SET_ASIDE, kind_of
 
 WINDOW_MS = 60_000
 KEPT_MS = 30 * 86_400_000
 _SKEW_MS = 3_600_000
-_DROPPERS = frozenset((PURGER, LIMITER, LIMIT))
+_DROPS, _FINISHES = (DROPPED, PURGED), (FINISHED, MOVED, SET_ASIDE)
 FORMAT_VERSION = 1  # of high marks
 
 
@@ -83,10 +81,12 @@ def window_at(at_ms: int, now_ms: int) -> int:
 
 
 def acknowledged(destination: str, start_ms: int, consumer: str, messages: int) -> Iterator[UsageWindow]:
-    """What a row of the acknowledgement table counts as. Redirected messages count as expired, by their record set."""
-    if consumer in _DROPPERS:
+    """What a row of the acknowledgement table counts as. Expired messages count by their record set; what was skipped, and what a
+    subscription left when it ended, is neither finished nor dropped."""
+    kind = kind_of(consumer)
+    if kind in _DROPS:
         yield UsageWindow(destination, start_ms, dropped=messages)
-    elif consumer != EXPIRER:
+    elif kind in _FINISHES:
         yield UsageWindow(destination, start_ms, finished=messages)
 
 

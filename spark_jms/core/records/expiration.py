@@ -6,6 +6,8 @@ it there, so it is counted once, whether a consumer's plan or the scan of a proc
     Discard, Log    `RecordSet.expire`: finished and counted in one write; Log tells of it when that is written
     Redirect        a transfer to the error destination, which EXPIRER makes: counted when the transfer ends there
 
+Each is a row of the acknowledgement table (endings.py).
+
 Features: T6 (docs/FEATURES.md)
 """
 
@@ -17,7 +19,6 @@ from spark_jms.core.messages.columns import BODY_TYPE_PROPERTY
 from spark_jms.core.messages.properties import TYPES_PROPERTY
 from spark_jms.settings.fields import MESSAGE_ID, LoggedFields
 
-EXPIRER = "message expiration"  # the consumer in the acknowledgements of redirected messages
 REASON = "found expired"
 NEVER = 2**63 - 1
 LONGEST, SHOWN = 32, 30

@@ -33,16 +33,15 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records.endings import HullClaim, counts_apart, fold_key, hull
 from spark_jms.core.records.redelivery import Claim, MessageEvent
 from spark_jms.settings.fields import LifeEvent
 
 MAX_EVENTS = 10_000  # of one record set, that wait for the table: about what a busy client makes in two seconds
 MAX_EVENT_BYTES = 2 * 2**20  # but the newest one stays
-SERVER_WAS_DOWN = "sent while its server was down"  # the detail of a skipped message
 _ROW_BYTES, _RANGE_BYTES = 200, 24  # upper bounds of a stored row and of each of its ranges
 MAX_OUTBOX = 1000  # rows
 MAX_OUTBOX_BYTES = 4 * 2**20  # if a single row is larger, consumers claim nothing until the table has it
-PURGER, LIMITER = "jmsq purge", "redelivery limit"  # consumers in the rows of messages that they have discarded
 LOGGED: Mapping[MessageEvent, LifeEvent] = {
     MessageEvent.CLAIM: LifeEvent.CLAIMED,
     MessageEvent.ACKNOWLEDGE: LifeEvent.ACKNOWLEDGED,
@@ -152,13 +151,42 @@ class Acknowledgement:
     def bytes(self) -> int:
         return _ROW_BYTES + _RANGE_BYTES * len(self.picks)
 
+    @property
+    def key(self) -> str:
+        """Rows of one key may be folded."""
+        return fold_key(self.consumer, self.claim)
+
+    @property
+    def messages(self) -> int:
+        """`picks` of a row that counts apart may be a hull (endings.py)."""
+        return HullClaim.parse(self.claim).messages if counts_apart(self.consumer) else self.picks.count
+
+    @property
+    def reason(self) -> str:
+        """Of a row that counts apart."""
+        return HullClaim.parse(self.claim).reason
+
+    def without(self, messages: int) -> Acknowledgement:
+        """A row that counts apart, without so many of its messages."""
+        known = HullClaim.parse(self.claim)
+        return replace(self, claim=str(known._replace(messages=known.messages - messages)))
+
+    def with_earlier(self, row: Acknowledgement) -> Acknowledgement:
+        """One row in place of both, which have the same key."""
+        both, since = row.picks | self.picks, row.since or row.position
+        if not counts_apart(self.consumer):
+            return replace(self, picks=both, since=since)
+        known = HullClaim.parse(self.claim)
+        claim = str(known._replace(messages=row.messages + known.messages))
+        return replace(self, picks=hull(both), since=since, claim=claim)
+
 
 class Outbox(tuple[Acknowledgement, ...]):
     """Rows in the order of their positions, and the size of all. One more row costs the same behind 10 rows and behind 1,000,
     but for the copying of the references.
 
-    The outbox is bounded in rows and in bytes. While the table cannot be written, the two oldest rows are folded into one:
-    the outbox keeps every message and loses only which claim it belonged to.
+    The outbox is bounded in rows and in bytes. While the table cannot be written, the two oldest rows of one key (endings.py) are
+    folded into one: the outbox keeps every message and how it ended, and loses only which claim it belonged to.
     """
 
     bytes: int
@@ -171,13 +199,16 @@ class Outbox(tuple[Acknowledgement, ...]):
     def appended(self, row: Acknowledgement) -> Outbox:
         """With one more row, folded from the front until it fits its bounds."""
         rows, size = self + (row,), self.bytes + row.bytes  # noqa: RUF005 - copies once less than (*self, row)
-        first, at = rows[0], 0  # `first` is what rows[: at + 1] are folded into
-        while len(rows) - at > MAX_OUTBOX or (size > MAX_OUTBOX_BYTES and at + 1 < len(rows)):
-            at += 1
-            folded = replace(rows[at], picks=first.picks | rows[at].picks, since=first.since or first.position)
-            size += folded.bytes - first.bytes - rows[at].bytes
-            first = folded
-        return Outbox((first, *rows[at + 1 :]) if at else rows, size)
+        front: dict[str, Acknowledgement] = {}  # key -> what the rows before `at` are folded into
+        at = 0
+        while at < len(rows) and (len(front) + len(rows) - at > MAX_OUTBOX or size > MAX_OUTBOX_BYTES):
+            later, at = rows[at], at + 1
+            if (first := front.pop(later.key, None)) is not None:
+                folded = later.with_earlier(first)
+                size += folded.bytes - first.bytes - later.bytes
+                later = folded
+            front[later.key] = later  # behind the others: its position is the largest
+        return Outbox((*front.values(), *rows[at:]) if at else rows, size)
 
     def behind(self, position: int) -> Outbox:
         """The rows of later positions."""
@@ -209,7 +240,7 @@ def outbox_change(before: Outbox, after: Outbox) -> OutboxChange:
     if same and same[0].position == kept[0].position and same[1:] == kept[1:]:
         return OutboxChange(removed, [same[0], *after[len(kept) :]])
     old = {row.position: row for row in kept}
-    written = [row for row in after if old.pop(row.position, None) != row]
+    written = [row for row in after if (known := old.pop(row.position, None)) is not row and known != row]
     return OutboxChange([*removed, *old], written)
 
 

@@ -25,7 +25,17 @@ from typing import Any
 from spark_jms.core.destinations.subscriptions import LIMIT, NOTHING_DROPPED, LimitAccount
 from spark_jms.core.messages.chunked_ranges import NONE, ChunkedRanges
 from spark_jms.core.messages.ranges import Ranges, union
-from spark_jms.core.records.expiration import EXPIRER
+from spark_jms.core.records.endings import (
+    ENDER,
+    EXPIRER,
+    SKIPPER,
+    HullClaim,
+    SkipReason,
+    Stamp,
+    claim_in,
+    claim_to,
+    hull,
+)
 from spark_jms.core.records.life_cycle import (
     LOGGED,
     NOTHING_WAITS,
@@ -259,22 +269,31 @@ class RecordSet:
         consumers = {c: s for c, s in after.consumers.items() if s in live_sessions or c in busy}
         return after if len(consumers) == len(after.consumers) else replace(after, consumers=consumers)
 
-    def skip(self, ranges: Ranges, why: LifeEvent | None = None, detail: str = "") -> RecordSet:
-        """Finish messages without an acknowledgement (see SKIP). Claimed and moving ones are left out. `why` None: they never
-        belonged to the subscription, and are not logged."""
+    def skip(self, ranges: Ranges, why: SkipReason | None = None, stamp: Stamp | None = None) -> RecordSet:
+        """Finish messages without a consumer (see SKIP). Claimed and moving ones are left out. `why` None: they never belonged
+        to the subscription, or have a row of theirs already, and neither table gets them."""
         picks = ranges - self.claimed - self.moving
         after = self._finish(picks)
-        if why is None or not self.life.is_on:
+        if why is None or stamp is None:
             return after
-        return replace(after, life=self.life.noted(LoggedEvent(why, self.unfinished_of(picks), 0, detail=detail)))
+        skipped = self.unfinished_of(picks)
+        life = self.life.noted(LoggedEvent(why.event, skipped, 0, detail=why.detail))
+        return replace(after, life=life)._counted(SKIPPER, why.name, skipped, stamp)
 
-    def expire(self, picks: Ranges) -> RecordSet:
-        """Finish messages whose time is over, and count them (see EXPIRE). Claimed, moving and finished ones are left out."""
+    def expire(self, picks: Ranges, claim: str, stamp: Stamp) -> RecordSet:
+        """Finish messages whose time is over, and count them (see EXPIRE). Claimed, moving and finished ones are left out. The
+        acknowledgement table tells of them; `claim` is one of EXPIRED_CLAIMS."""
         over = self.unfinished_of(picks - self.claimed - self.moving)
         if not over:
             return self
-        life = self.life.noted(LoggedEvent(LifeEvent.EXPIRED, over, 0))
-        return replace(self._finish(over), expired=self.expired + over.count, life=life)
+        row = Acknowledgement(self.position + 1, EXPIRER, claim, over, *stamp)
+        return replace(
+            self._finish(over),
+            expired=self.expired + over.count,
+            outbox=self.outbox.appended(row),
+            position=row.position,
+            life=self.life.noted(LoggedEvent(LifeEvent.EXPIRED, over, 0)),
+        )
 
     def discard(self, picks: Ranges, consumer: str, claim: str, epoch: int, now_ms: int) -> RecordSet:
         """Finish available messages for good; the acknowledgement table tells by whom."""
@@ -306,11 +325,17 @@ class RecordSet:
         life = self.life.behind(position)
         return self if life is self.life else replace(self, life=life)
 
+    def ended(self, last: int, why: str, stamp: Stamp) -> RecordSet:
+        """The subscription is dropped, or over: `cleared`, and the acknowledgement table tells what it had not finished of 1..`last`,
+        but for what transfers and transactions take."""
+        return self.cleared()._counted(ENDER, why, self.unfinished(1, last) - self.moving, stamp)
+
     def cleared(self) -> RecordSet:
         """As a subscription that was never used, for one that was dropped. The position in the acknowledgement table stays,
-        or rows of a new subscription of this name would look like rows that are written; so do the life-cycle log, transfers and
-        pledges."""
+        or rows of a new subscription of this name would look like rows that are written; so do the rows that wait for it, the
+        life-cycle log, transfers and pledges."""
         return RecordSet(
+            outbox=self.outbox,
             position=self.position,
             intents=self.intents,
             nonce=self.nonce,
@@ -343,7 +368,8 @@ class RecordSet:
     def moved(self, slot: int, epoch: int, now_ms: int) -> RecordSet:
         """The targets have the messages: acknowledge them here."""
         intent = self.intents[slot]
-        row = Acknowledgement(self.position + 1, intent.consumer, intent.claim, intent.picks, epoch, now_ms)
+        claim = claim_to(intent.claim, ", ".join(target.destination for target in intent.targets))
+        row = Acknowledgement(self.position + 1, intent.consumer, claim, intent.picks, epoch, now_ms)
         after = self._end(intent, MessageEvent.ARRIVE, now_ms)
         expired = intent.picks.count if intent.consumer == EXPIRER else 0
         return replace(after, outbox=self.outbox.appended(row), position=row.position, expired=self.expired + expired)
@@ -370,7 +396,8 @@ class RecordSet:
         """The transaction is committed: acknowledge what was pledged to it. Repeatable."""
         after = self
         for pledge in with_ticket(self.pledges, ticket):
-            row = Acknowledgement(after.position + 1, pledge.consumer, pledge.claim, pledge.picks, epoch, now_ms)
+            claim = claim_in(pledge.claim, str(pledge.ticket))
+            row = Acknowledgement(after.position + 1, pledge.consumer, claim, pledge.picks, epoch, now_ms)
             after = after._end_pledge(pledge, MessageEvent.ACKNOWLEDGE, now_ms)
             after = replace(after, outbox=after.outbox.appended(row), position=row.position)
         return after
@@ -383,6 +410,14 @@ class RecordSet:
         return after
 
     # -- inside ---------------------------------------------------------------------------------------------------
+    def _counted(self, consumer: str, why: str, picks: Ranges, stamp: Stamp) -> RecordSet:
+        """With a row that may be a hull (endings.py)."""
+        if not picks:
+            return self
+        position = self.position + 1
+        row = Acknowledgement(position, consumer, str(HullClaim(why, picks.count, position)), hull(picks), *stamp)
+        return replace(self, outbox=self.outbox.appended(row), position=position)
+
     def _end_pledge(self, pledge: Pledge, event: MessageEvent, now_ms: int, until_ms: int = 0) -> RecordSet:
         """Take a pledge's messages out of PLEDGED."""
         transition = step_of(TRANSITIONS, MessageState.PLEDGED, event, "a pledged message")

@@ -35,14 +35,10 @@ from spark_jms.core.messages.columns import check_message_sizes, message_sizes
 from spark_jms.core.messages.compression import saved_bytes
 from spark_jms.core.messages.ranges import EMPTY, Ranges, union
 from spark_jms.core.ordering.units_of_work import unit_names
-from spark_jms.core.records.expiration import EXPIRER
-from spark_jms.core.records.life_cycle import LIMITER
+from spark_jms.core.records.endings import EXPIRER, JUDGE, LIMITER
 from spark_jms.core.records.redelivery import added_bytes
 from spark_jms.settings.fields import REDIRECT
 
-JUDGE = "unit of work"  # the consumer of faulty parts, in the acknowledgement table
-ISOLATION = "poison isolation"  # that of poison messages
-ASIDE = "set aside"  # what cannot be decoded; in the acknowledgement table it is the consumer that found it
 MESSAGE_SIZE, QUOTA = "maxMessageSize", "quota"  # the rules that a target can have
 SEQUENCE = "sequence"
 

@@ -74,6 +74,7 @@ CONNECTION_FACTORIES = "_jmsq/connection-factories"
 DEFAULT_STORE = "file"
 FORMAT_VERSION = 2  # of the domain: how record sets are named and stored
 _SCAN_INTERVAL = "expirationScanIntervalMs"
+RESTORED = "restored"  # in the domain file: which restored copy this is
 _DEFAULT_SCAN_MS = settings_of(DomainSettings)["expirationScanInterval"].default
 _SERVERS_KEPT_S = 60.0
 _JDBC = ("jdbc:", "sqlite:", "postgresql:")

@@ -41,6 +41,7 @@ _RUN_FACTOR_BITS = 3  # a level has 8 times the rows of the level below
 _MAX_INPUT_BYTES = 32 * 2**20  # a larger file is never rewritten
 _MAX_COMPACTED_BYTES = 128 * 2**20
 _JOINED_BYTES = 2**20
+_PREFIX = "merged-"  # of the names of its files
 _MAX_S = 5.0  # then other housekeeping gets its turn
 
 
@@ -175,11 +176,16 @@ def _compact_run(log: DeltaLog, run: list[DataFile], report: HousekeepingReport,
     return True
 
 
+def is_merged(path: str) -> bool:
+    """The file is one that compaction has made: its bytes are not what a sender wrote."""
+    return path.partition("-")[2].startswith(_PREFIX)
+
+
 def merged(log: DeltaLog, run: list[DataFile]) -> StagedFile:
     schema = _schema(log)
     declared = log.snapshot.destination
     promoted = PromotedColumns.of(declared.promoted_properties)
-    writer = FileWriter(log.storage, run[0].member, schema, promoted=promoted, codec=codec_of(declared))
+    writer = FileWriter(log.storage, run[0].member, schema, promoted=promoted, prefix=_PREFIX, codec=codec_of(declared))
     try:
         pending: list[pa.RecordBatch] = []
         size = 0

@@ -272,7 +272,11 @@ class World:
                 state = read_state(self.store, name)
                 if "/~" in name:
                     empty = RecordSet(
-                        position=state.position, intents=state.intents, nonce=state.nonce, slots=state.slots
+                        position=state.position,
+                        outbox=state.outbox,
+                        intents=state.intents,
+                        nonce=state.nonce,
+                        slots=state.slots,
                     )
                     assert state == empty, f"{name} was left behind"
         for name in self.store.names("subscribers/"):

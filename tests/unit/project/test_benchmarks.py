@@ -286,12 +286,15 @@ class FakeCalls:
     def fill(self, spark: object, root: Path, destination: str, messages: int, tasks: int) -> None:
         self.versions[root] = 1
 
+    def delay(self, root: Path, destination: str, messages: int) -> None:
+        self.versions[root] = 1
+
     def version_and_files(self, root: Path, destination: str) -> tuple[int, int]:
         return self.versions[root], 7
 
 
 def scaled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake: FakeCalls) -> Results:
-    for name in ("apply", "committer", "planner", "housekeep", "fill", "version_and_files"):
+    for name in ("apply", "committer", "planner", "housekeep", "fill", "delay", "version_and_files"):
         monkeypatch.setattr(calls, name, getattr(fake, name))
     options = replace(OPTIONS, parts=("commit", "planning"), versions=(3, 5), files=(4, 8), backlogs=(10, 20), rounds=2)
     with Recorder(tmp_path / "results.jsonl", Console(file=io.StringIO())) as recorder:
@@ -308,7 +311,7 @@ def test_scaling_samples_every_mark_in_turn(monkeypatch: pytest.MonkeyPatch, tmp
     order = [(s.run, s.cell) for s in results.samples if s.table == scaling.COMMIT_VERSIONS]
     assert order == [(run, cell) for run in range(3) for cell in cells]
     assert results.note(scaling.COMMIT_VERSIONS, cells[1]) == "at version 5, 7 active files"
-    assert len(fake.swept) == 2 + 2 + 2 + 2  # versions, files, backlogs, whole backlogs
+    assert len(fake.swept) == 2 + 2 + 2 + 2 + 2  # versions, files, backlogs, whole backlogs, delayed
     bounds = [(c.cell, c.against, c.bound) for c in results.comparisons if c.table == scaling.COMMIT_VERSIONS]
     assert bounds == [(cells[1], cells[0], 1.3), (cells[3], cells[2], None)]
     with (tmp_path / "results.jsonl").open(encoding="utf-8") as lines:

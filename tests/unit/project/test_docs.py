@@ -18,7 +18,7 @@ IDS = {
     f"{group}{n}"
     for group, last in {"C": 20, "R": 20, "S": 9, "D": 10, "T": 18, "M": 10}.items()
     for n in range(1, last + 1)
-}
+} | {"M12"}
 STATES = {"done", "part", "not yet"}
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)", re.MULTILINE)
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -23,8 +23,9 @@ from spark_jms.claims.upkeep.housekeeping import Housekeeper
 from spark_jms.client.context.context import Context
 from spark_jms.core.destinations.pause import INSERTION
 from spark_jms.core.messages.ranges import EMPTY, Ranges
+from spark_jms.core.records import life_cycle
 from spark_jms.core.records.batch import Batch, Limits
-from spark_jms.core.records.expiration import EXPIRER
+from spark_jms.core.records.endings import EXPIRER
 from spark_jms.log.messages import data_files
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.settings.fields import LifeEvent
@@ -61,6 +62,30 @@ def test_search_expires_what_no_consumer_comes_to(context: Context) -> None:
     assert (search.run(), expired(context, "two")) == (0, 6)
     search.now_ms += 24 * HOUR_MS
     assert (search.run(), expired(context, "two")) == (1, 7)
+
+
+def test_scattered_expirations_do_not_fill_the_outbox(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6, C5: every second message: a search and a consumer's plans expire some ranges at a time, and a full outbox stops nobody."""
+    monkeypatch.setattr(expiration, "SCATTERED", 5)
+    monkeypatch.setattr(life_cycle, "MAX_OUTBOX_BYTES", 10 * 24 + 200)
+    messages: list[dict[str, Any]] = []
+    for n in range(20):
+        messages += [{"text": f"{n} late", "time_to_live": "1 h"}, {"text": str(n)}]
+    context.producer("plain").send_many(messages)
+    table = domain_of(context).log("plain")
+    assert Search(context, "plain").run() == 20
+    state = state_of(records_of(context), table.refresh(), "-", 0)
+    assert (state.outbox, state.unfinished(1, 40).count) == ((), 20)
+    rows = views.acknowledgements(domain_of(context), records_of(context), "plain")
+    assert [(row.consumer, row.messages) for row in rows] == [(EXPIRER, 5)] * 4
+    context.producer("plain").send_many(messages)
+    later = Later(context, "plain")
+    taken: list[int] = []
+    for _ in range(12):
+        taken += later.batch()[1]
+        later.subscriber.flush_outbox()
+    assert taken == [*range(2, 41, 2), *range(42, 81, 2)]
+    assert expired(context, "plain") == 40
 
 
 def test_claimed_messages_do_not_expire_under_their_consumer(context: Context) -> None:

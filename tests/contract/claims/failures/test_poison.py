@@ -15,7 +15,7 @@ from spark_jms.admin.transfer import RedriveOrder, redrive
 from spark_jms.claims.failures.poison import pinned
 from spark_jms.claims.upkeep import views
 from spark_jms.core.destinations.pause import CONSUMPTION
-from spark_jms.core.records.refusal import ISOLATION
+from spark_jms.core.records.endings import ISOLATION
 from spark_jms.errors import OptionError, PoisonMessageError
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.spark import options as spark_options

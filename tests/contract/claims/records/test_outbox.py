@@ -8,6 +8,7 @@ import pytest
 from spark_jms.claims.records.life_cycle import AcknowledgementTable
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records import life_cycle
+from spark_jms.core.records.endings import SELECTOR_REFUSED, SKIPPER, Stamp
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import Claim
 from spark_jms.core.records.stored_form import from_objects, to_objects
@@ -20,11 +21,12 @@ def acknowledged(state: RecordSet, number: int) -> RecordSet:
     return state.claim(claim).acknowledge("c", "s", claim.id, 1, number)
 
 
-def messages(domain: Domain) -> int:
-    """The number of acknowledged messages in the table."""
+def messages(domain: Domain, consumer: str = "c") -> int:
+    """The number of messages in the table that this consumer has ended."""
     table = domain.acknowledgements("orders")
     paths = [f"{table.storage.uri}/{file.path}" for file in table.refresh().member_files(0).files]
-    return sum(sum(pq.read_table(path)["messages"].to_pylist()) for path in paths)
+    rows = [row for path in paths for row in pq.read_table(path).to_pylist()]
+    return sum(row["messages"] for row in rows if row["consumer"] == consumer)
 
 
 @pytest.mark.parametrize("noted", [True, False])
@@ -64,6 +66,29 @@ def test_row_folded_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (row.since, row.position, row.picks) == (1, 3, Ranges.of((1, 3)))
         assert outbox.write({0: [row]}) == {0: 3}
         assert messages(domain) == 3
+
+
+def test_hull_folded_after_its_write_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C5, T6: refused messages between acknowledged ones, whose rows were written and not noted, and folded with others then: each
+    kind has its number, whatever numbers the hulls have in common."""
+    monkeypatch.setattr(life_cycle, "MAX_OUTBOX", 3)
+    with memory_domain(orders="queue") as root:
+        domain = Domain(root)
+        outbox = AcknowledgementTable(domain.acknowledgements("orders"), "t", "-")
+        before = (
+            RecordSet().attach("c", "s").skip(Ranges.from_numbers(range(1000, 1080, 2)), SELECTOR_REFUSED, Stamp(1, 9))
+        )
+        state = before.delivered_to_table(outbox.write({0: before.outbox})[0])
+        for step in range(6):
+            first = 100 * step
+            state = state.skip(Ranges.from_numbers(range(first + 2, first + 80, 2)), SELECTOR_REFUSED, Stamp(1, 9))
+            state = acknowledged(from_objects(to_objects(state), "x"), first + 1)
+            if step in (1, 3):
+                outbox.write({0: state.outbox})  # the consumer dies before it notes that
+        for _ in range(2):
+            outbox.write({0: state.outbox})
+            assert messages(domain, "c") == 6
+            assert messages(domain, SKIPPER) == 40 + 6 * 39
 
 
 def test_rows_of_another_table_are_not_taken_for_written() -> None:

@@ -50,11 +50,11 @@ def uses(context: Context) -> set[str]:
 
 
 def filled_records(context: Context) -> list[str]:
-    """Record sets with anything but their position in the acknowledgement table."""
+    """Record sets with anything but their position in the acknowledgement table, and rows that wait for it."""
     return [
         name
         for name in records_of(context).names("members/")
-        if (state := read_state(records_of(context), name)) != RecordSet(position=state.position)
+        if (state := read_state(records_of(context), name)) != RecordSet(position=state.position, outbox=state.outbox)
     ]
 
 

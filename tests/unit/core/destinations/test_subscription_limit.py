@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from spark_jms.core.destinations.subscriptions import LIMIT, NOTHING_DROPPED, Droppable, LimitAccount, dropped
 from spark_jms.core.messages.ranges import EMPTY, Ranges
+from spark_jms.core.records.endings import Stamp
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.stored_form import changed_objects, from_objects, to_objects
 
@@ -125,7 +126,11 @@ def test_record_set_counts_what_it_drops() -> None:
 
 def test_subscription_that_reuses_a_record_set_begins_its_counts() -> None:
     """T4, T6, C10: a server that was away has kept that of an earlier subscription of this name."""
-    earlier = RecordSet().expire(Ranges.of((1, 2))).limited(9, Ranges.of((3, 5)), "limit-1", 7, 1000)
+    earlier = (
+        RecordSet()
+        .expire(Ranges.of((1, 2)), "expired-log", Stamp(7, 0))
+        .limited(9, Ranges.of((3, 5)), "limit-1", 7, 1000)
+    )
     assert (earlier.limit.dropped, earlier.expired) == (3, 2)
     begun = earlier.start_at(12)
     assert (begun.limit, begun.expired, begun.floor) == (NOTHING_DROPPED, 0, 12)

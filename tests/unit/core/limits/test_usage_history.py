@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from spark_jms.core.destinations.subscriptions import LIMIT
 from spark_jms.core.limits.quota import MessageUsage
 from spark_jms.core.limits.usage_history import KEPT_MS, WINDOW_MS, UsageWindow, acknowledged, merged, window_at
-from spark_jms.core.records.expiration import EXPIRER
-from spark_jms.core.records.life_cycle import LIMITER, PURGER
+from spark_jms.core.records.endings import EXPIRER, LIMITER, PURGER
 
 NOW = 1_800_000_123_456
 COUNTS = st.integers(0, 1000)

@@ -9,6 +9,7 @@ from hypothesis.stateful import invariant, rule
 
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records import life_cycle
+from spark_jms.core.records.endings import FILES_ARE_LOST, Stamp
 from spark_jms.core.records.life_cycle import LOGGED
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import Claim, MessageEvent
@@ -25,6 +26,9 @@ def claim(key: str, *numbers: int, consumer: str = "c") -> Claim:
     return Claim(key, consumer, "s", Ranges.from_numbers(numbers), 500, True)
 
 
+SKIPPED, STAMP = FILES_ARE_LOST, Stamp(1, 0)
+
+
 class LoggedModel(Model):
     """The model of the record set, with the log switched on."""
 
@@ -36,7 +40,7 @@ class LoggedModel(Model):
     @rule(low=st.integers(1, LAST), size=st.integers(0, 3))
     def skip(self, low: int, size: int) -> None:
         chosen = Ranges.of((low, min(low + size, LAST)))
-        self.state = self.state.skip(chosen, LifeEvent.EXPIRED)
+        self.state = self.state.skip(chosen, SKIPPED, STAMP)
         for n in chosen.numbers().tolist():
             if self.where[n] == "available":
                 self.where[n] = "done"
@@ -56,7 +60,7 @@ class LoggedModel(Model):
         place = dict.fromkeys(range(1, LAST + 1), "available")
         for event in self.events:
             for n in event.picks.numbers().tolist():
-                if event.event is LifeEvent.CLAIMED or event.event in (LifeEvent.EXPIRED, LifeEvent.REMOVED):
+                if event.event is LifeEvent.CLAIMED or event.event in (LifeEvent.SKIPPED, LifeEvent.REMOVED):
                     assert place[n] == "available"
                 else:
                     assert place[n] == "taken"
@@ -82,7 +86,7 @@ def test_every_transition_is_logged_or_is_a_step_of_one_that_is() -> None:
 def test_record_set_without_log_is_stored_as_before() -> None:
     """T6: switched off, not a byte is added."""
     state = RecordSet().attach("c", "s").claim(claim("k", 1, 2)).acknowledge("c", "s", "k", 1, 9)
-    state = state.skip(Ranges.of((3, 4)), LifeEvent.EXPIRED)
+    state = state.skip(Ranges.of((3, 4)), SKIPPED, STAMP)
     assert state.life == life_cycle.OFF
     objects = to_objects(state)
     assert not [key for key in objects if key.startswith("event/")]
@@ -112,9 +116,9 @@ def test_steps_of_spark_jms_itself_are_not_logged() -> None:
 
 def test_skipped_messages_are_logged_once() -> None:
     """T6: those that were done or claimed are not skipped."""
-    state = logged().claim(claim("k", 2)).skip(Ranges.of((1, 3)), LifeEvent.EXPIRED)
-    state = state.skip(Ranges.of((1, 4)), LifeEvent.EXPIRED).skip(Ranges.of((1, 4)), LifeEvent.EXPIRED)
-    assert [str(e.picks) for e in state.life.waiting if e.event is LifeEvent.EXPIRED] == ["1, 3", "4"]
+    state = logged().claim(claim("k", 2)).skip(Ranges.of((1, 3)), SKIPPED, STAMP)
+    state = state.skip(Ranges.of((1, 4)), SKIPPED, STAMP).skip(Ranges.of((1, 4)), SKIPPED, STAMP)
+    assert [str(e.picks) for e in state.life.waiting if e.event is LifeEvent.SKIPPED] == ["1, 3", "4"]
 
 
 def test_oldest_events_are_dropped_beyond_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,12 +126,12 @@ def test_oldest_events_are_dropped_beyond_the_bound(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(life_cycle, "MAX_EVENTS", 3)
     state = logged()
     for n in range(1, 6):
-        before, state = state, state.skip(Ranges.of((n, n)), LifeEvent.EXPIRED)
+        before, state = state, state.skip(Ranges.of((n, n)), SKIPPED, STAMP)
         objects = {**to_objects(before), **changed_objects(before, state)}
         assert from_objects({key: value for key, value in objects.items() if value is not None}, "x") == state
     assert [event.position for event in state.life.waiting] == [3, 4, 5]
     monkeypatch.setattr(life_cycle, "MAX_EVENT_BYTES", 1)
-    state = state.skip(Ranges.of((6, 6)), LifeEvent.EXPIRED)
+    state = state.skip(Ranges.of((6, 6)), SKIPPED, STAMP)
     assert [event.position for event in state.life.waiting] == [6]
 
 

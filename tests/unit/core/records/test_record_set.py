@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from spark_jms.core.messages.ranges import EMPTY, Ranges, union
-from spark_jms.core.records.expiration import EXPIRER
+from spark_jms.core.records.endings import EXPIRED, EXPIRER, SELECTOR_REFUSED, SKIPPED, Stamp, kind_of
 from spark_jms.core.records.life_cycle import MAX_OUTBOX, MAX_OUTBOX_BYTES, Acknowledgement, Outbox
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import TRANSITIONS, Claim, MessageEvent, MessageState, delay_end_ms
@@ -184,7 +184,17 @@ class Model(RuleBasedStateMachine):
     def skip(self, low: int, size: int, expires: bool) -> None:
         """T6: a message that expires is counted, whether it was looked at before or not."""
         chosen = Ranges.of((low, min(low + size, LAST)))
-        self.state = self.state.expire(chosen) if expires else self.state.skip(chosen)
+        ended = Ranges.from_numbers([n for n in chosen.numbers().tolist() if self.where[n] == "available"])
+        position, stamp = self.state.position, Stamp(1, self.now)
+        if expires:
+            self.state = self.state.expire(chosen, "expired-log", stamp)
+        else:
+            self.state = self.state.skip(chosen, SELECTOR_REFUSED, stamp)
+        assert self.state.position == position + bool(ended)
+        if ended:
+            row = self.state.outbox[-1]
+            assert (row.position, row.picks, row.messages) == (position + 1, ended, ended.count)
+            assert kind_of(row.consumer) == (EXPIRED if expires else SKIPPED)
         for n in chosen.numbers().tolist():
             if self.where[n] == "available":
                 self.where[n] = "done"
@@ -514,4 +524,5 @@ def test_transition_table_drives_every_change() -> None:
         assert (state_of(ended), ended.pledges) == (transition.to, {})
         assert bool(ended.redelivered(Ranges.of((2, 4)))) == transition.redelivers
     assert state_of(available.skip(Ranges.of((2, 4)))) == TRANSITIONS[MessageState.AVAILABLE, MessageEvent.SKIP].to
-    assert state_of(available.expire(Ranges.of((2, 4)))) == TRANSITIONS[MessageState.AVAILABLE, MessageEvent.EXPIRE].to
+    expired = available.expire(Ranges.of((2, 4)), "expired-log", Stamp(1, 0))
+    assert state_of(expired) == TRANSITIONS[MessageState.AVAILABLE, MessageEvent.EXPIRE].to

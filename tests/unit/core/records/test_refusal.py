@@ -15,14 +15,10 @@ from spark_jms.core.messages.compression import compressed
 from spark_jms.core.messages.properties import TYPES_PROPERTY
 from spark_jms.core.messages.ranges import EMPTY, Ranges, union
 from spark_jms.core.ordering.units_of_work import NUMBER, UNIT
-from spark_jms.core.records.expiration import EXPIRER
-from spark_jms.core.records.life_cycle import LIMITER
+from spark_jms.core.records.endings import ASIDE, EXPIRER, ISOLATION, JUDGE, LIMITER, Stamp
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import NOT_DELIVERED, Claim, MessageFailure, added_bytes, described, redriven
 from spark_jms.core.records.refusal import (
-    ASIDE,
-    ISOLATION,
-    JUDGE,
     MESSAGE_SIZE,
     QUOTA,
     SEQUENCE,
@@ -92,7 +88,7 @@ def test_record_set_keeps_a_refusal_until_its_messages_are_finished() -> None:
     assert moving.release("m", delivered=False).refused == some(1, 3)
     assert state.skip(some(1)).refusals == (refusal(some(3)),)
     assert state.discard(some(1, 3), "purge", "p", 1, 0).refusals == ()
-    assert state.expire(some(3)).refused == some(1)
+    assert state.expire(some(3), "expired-log", Stamp(1, 0)).refused == some(1)
     assert state.cleared().refusals == ()
     assert state.kept_back(-1) == some(1, 3)
     delivered = RecordSet().claim(claim).refuse("c", refusal(some(1)), delivered=True)

@@ -21,14 +21,14 @@ from spark_jms.store import (
 )
 from spark_jms.store.engine import connections
 from spark_jms.store.engine.entry_log import (
+    AppendOutcome,
+    ChangeProposal,
     EntryLog,
     LedgerBatch,
     Loaded,
-    Outcome,
     OwnershipLostError,
     Proposal,
     Verdict,
-    WantedChange,
 )
 from spark_jms.store.errors import StoreError
 from spark_jms.store.ledger.backend import ChangeRequest
@@ -100,9 +100,12 @@ def test_a_change_that_is_too_old_to_tell_is_unknown() -> None:
     request = ChangeRequest("s", ("r",), "add", b"n")
     shared = log.begin("w")
     with pytest.raises(OutcomeUnknownError, match="forgotten"):
-        log.change(WantedChange("t", 6, request, again=True), shared, frozenset)
+        log.change(ChangeProposal("t", 6, request, again=True), shared, frozenset)
     assert shared.entries == []
-    for token, wanted in {"t": WantedChange("t", 7, request, again=True), "u": WantedChange("u", 6, request)}.items():
+    for token, wanted in {
+        "t": ChangeProposal("t", 7, request, again=True),
+        "u": ChangeProposal("u", 6, request),
+    }.items():
         shared = log.begin(token)
         assert json.loads(log.change(wanted, shared, frozenset).answer) == {"r": 1}
 
@@ -110,7 +113,7 @@ def test_a_change_that_is_too_old_to_tell_is_unknown() -> None:
 def test_the_same_change_twice_in_one_write_or_after_it_is_made_once() -> None:
     """S2: the client reconnected and asked again while the first was under way."""
     log = EntryLog("i", Loaded(1, (Connected("s", ""),)))
-    wanted = WantedChange("t", 1, ChangeRequest("s", ("r",), "add", b"n"))
+    wanted = ChangeProposal("t", 1, ChangeRequest("s", ("r",), "add", b"n"))
     shared = log.begin("w")
     answers = [log.change(wanted, shared, frozenset).answer for _ in range(2)]
     log.keep(shared.batch())
@@ -124,10 +127,12 @@ def test_a_change_that_fails_leaves_nothing_in_the_write_that_others_share() -> 
     log = EntryLog("i", Loaded(4, (Connected("s", ""), Connected("holder", ""), Connected("dead", ""))))
     shared = log.begin("w")
     assert log.propose(Proposal("p", 4, (Connected("new", ""),)), shared) is Verdict.TAKEN
-    log.change(WantedChange("first", 4, ChangeRequest("s", ("q",), "add", b"n")), shared, lambda ids: frozenset(ids))
+    log.change(ChangeProposal("first", 4, ChangeRequest("s", ("q",), "add", b"n")), shared, lambda ids: frozenset(ids))
     before, tokens = list(shared.entries), list(shared.tokens)
     with pytest.raises(StoreError):
-        log.change(WantedChange("bad", 4, ChangeRequest("s", ("q",), "nobody", b"n")), shared, lambda ids: frozenset())
+        log.change(
+            ChangeProposal("bad", 4, ChangeRequest("s", ("q",), "nobody", b"n")), shared, lambda ids: frozenset()
+        )
     assert (shared.entries, shared.tokens) == (before, tokens)
     assert shared.ledger.records["q"].objects == {"n": b"1"}
 
@@ -138,7 +143,7 @@ def test_a_store_that_is_full_refuses_the_change_that_fills_it_alone() -> None:
     session = pair.stores[1].connect()
     pair.place.fail = lambda batch: StoreFullError("full") if "big" in repr(batch.entries) else None
     wanted = [
-        WantedChange(secrets.token_hex(4), 0, ChangeRequest(session.session_id, (name,), "add", b"n"))
+        ChangeProposal(secrets.token_hex(4), 0, ChangeRequest(session.session_id, (name,), "add", b"n"))
         for name in ("small", "big", "other")
     ]
     made = pair.backends[1]._route.access().change(wanted)
@@ -149,16 +154,16 @@ def test_a_store_that_is_full_refuses_the_change_that_fills_it_alone() -> None:
 
 def test_outcomes_of_older_engines_are_tokens_alone() -> None:
     """C9: an older engine takes token and answer together for a token that nobody asks for."""
-    for outcome in (Outcome("t"), Outcome("t", b"answer"), Outcome("t.1")):
-        assert Outcome.read(outcome.stored()) == outcome
-    assert Outcome("t").stored() == "t"
+    for outcome in (AppendOutcome("t"), AppendOutcome("t", b"answer"), AppendOutcome("t.1")):
+        assert AppendOutcome.read(outcome.stored()) == outcome
+    assert AppendOutcome("t").stored() == "t"
 
 
 def test_answers_are_forgotten_with_their_outcomes() -> None:
     log = EntryLog("i", Loaded(1, (Connected("s", ""),)), outcomes=2)
     for number in range(5):
         shared = log.begin(f"w{number}")
-        log.change(WantedChange(f"t{number}", 1, ChangeRequest("s", ("r",), "add", b"n")), shared, frozenset)
+        log.change(ChangeProposal(f"t{number}", 1, ChangeRequest("s", ("r",), "add", b"n")), shared, frozenset)
         log.keep(shared.batch())
     assert (set(log._outcomes), set(log._answers)) == ({"t3", "t4"}, {"t3", "t4"})
 

@@ -1,0 +1,201 @@
+"""Usage by minute, out of the change feed; and which batches of it a history may take. Pure.
+
+Sums are kept by quota, destination, table, member and minute. A run of the query keeps them as its state, for as long as rows of
+the key may come, and hands over the *absolute* total of each key that has changed. `read_hour_ms` is the hour in which the feed was
+read: it never falls, so no row is late whatever clocks say. A minute that was read in two hours has two totals, which add up.
+
+**What makes a history exact.** A history that follows the feed knows its owner, the newest batch of each run, and the positions up to
+which the members are in it. `decide_usage` is the whole rule:
+
+    the batch is of a run that is not the owner        UsageRunReplacedError: the newest run owns the history, the older one ends
+    the batch is in the history, with the same end     nothing: Spark repeats it after a failure
+    the batch is in the history, with another end      StaleCheckpointError: an old copy of the run's checkpoint
+    a later batch                                      its totals replace those of the same run and key
+
+A run begins behind the positions that the history has, in the commit that makes it the owner (`owned_by`). So a lost checkpoint begins
+where the history ends, and two runs never count one change twice.
+
+Features: M12, T3 (docs/FEATURES.md)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from spark_jms.core.changes.change import ENDINGS, GONE, MESSAGES, SENT, MessageChange
+from spark_jms.core.records.endings import (
+    DROPPED,
+    ENDED,
+    EXPIRED,
+    FINISHED,
+    MOVED,
+    PURGED,
+    SET_ASIDE,
+    SKIPPED,
+)
+from spark_jms.errors import StaleCheckpointError, UsageRunReplacedError
+
+HOUR_MS = 3_600_000
+
+
+class UsageKey(NamedTuple):
+    """`minute_ms` None: of changes whose time is unknown."""
+
+    read_hour_ms: int
+    quota: str | None
+    destination: str
+    table: str
+    member: int
+    minute_ms: int | None
+
+
+class MinuteUsage(NamedTuple):
+    """Messages by what happened to them. `bytes`: of the sent ones whose bytes are known. `gone`: sent and purged before they were
+    read. On a topic each subscription ends a message for itself."""
+
+    sent: int = 0
+    bytes: int = 0
+    finished: int = 0
+    expired: int = 0
+    dropped: int = 0
+    moved: int = 0
+    aside: int = 0
+    purged: int = 0
+    skipped: int = 0
+    ended: int = 0
+    gone: int = 0
+
+    def plus(self, other: MinuteUsage) -> MinuteUsage:
+        return MinuteUsage(*map(sum, zip(self, other, strict=True)))
+
+    @property
+    def ends(self) -> int:
+        """For a subscription at rest, what was sent to it less this is what it holds."""
+        return sum(self) - self.sent - self.bytes - self.gone
+
+
+_FIELDS = {
+    FINISHED: "finished",
+    EXPIRED: "expired",
+    DROPPED: "dropped",
+    MOVED: "moved",
+    SET_ASIDE: "aside",
+    PURGED: "purged",
+    SKIPPED: "skipped",
+    ENDED: "ended",
+}
+
+
+class UsagePosition(NamedTuple):
+    """Of one member: `what` is MESSAGES or ENDINGS."""
+
+    table: str
+    member: int
+    what: str
+
+
+Positions = Mapping[UsagePosition, int]
+Totals = Mapping[UsageKey, MinuteUsage]
+
+
+def usage_of(change: MessageChange) -> MinuteUsage:
+    """What one row of the feed adds."""
+    count = change.messages or 0
+    if change.kind == SENT:
+        return MinuteUsage(sent=count, bytes=change.bytes or 0)
+    if change.kind == GONE:
+        return MinuteUsage(gone=count)
+    return MinuteUsage(**{_FIELDS[change.kind]: count})
+
+
+def key_of(change: MessageChange) -> UsageKey:
+    hour_ms = change.read_ms - change.read_ms % HOUR_MS
+    return UsageKey(hour_ms, change.quota, change.destination, change.table, change.member, change.minute_ms)
+
+
+def position_of(change: MessageChange) -> UsagePosition | None:
+    """Which position the row moves; None: none, because its table is no more."""
+    if change.kind == GONE and change.detail not in (MESSAGES, ENDINGS):
+        return None
+    what = MESSAGES if change.kind == SENT or (change.detail == MESSAGES and change.kind == GONE) else ENDINGS
+    return UsagePosition(change.table, change.member, what)
+
+
+@dataclass(frozen=True)
+class UsageBatch:
+    """What a batch hands over: the totals that have changed, as they are now, and the positions that it has reached."""
+
+    totals: Totals = field(default_factory=dict)
+    end: Positions = field(default_factory=dict)
+
+
+class UsageFold:
+    """The state of a run. Rows of the feed go in, batches come out. Keys of earlier hours than `keeps` before the newest are
+    forgotten: no row of theirs comes any more."""
+
+    def __init__(self, keeps: int = 2) -> None:
+        self._totals: dict[UsageKey, MinuteUsage] = {}
+        self._keeps_ms = keeps * HOUR_MS
+
+    def batch(self, changes: Iterable[MessageChange]) -> UsageBatch:
+        touched, end = set[UsageKey](), dict[UsagePosition, int]()
+        for change in changes:
+            key, position = key_of(change), position_of(change)
+            self._totals[key] = self._totals.get(key, MinuteUsage()).plus(usage_of(change))
+            touched.add(key)
+            if position is not None:
+                end[position] = max(change.position, end.get(position, 0))
+        found = UsageBatch({key: self._totals[key] for key in touched}, end)
+        newest_ms = max((key.read_hour_ms for key in self._totals), default=0)
+        self._totals = {k: v for k, v in self._totals.items() if k.read_hour_ms > newest_ms - self._keeps_ms}
+        return found
+
+
+# -- the history -------------------------------------------------------------------------------------------------------
+class _Newest(NamedTuple):
+    batch: int
+    end: Positions
+
+
+@dataclass(frozen=True)
+class UsageKnown:
+    """What a history has. `totals` by run and key."""
+
+    owner: str = ""
+    batches: Mapping[str, _Newest] = field(default_factory=dict)
+    positions: Positions = field(default_factory=dict)
+    totals: Mapping[tuple[str, UsageKey], MinuteUsage] = field(default_factory=dict)
+
+    def owned_by(self, run: str) -> UsageKnown:
+        """A new run begins, behind `positions`. Whatever older ones still bring is refused."""
+        return replace(self, owner=run)
+
+    def sums(self) -> dict[UsageKey, MinuteUsage]:
+        """By minute, of all runs and hours: `read_hour_ms` is 0."""
+        found: dict[UsageKey, MinuteUsage] = {}
+        for (_, key), usage in self.totals.items():
+            whole = key._replace(read_hour_ms=0)
+            found[whole] = found.get(whole, MinuteUsage()).plus(usage)
+        return found
+
+
+def decide_usage(known: UsageKnown, run: str, number: int, batch: UsageBatch) -> UsageKnown | None:
+    """The history with batch `number` of `run`; None: it has it already. Raises UsageRunReplacedError, StaleCheckpointError."""
+    if known.owner != run:
+        raise UsageRunReplacedError()
+    newest = known.batches.get(run)
+    if newest is not None and number <= newest.batch:
+        if number == newest.batch and batch.end != newest.end:
+            raise StaleCheckpointError(
+                f"batch {number} of the usage query is in the history with another end: its checkpoint was restored from a copy. "
+                "Use a fresh checkpointLocation: the query continues behind what is recorded"
+            )
+        return None
+    return replace(
+        known,
+        batches={**known.batches, run: _Newest(number, batch.end)},
+        positions={**known.positions, **batch.end},
+        totals={**known.totals, **{(run, key): usage for key, usage in batch.totals.items()}},
+    )
