@@ -70,6 +70,7 @@ def remote(tmp_path: Path) -> Iterator[str]:
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
         "spark.ui.enabled": "false",
+        "spark.python.unix.domain.socket.enabled": "true",
     }
     given = [part for name, text in conf.items() for part in ("--conf", f"{name}={text}")]
     command = ["spark-submit", "--master", "local[2]", *given, "--class", SERVER, "spark-internal"]
