@@ -25,7 +25,7 @@ BATCH_ROWS = 4096
 
 
 @dataclass
-class Share(InputPartition):
+class GeneratedRows(InputPartition):
     """So many rows."""
 
     rows: int
@@ -46,12 +46,12 @@ class Generated(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         return {"rows": self.rows}
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Share]:
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[GeneratedRows]:
         rows = end["rows"] - start["rows"]
-        return [Share(rows * (n + 1) // PARTITIONS - rows * n // PARTITIONS) for n in range(PARTITIONS) if rows]
+        return [GeneratedRows(rows * (n + 1) // PARTITIONS - rows * n // PARTITIONS) for n in range(PARTITIONS) if rows]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Share)
+        assert isinstance(partition, GeneratedRows)
         batch = messages(self.columns, BATCH_ROWS)
         for begin in range(0, partition.rows, BATCH_ROWS):
             yield batch.slice(0, min(BATCH_ROWS, partition.rows - begin))
