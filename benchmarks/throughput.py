@@ -27,7 +27,7 @@ NUMBERS_PER_RUN = 10
 
 
 @dataclass(frozen=True)
-class InputSize:
+class Measured:
     """So many messages; the tables of their sinks and sources (None: not measured)."""
 
     rows: int
@@ -38,7 +38,7 @@ class InputSize:
 
 def run(bench: Workbench, peers: Sequence[ThroughputPeer]) -> None:
     wants = bench.options.wants
-    size = InputSize(bench.options.rows, SINK if wants(SINK) else None, SOURCE if wants(SOURCE) else None, 0)
+    size = Measured(bench.options.rows, SINK if wants(SINK) else None, SOURCE if wants(SOURCE) else None, 0)
     for table, cell in _cells(peers, size):
         if cell != "spark-kafka":
             bench.recorder.compare(TargetComparison(table, cell, "spark-kafka", BOUNDS.get((table, cell))))
@@ -47,10 +47,10 @@ def run(bench: Workbench, peers: Sequence[ThroughputPeer]) -> None:
 
 def run_large(bench: Workbench, peers: Sequence[ThroughputPeer]) -> None:
     """Sources over `--large-rows` messages."""
-    _cycles(bench, peers, InputSize(bench.options.large_rows, None, LARGE, 5_000))
+    _cycles(bench, peers, Measured(bench.options.large_rows, None, LARGE, 5_000))
 
 
-def _cycles(bench: Workbench, peers: Sequence[ThroughputPeer], size: InputSize) -> None:
+def _cycles(bench: Workbench, peers: Sequence[ThroughputPeer], size: Measured) -> None:
     """One cold cycle and `--runs` counted ones: every sink, then every source over what its own sink wrote."""
     if size.source is not None:
         for cell, against, bound in SOURCE_BOUNDS:
@@ -72,7 +72,7 @@ def _cycles(bench: Workbench, peers: Sequence[ThroughputPeer], size: InputSize) 
                             _read(bench, peer, cycle, at, index)
 
 
-def _cells(peers: Sequence[ThroughputPeer], size: InputSize) -> list[tuple[str, str]]:
+def _cells(peers: Sequence[ThroughputPeer], size: Measured) -> list[tuple[str, str]]:
     sinks = [(size.sink, peer.sink_cell) for peer in peers]
     sources = [(size.source, cell) for peer in peers for cell in peer.source_cells]
     return [(table, cell) for table, cell in (*sinks, *sources) if table is not None and cell is not None]
@@ -86,7 +86,7 @@ def _end(bench: Workbench, peer: ThroughputPeer, number: int) -> None:
         bench.recorder.console.print(f"  could not delete destination {number} of {peer.sink_cell}: {error}")
 
 
-def _fill(bench: Workbench, peer: ThroughputPeer, cycle: int, size: InputSize, number: int, *, counted: bool) -> bool:
+def _fill(bench: Workbench, peer: ThroughputPeer, cycle: int, size: Measured, number: int, *, counted: bool) -> bool:
     """The sink cell; uncounted, the same work without a figure, for a source to read. True if the data was written."""
     if peer.sink_cell is None:
         return True
@@ -111,7 +111,7 @@ def _fill(bench: Workbench, peer: ThroughputPeer, cycle: int, size: InputSize, n
     return done
 
 
-def _read(bench: Workbench, peer: ThroughputPeer, cycle: int, size: InputSize, index: int) -> None:
+def _read(bench: Workbench, peer: ThroughputPeer, cycle: int, size: Measured, index: int) -> None:
     """One source cell. Reading empties a queue, so later cells of such a peer get a copy, filled uncounted."""
     assert size.source is not None
     cell, number = peer.source_cells[index], size.first
