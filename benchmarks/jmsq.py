@@ -10,14 +10,14 @@ from typing import Any
 
 from benchmarks.measure import DAEMONS
 from benchmarks.peers.base import LINGER_MS, PACE, Sender
-from benchmarks.workbench import OURS, Workbench
+from benchmarks.workbench import FEWER_FORKS, SPARKS, Workbench
 
 DESTINATION = "orders"
 MEMBERS = 4
 ALL = "jmsq all columns"
 TWO = "jmsq body,sequence"
 REPLICATED = "jmsq, replicated checkpoint"
-PACED = "jmsq, batched"
+PACED, HELPED = "jmsq, batched", "jmsq, fewer forks"
 
 
 class JmsqPeer:
@@ -25,7 +25,7 @@ class JmsqPeer:
 
     family = "jmsq"
     consumes = True
-    checkpoint_files = OURS
+    checkpoint_files = SPARKS
     sink_cell = "jmsq"
     source_cells: tuple[str, ...] = (ALL, TWO)
     latency_cell = "jmsq"
@@ -81,6 +81,13 @@ class JmsqPeer:
 
     def _root(self, number: int) -> Path:
         return self._home / f"root-{number}"
+
+
+class HelpedPeer(JmsqPeer):
+    """The same with the checkpoint file manager that forks less, as docs/SPARK.md recommends for queries without state."""
+
+    latency_cell = HELPED
+    checkpoint_files = FEWER_FORKS
 
 
 class PacedPeer(JmsqPeer):

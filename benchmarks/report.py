@@ -31,7 +31,7 @@ checkpoint on local disk; from the time a message was due at the producer to the
 **CPU per message**: the same windows after their warm-up; processor time of all processes of the run (producer, Spark's JVM,
 Python's sources and workers, broker, daemons, housekeeping) over the messages sent. A broker and daemons that stand by for
 another peer are left out; a table has the time by process, another one the sum without the compilers (JIT) of the Java processes.
-Queries of Kafka and Delta write their checkpoint files by Spark's default, as their users have it; in one cell Kafka's do as ours.
+All queries write their checkpoint files by Spark's default; those named *fewer forks* as docs/SPARK.md, checkpoints, says.
 **commit** is one `send` of the plain client; **planning** is `latestOffset` + `partitions`; their destinations are
 sampled in turn, {rounds} rounds. **quotas**: single sends of 1 KiB by one thread for 5 s, by the CPU time of its process, and ten
 batches of 20,000 small messages, to a destination with a quota and to one without.

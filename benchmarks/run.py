@@ -48,7 +48,7 @@ from benchmarks import (  # noqa: E402
     subscriptions,
     throughput,
 )
-from benchmarks.jmsq import JmsqPeer, PacedPeer, ReplicatedPeer, replicated_door  # noqa: E402
+from benchmarks.jmsq import HelpedPeer, JmsqPeer, PacedPeer, ReplicatedPeer, replicated_door  # noqa: E402
 from benchmarks.measure import input_directory  # noqa: E402
 from benchmarks.peers import LatencyPeer, ThroughputPeer  # noqa: E402
 from benchmarks.peers.delta import DeltaPeer  # noqa: E402
@@ -154,7 +154,7 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
             both: list[LatencyPeer] = [*ours]
             if jmsq is not None:
                 door = doors.enter_context(replicated_door(bench.new_path("replicated")))
-                both[1:1] = [PacedPeer(bench), ReplicatedPeer(bench, door)]
+                both[1:1] = [HelpedPeer(bench), PacedPeer(bench), ReplicatedPeer(bench, door)]
             if broker is not None:
                 both += [HelpedKafkaPeer(bench, broker), PacedKafkaPeer(bench, broker)]
             latency.run(bench, both)

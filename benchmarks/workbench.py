@@ -15,8 +15,9 @@ from benchmarks.recorder import Recorder
 
 MASTER = "local[2]"
 CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
-OURS, SPARKS = "as our session", "as Spark by itself"
-"""How a peer's queries write their checkpoints: with our session's setting, or without it, as a user of the peer has them."""
+FILE_SYSTEM_BASED = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+FEWER_FORKS, SPARKS = "with fewer forks", "as Spark by itself"
+"""How a peer's queries write their checkpoints (docs/SPARK.md, checkpoints)."""
 PARTS = (
     "sink",
     "source",
@@ -97,13 +98,12 @@ class Workbench:
 @contextlib.contextmanager
 def checkpoint_files(spark: Any, which: str) -> Iterator[None]:
     """A query that starts inside writes its checkpoint so."""
-    setting = spark.conf.get(CHECKPOINT_FILES)
-    if which == SPARKS:
-        spark.conf.unset(CHECKPOINT_FILES)
+    if which == FEWER_FORKS:
+        spark.conf.set(CHECKPOINT_FILES, FILE_SYSTEM_BASED)
     try:
         yield
     finally:
-        spark.conf.set(CHECKPOINT_FILES, setting)
+        spark.conf.unset(CHECKPOINT_FILES)
 
 
 def open_session(work: Path, connector_jars: list[Path]) -> Any:

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from benchmarks.measure import PAYLOAD_BYTES
-from benchmarks.workbench import OURS, Workbench
+from benchmarks.workbench import SPARKS, Workbench
 from spark_jms.core.messages.columns import COLUMNS, arrow_schema, spark_schema
 
 GENERATOR_ALL, GENERATOR_TWO = "generator, all columns", "generator, body,sequence"
@@ -102,7 +102,7 @@ class GeneratorPeer:
     consumes = False
     sink_cell = None
     source_cells: tuple[str, ...] = (GENERATOR_ALL, GENERATOR_TWO)
-    checkpoint_files = OURS
+    checkpoint_files = SPARKS
 
     def __init__(self, bench: Workbench) -> None:
         self._bench = bench

@@ -17,7 +17,7 @@ from benchmarks.errors import PeerMissingError
 from benchmarks.measure import BROKER
 from benchmarks.peers.base import LINGER_MS, PACE, Sender
 from benchmarks.peers.java_process import JavaProcess
-from benchmarks.workbench import OURS, SPARKS, Workbench
+from benchmarks.workbench import FEWER_FORKS, SPARKS, Workbench
 
 HEAP = "1g"
 START_TIMEOUT_S = 120
@@ -110,7 +110,7 @@ class Broker:
         raise PeerMissingError(f"Kafka {jars.KAFKA}: not up within {START_TIMEOUT_S} s: {self._process.log_tail()}")
 
 
-UNPACED, PACED_KAFKA, HELPED_KAFKA = "spark-kafka", "spark-kafka, batched", "spark-kafka, checkpoint files as ours"
+UNPACED, PACED_KAFKA, HELPED_KAFKA = "spark-kafka", "spark-kafka, batched", "spark-kafka, fewer forks"
 
 
 class KafkaPeer:
@@ -178,10 +178,10 @@ class KafkaPeer:
 
 
 class HelpedKafkaPeer(KafkaPeer):
-    """The same with our session's setting for checkpoint files, which a user of the connector does not have."""
+    """The same with the checkpoint file manager that forks less."""
 
     latency_cell = HELPED_KAFKA
-    checkpoint_files = OURS
+    checkpoint_files = FEWER_FORKS
 
     def _topic(self, number: int) -> str:
         return f"bench-helped-{number}"

@@ -214,8 +214,7 @@ class Options(Table):
         Choice(ON_POISON, fold=True),
         "fail",
         "What happens to a batch that the sink cannot process, see [poison messages](MESSAGES.md#poison-messages). "
-        "`isolate` needs `idempotentSink`, and in a query with state a checkpoint file manager that [replaces "
-        "files](SPARK.md#checkpoints).",
+        "`isolate` needs `idempotentSink`.",
         used_in=(Use.READ_STREAM,),
     )
     idempotent_sink: bool = setting(

@@ -42,14 +42,11 @@ from spark_jms.setup.step import Countable, output_to
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Spark's default one forks a program for each look at a local file. docs/SPARK.md, checkpoints: what it promises, and where not.
-CHECKPOINT_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 # The same as conf/spark-defaults.conf (a test compares them); a wheel has no conf/.
 SPARK_DEFAULTS: Mapping[str, str] = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.streaming.checkpointFileManagerClass": CHECKPOINT_FILE_MANAGER,
 }
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 DELTA = {

@@ -47,13 +47,16 @@ class JmsqDataSource(DataSource):
         from spark_jms.errors import DomainError, OptionError
         from spark_jms.spark.browser import check_schema
         from spark_jms.spark.catalog import check_root, options_of_table, with_advice
-        from spark_jms.spark.options import parse_options
+        from spark_jms.spark.changes import CHANGES
+        from spark_jms.spark.options import check_streaming, parse_options
 
         stored = options_of_table(schema)
         given = {key.lower(): text for key, text in self.options.items()}
         try:
             options = parse_options({**stored, **given}, use)
             check_schema(options, schema, of_table=bool(stored))
+            if use is Use.READ_STREAM and options.view != CHANGES:
+                check_streaming(options)
             if stored:
                 check_root(options)
         except (OptionError, DomainError) as error:

@@ -31,7 +31,7 @@ from spark_jms.errors import (
 )
 from spark_jms.settings.destination import PACED_PREFERENCE
 from spark_jms.settings.options import DEFAULT_MAX_DELAY_MS, Options
-from spark_jms.spark.options import SparkContextWatch, StopSignal, address_of, check_streaming, identity_of
+from spark_jms.spark.options import SparkContextWatch, StopSignal, address_of, identity_of
 from spark_jms.spark.tasks import MemberPartition, SmallBatchPartition, TaskReader
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ def _load_claims() -> None:
 
 class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options) -> None:
-        check_streaming(options)
         self.options, self._address = options, address_of(options)
         self._targets: dict[int, int] | None = None
         self._subscriber: Subscriber | None = None
@@ -419,13 +418,6 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         subscriber = self._open(batch)
         withheld = subscriber.resume(batch)
-        if withheld:
-            log.warning(
-                "%s: this batch is repeated without %d of its messages. A query with state counts them all the same if an earlier "
-                "attempt had stored it and the session's checkpoint file manager does not replace files (docs/SPARK.md, checkpoints)",
-                self._name,
-                sum(ranges.count for ranges in withheld.values()),
-            )
         out: list[MemberPartition] = []
         snapshot = subscriber.table.refresh()
         order = delivery_order(snapshot.destination)

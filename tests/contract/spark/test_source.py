@@ -35,7 +35,7 @@ from spark_jms.log.destinations.domain import Domain
 from spark_jms.settings.types import Use
 from spark_jms.spark import source as source_module
 from spark_jms.spark.browser import JmsqReader
-from spark_jms.spark.options import parse_options
+from spark_jms.spark.options import check_streaming, parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.spark.tasks import MemberPartition, SmallBatchPartition, read_partition
 from spark_jms.testing import memory_domain, wait_until
@@ -414,8 +414,8 @@ def test_views_refuse_options_they_do_not_use(root: str, view: str, option: str,
 
 def test_streams_refuse_views(root: str) -> None:
     """C1, C13: a stream consumes, a view only shows."""
-    with pytest.raises(OptionError, match=r"readStream does not use option view: leave it out \(view is for read\)"):
-        parse_options({"root": root, "destination": "prices", "view": "all"}, Use.READ_STREAM)
+    with pytest.raises(OptionError, match=r"option view is 'all', which a streaming read does not have"):
+        check_streaming(parse_options({"root": root, "destination": "prices", "view": "all"}, Use.READ_STREAM))
 
 
 # -- dropped subscriptions -----------------------------------------------------------------------------------------------

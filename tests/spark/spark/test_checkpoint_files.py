@@ -1,16 +1,16 @@
-"""The session's checkpoint file manager: kills between the steps of a write, two drivers, and what it does not replace (C5, C9)."""
+"""The checkpoint file manager that forks less: kills between the steps of a write, two drivers, what it does not replace (C5, C9)."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from spark_jms.setup.session import CHECKPOINT_FILE_MANAGER
 from tests.harness.processes.java import JavaSide
 from tests.harness.project import PROGRAMS
 
@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Bench
 
 SETTING = "spark.sql.streaming.checkpointFileManagerClass"
+FEWER_FORKS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"  # as docs/SPARK.md says
 SPARKS_OWN = "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
+
+
+@pytest.fixture
+def fewer_forks(bench: Bench) -> Iterator[None]:
+    bench.spark.conf.set(SETTING, FEWER_FORKS)
+    yield
+    bench.spark.conf.unset(SETTING)
 
 
 def last_batch(checkpoint: Path) -> int:
@@ -40,13 +48,13 @@ def undo_last_write(folder: Path, batch: int, step: str) -> None:
         (folder / temporary).write_bytes((folder / temporary).read_bytes()[:3])
 
 
+@pytest.mark.usefixtures("fewer_forks")
 @pytest.mark.parametrize("step", ["half written", "written", "renamed"])
 @pytest.mark.parametrize("folder", ["offsets", "commits"])
 def test_query_continues_after_a_kill_between_the_steps_of_a_checkpoint_write(
     bench: Bench, folder: str, step: str
 ) -> None:
     """C5, C9: every message reaches the Delta table once, whichever step of Spark's last write was the last one."""
-    assert bench.spark.conf.get(SETTING) == CHECKPOINT_FILE_MANAGER
     bench.send(bench.numbers(1, 20, partitions=1), "orders")
     if folder == "commits":
         bench.drain("orders", "ck", out="out", maxMessagesPerTrigger=5)
@@ -74,6 +82,7 @@ def fail_in_last_batch(bench: Bench) -> None:
         query.awaitTermination()
 
 
+@pytest.mark.usefixtures("fewer_forks")
 def test_second_driver_on_a_checkpoint_is_refused_and_the_first_continues(bench: Bench) -> None:
     """C9: not Spark's checkpoint tells the second driver, whose file manager has no atomic check, but the query's own session."""
     writer = bench.stream("orders").writeStream.format("delta").option("checkpointLocation", str(bench.path / "ck"))
@@ -106,9 +115,9 @@ def write(java: JavaSide, files: Any, file: str, text: bytes, *, overwrite: bool
     stream.close()
 
 
-@pytest.mark.parametrize(("name", "left"), [(CHECKPOINT_FILE_MANAGER, b"one"), (SPARKS_OWN, b"three")])
+@pytest.mark.parametrize(("name", "left"), [(FEWER_FORKS, b"one"), (SPARKS_OWN, b"three")])
 def test_file_managers_differ_in_what_they_replace(spark: SparkSession, tmp_path: Path, name: str, left: bytes) -> None:
-    """C9: both refuse to write an offset again. A file of state that may be replaced stays as it was with ours."""
+    """C9: both refuse to write an offset again. A file of state that may be replaced stays as it was with the one that forks less."""
     java, file = JavaSide(spark), str(tmp_path / "3")
     files = java.manager(name, str(tmp_path))
     write(java, files, file, b"one", overwrite=False)
@@ -119,16 +128,16 @@ def test_file_managers_differ_in_what_they_replace(spark: SparkSession, tmp_path
 
 
 def test_checkpoint_of_one_manager_continues_with_the_other(bench: Bench) -> None:
-    """C9: the setting may be unset for one query, and an existing checkpoint continues, in either direction."""
+    """C9: the setting may be set for one query, and an existing checkpoint continues, in either direction."""
     sent = 0
-    for name in (None, CHECKPOINT_FILE_MANAGER, None):
-        if name is None:
-            bench.spark.conf.unset(SETTING)
+    for name in (None, FEWER_FORKS, None):
+        if name is not None:
+            bench.spark.conf.set(SETTING, name)
         assert JavaSide(bench.spark).hadoop_of_session().get(SETTING) == name
         try:
             bench.send(bench.numbers(sent + 1, sent + 5), "orders")
             sent += 5
             bench.drain("orders", "ck", out="out")
         finally:
-            bench.spark.conf.set(SETTING, CHECKPOINT_FILE_MANAGER)
+            bench.spark.conf.unset(SETTING)
     assert bench.texts("out") == list(range(1, sent + 1))

@@ -14,7 +14,6 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 
-from spark_jms.setup.session import CHECKPOINT_FILE_MANAGER
 from tests.harness.processes import forked
 from tests.harness.processes.java import JavaSide
 
@@ -26,6 +25,8 @@ PROVIDERS = {
     "hdfs": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
     "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
 }
+
+FEWER_FORKS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +69,9 @@ def count(spark: SparkSession, folder: Path, checkpoint: str, table: str) -> Str
 
 
 def test_door_refuses_a_second_writer_of_an_offset(spark: SparkSession, door: str) -> None:
-    """R19: with the session's checkpoint file manager, which checks before it renames: of two that pass the check one is refused."""
+    """R19: with the manager that forks less, which checks before it renames: of two that pass the check one is refused."""
     java, directory = JavaSide(spark), f"{door}{uuid.uuid4().hex}"
-    files = java.manager(CHECKPOINT_FILE_MANAGER, directory)
+    files = java.manager(FEWER_FORKS, directory)
     first, second = (files.createAtomic(java.path(f"{directory}/7"), False) for _ in range(2))
     first.close()
     with pytest.raises(Py4JJavaError, match="AlreadyExists"):

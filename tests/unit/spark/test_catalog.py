@@ -132,7 +132,9 @@ def test_other_columns_over_a_table_are_refused(root: str, read: Any) -> None:
 def test_a_table_of_a_view_does_not_stream(root: str) -> None:
     """C1, C6"""
     schema = created(root=root, destination="orders", view="claims")
-    with pytest.raises(OptionError, match=r"readStream does not use option view.*OPTIONS \(root '.*', view 'claims'\)"):
+    with pytest.raises(
+        OptionError, match=r"view is 'claims', which a streaming read.*OPTIONS \(root '.*', view 'claims'\)"
+    ):
         JmsqDataSource({}).streamReader(schema)
 
 
