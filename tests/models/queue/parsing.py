@@ -93,7 +93,9 @@ class _ReadOnce:
     known: Callable[[bytes], _DecodedFile]
 
     def ParquetFile(self, source: pa.BufferReader, **how: Any) -> _DecodedFile:
-        return self.known(source.data if isinstance(source, _Source) else source.read())  # a small file was read at once
+        return self.known(
+            source.data if isinstance(source, _Source) else source.read()
+        )  # a small file was read at once
 
     def __getattr__(self, name: str) -> Any:
         return getattr(pq, name)

@@ -66,9 +66,9 @@ def test_a_step_begins_with_an_empty_log(tmp_path: Path) -> None:
 
 
 def test_a_terminal_shows_a_bar_that_grows(tmp_path: Path) -> None:
-    ready, go = tmp_path / "ready", tmp_path / "go"
+    go = tmp_path / "go"
     os.mkfifo(go)
-    program = f"echo part 1; echo part 2; touch {ready}; cat {go}; echo part 3; echo part 4"
+    program = f"echo part 1; echo part 2; cat {go}; echo part 3; echo part 4"
     mine, theirs = pty.openpty()
     arguments = ["A long step", str(tmp_path / "log"), "--count", "^part", "--of", "4", "--", "bash", "-c", program]
     child = subprocess.Popen([sys.executable, "-I", "-S", str(SCRIPT), *arguments], stdout=theirs, stderr=theirs)
@@ -77,8 +77,7 @@ def test_a_terminal_shows_a_bar_that_grows(tmp_path: Path) -> None:
     printed = b""
     while half not in printed.decode():
         printed += os.read(mine, 4096)
-    assert ready.exists()
-    go.write_text("")
+    go.write_text("")  # as soon as the program reads it
     assert child.wait(30) == 0
     while True:
         try:

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.ordering.units_of_order import NO_UNITS, UnitMessages
+from spark_jms.core.records.endings import Stamp
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import Claim
 from spark_jms.core.records.refusal import NO_RULE, MessageRefusal
@@ -246,7 +247,7 @@ class Consumers(RuleBasedStateMachine):
 
     @rule(picks=picks_of)
     def expire(self, picks: Ranges) -> None:
-        self.state = self.state.expire(picks)
+        self.state = self.state.expire(picks, "expired-discard", Stamp(1, 0))
 
     @invariant()
     def each_message_is_in_one_state(self) -> None:
