@@ -67,7 +67,8 @@ def test_wrong_names_and_factories_raise_named_errors(wrong: Any) -> None:
 
 
 PUBLIC = {
-    Context: "browser changes close closed consumer create_temporary_queue create_temporary_topic destinations last_resource metrics producer "
+    Context: "browser changes close closed consumer create_temporary_queue create_temporary_topic destinations last_resource metrics "
+    "producer "
     "request reset_statistics statistics subscriptions transacted_session unsubscribe",
     Producer: "close closed last_sequence producer_id reset_statistics resume send send_many send_table send_unit_of_work statistics",
     Consumer: "close closed messages receive recover reset_statistics statistics",
