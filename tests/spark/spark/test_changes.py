@@ -17,6 +17,7 @@ from spark_jms.log.changes.feed import ChangeFeed
 from spark_jms.log.destinations.declarations import apply_destinations
 from spark_jms.log.upkeep.compaction import compact
 from tests.harness.messages.shorthands import texts_now
+from tests.harness.processes.sessions import TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,8 +33,8 @@ def changes(bench: Bench, destination: str = "*", **options: object) -> DataFram
 
 
 def run(bench: Bench, frame: DataFrame, name: str) -> StreamingQuery:
-    """Everything that there is now, into the Delta table of that name."""
-    writer = frame.writeStream.format("delta").option("checkpointLocation", str(bench.path / f"{name}-checkpoint"))
+    """Everything that there is now, into the table of that name."""
+    writer = frame.writeStream.format(TABLES).option("checkpointLocation", str(bench.path / f"{name}-checkpoint"))
     query = writer.trigger(availableNow=True).start(str(bench.path / name))
     query.awaitTermination()
     return query

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from tests.spark.conftest import Bench
 
+pytestmark = pytest.mark.delta  # its queries write exactly once
+
 SETTING = "spark.sql.streaming.checkpointFileManagerClass"
 FEWER_FORKS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"  # as docs/SPARK.md says
 SPARKS_OWN = "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
