@@ -269,11 +269,13 @@ def expired_messages_are_delivered(patch: Patch) -> None:
 
 def redirected_messages_are_discarded(patch: Patch) -> None:
     patch.setattr(expiration, "REDIRECT", "another policy")
+    claims = {**expiration.EXPIRED_CLAIMS, "Redirect": expiration.EXPIRED_CLAIMS["Discard"]}
+    patch.setattr(expiration, "EXPIRED_CLAIMS", claims)
 
 
 def neighbours_expire_too(patch: Patch) -> None:
-    def expire(self: RecordSet, picks: Ranges) -> RecordSet:
-        return original(self, Ranges.of((picks.first, picks.last + 1)))
+    def expire(self: RecordSet, picks: Ranges, *how: Any) -> RecordSet:
+        return original(self, Ranges.of((picks.first, picks.last + 1)), *how)
 
     original = RecordSet.expire
     patch.setattr(RecordSet, "expire", expire)
