@@ -70,7 +70,7 @@ class Access(ABC):
 
     @abstractmethod
     def change(self, wanted: Sequence[ChangeProposal]) -> Sequence[connections.Made]:
-        """Have the engine make the changes, which were all sent before or none was."""
+        """Have the engine make the changes, at least one. All have the same `base` and `again`."""
 
     @property
     @abstractmethod
@@ -234,12 +234,10 @@ class RemoteAccess(Access):
         return Verdict(answer.verdict)
 
     def change(self, wanted: Sequence[ChangeProposal]) -> Sequence[connections.Made]:
-        place, base = self._replica.place, min(one.base for one in wanted)
+        place, (first, *_) = self._replica.place, wanted
         asked = tuple(connections.wanted_of(one.token, one.request) for one in wanted)
-        again = any(one.again for one in wanted)
-        answer = expect_answer(
-            self._writing.ask(connections.MakeChanges(place.incarnation, place.position, base, again, asked))
-        )
+        question = connections.MakeChanges(place.incarnation, place.position, first.base, first.again, asked)
+        answer = expect_answer(self._writing.ask(question))
         assert isinstance(answer, connections.Changed)
         self._replica.take_over(answer.page, place)
         return answer.made

@@ -1,4 +1,4 @@
-"""Changes of record sets that nobody has open: a registered rule decides them inside the store's write.
+"""Changes of record sets that no session has open: a registered rule decides them inside the store's write.
 
 Theory. Between two processes that plan outside of the write and then compare and set, the slower one starves. So what has to be
 decided on the newest state is a pure function, a rule, and runs where the write is: in this process, or in the engine that serves
@@ -8,18 +8,16 @@ of one version knows.
     change = an opening at the next epoch, the operations, and a closing, for each record that the rule changes
 
 These are the entries of any exclusive owner, all in one write. So older readers of a store follow them, the epoch is the version of
-a record that nobody has open, and every handle of an earlier owner is fenced. A change that decides nothing makes no entry.
+a record that no session has open, and every handle of an earlier owner is fenced. A change that decides nothing makes no entry.
 
 Features: C9 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
 
-import pkgutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
 
 from spark_jms.store.contract import (
     ANSWER_LIMIT_BYTES,
@@ -42,8 +40,8 @@ from spark_jms.store.ledger.backend import Alive, ChangeAnswer, ChangeRequest, T
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.record import Change, Closed, Ended, Opened, Written
 
-RULES: dict[str, str | Rule] = {}
-"""The rules by name: `module:function`, imported when the rule first runs, or the function itself, as tests give it."""
+RULES: dict[str, Rule] = {}
+"""The rules by name."""
 
 _running = threading.local()
 
@@ -99,7 +97,9 @@ def require_no_rule() -> None:
 
 
 def _run_rule(request: ChangeRequest, views: dict[str, RecordView], sessions: frozenset[str]) -> RuleResult:
-    rule = _rule(request.rule)
+    rule = RULES.get(request.rule)
+    if rule is None:
+        raise RuleError(f"this process knows no rule {request.rule!r}")
     with _inside(request.rule):
         try:
             result = rule(request.argument, views, sessions)
@@ -109,15 +109,6 @@ def _run_rule(request: ChangeRequest, views: dict[str, RecordView], sessions: fr
             raise RuleError(f"the rule {request.rule!r} failed with {type(error).__name__}: {error}") from error
     _check(request, result, sessions)
     return result
-
-
-def _rule(name: str) -> Rule:
-    found = RULES.get(name)
-    if found is None:
-        raise RuleError(f"this process knows no rule {name!r}")
-    if isinstance(found, str):
-        found = RULES[name] = cast(Rule, pkgutil.resolve_name(found))
-    return found
 
 
 @contextmanager

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from spark_jms.claims.batches.subscription_limit import FreeRecordLimits
 from spark_jms.claims.batches.units_of_order import BarrierWatch
@@ -71,6 +72,7 @@ from spark_jms.store import (
     StoreError,
 )
 
+T = TypeVar("T")
 TABLE_EVERY_S = 1.0
 ROOM_EVERY_S = 1.0
 HAND_OVER_LONGEST_PAUSE_S = 2.0
@@ -309,18 +311,22 @@ class Housekeeper:
         """An old state is good enough: a message that is done stays done. So is one of an earlier subscription that was not
         durable and had the same name: its messages were sent before the present one began. While a server is away, nothing of
         its record sets counts as done; `jmsq stat` shows the failure."""
+        return self._asked(subscription, member, lambda: self._is_done(subscription, member, sequences), False)
+
+    def _asked(self, subscription: str, member: int, ask: Callable[[], T], away: T) -> T:
+        """The answer about a record set, or `away` while its server is away: that is not asked again in this round."""
         server = record_server(self._messages.snapshot.destination, subscription, member)
         if server in self._away:
-            return False
+            return away
         try:
-            return self._is_done(subscription, member, sequences)
+            return ask()
         except RecordCorruptError:
             raise
         except StoreError as error:
             if server == HOME:
                 raise
             self._away[server] = error
-            return False
+            return away
 
     def _is_done(self, subscription: str, member: int, sequences: Ranges) -> bool:
         floor = self._floor(subscription, member)
@@ -403,22 +409,17 @@ class Housekeeper:
         snapshot = self._messages.snapshot
         declared = snapshot.destination
         for subscription in [*declared.subscription_names(), *self._live]:
-            free = {}
-            for member in declared.member_ids:
-                server = record_server(declared, subscription, member)
-                if server in self._away:
-                    continue
-                try:
-                    if self._state(subscription, member).outbox:
-                        free[member] = record_of(snapshot, subscription, member)
-                except RecordCorruptError:
-                    raise
-                except StoreError as error:
-                    if server == HOME:
-                        raise
-                    self._away[server] = error
+            free = {
+                member: record_of(snapshot, subscription, member)
+                for member in declared.member_ids
+                if self._asked(subscription, member, partial(self._waits, subscription, member), False)
+            }
             if free:
                 self._outboxes.flush(self._session, snapshot.table_id, subscription, free)
+
+    def _waits(self, subscription: str, member: int) -> bool:
+        """Rows of the acknowledgement table wait in the record set."""
+        return bool(self._state(subscription, member).outbox)
 
     def _follow_life_cycle(self, table: DeltaLog | None) -> None:
         if table is not None:

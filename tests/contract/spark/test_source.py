@@ -173,19 +173,25 @@ def test_query_rests_after_a_batch(
     source.stop()
 
 
+def after_a_batch(root: str, monkeypatch: pytest.MonkeyPatch) -> tuple[JmsqStreamReader, Clock, Offset]:
+    """A query that claimed a message 0.1 s ago, and its offset."""
+    clock = Clock()
+    monkeypatch.setattr(source_module, "time", clock)
+    source = reader(root)
+    start = first_batch(source)
+    send(root, "a")
+    first = source.latestOffset(start, LIMIT)
+    clock.now_s += 0.1
+    return source, clock, first
+
+
 @pytest.mark.parametrize(("preference", "rest_s"), [(0, 0.0), (25, 0.1), (50, 0.0)])
 def test_query_keeps_its_pace_with_one_preference(
     monkeypatch: pytest.MonkeyPatch, preference: int, rest_s: float
 ) -> None:
     """T13: the other preferences say themselves how long a message waits."""
     with memory_domain("file", orders={"kind": "queue", "messaging_performance_preference": preference}) as root:
-        clock = Clock()
-        monkeypatch.setattr(source_module, "time", clock)
-        source = reader(root)
-        start = first_batch(source)
-        send(root, "a")
-        first = source.latestOffset(start, LIMIT)
-        clock.now_s += 0.1
+        source, clock, first = after_a_batch(root, monkeypatch)
         send(root, "b")
         assert source.latestOffset(first, LIMIT) != first
         assert clock.slept_s == pytest.approx(rest_s)
@@ -195,13 +201,7 @@ def test_query_keeps_its_pace_with_one_preference(
 def test_query_does_not_rest_after_a_time_without_messages(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """T13: the first message after an idle time is not held up."""
     monkeypatch.setattr(source_module, "IDLE_WAIT_S", 0.0)
-    clock = Clock()
-    monkeypatch.setattr(source_module, "time", clock)
-    source = reader(root)
-    start = first_batch(source)
-    send(root, "a")
-    first = source.latestOffset(start, LIMIT)
-    clock.now_s += 0.1
+    source, clock, first = after_a_batch(root, monkeypatch)
     assert source.latestOffset(first, LIMIT) == first
     assert clock.slept_s == pytest.approx(0.1)  # Spark's last batch ended just now
     clock.now_s += 0.1
