@@ -5,7 +5,7 @@ messages: a record set is a named set of (key, bytes) with an epoch, a holder an
 Handle are the values that they take and report, and StoreOpening, which bounds the opening of a store.
 
 A record set can be changed in two ways. A session that has it open changes it alone, until it closes its handle. Any session may
-change one that nobody has open: `Session.change` runs a rule on the newest state inside the store's write, so no state that another
+change one that is not open: `Session.change` runs a rule on the newest state inside the store's write, so no state that another
 session has changed meanwhile is ever written over. Each such change is an opening and a closing too: the epoch is the version.
 
 Features: C9, S2, S5, S9 (docs/FEATURES.md)

@@ -8,7 +8,7 @@ dies, the connection ends and no signal comes. `StopSignal` tells the two apart.
 
 A third way has no sign of its own: `spark.stop()` without `query.stop()`. Spark ends a query when a job of it fails, and an idle
 query has none, so it continues to ask its source in a JVM without a SparkContext. Only Spark's local directories are gone, which
-`SparkContextWatch` sees. They are below /tmp unless `spark.local.dir` says otherwise, and many hosts delete there what nobody has
+`SparkContextWatch` sees. They are below /tmp unless `spark.local.dir` says otherwise, and many hosts delete there what no process has
 used for ten days: so the source of a running query uses them.
 
 Features: C1, C6, C7, M4 (docs/FEATURES.md)

@@ -71,7 +71,7 @@ class Generations:
 
     def create(self, generation: int, entries: Iterable[Entry]) -> tuple[OpenJournal, int]:
         """A new generation with these entries, and its length. FileExistsError when another process was first. After another
-        OSError it may exist, complete, and whoever recovers continues in it, after `sync_names`."""
+        OSError it may exist, complete, and the process that recovers continues in it, after `sync_names`."""
         target = self.path(generation)
         aside = f"{target}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
         header = Header(generation, secrets.token_bytes(16))

@@ -43,7 +43,7 @@ from spark_jms.store.kinds.routed import DEFAULT, RoutedStore, address, split_ad
 
 log = logging.getLogger("spark_jms")
 HOUSEKEEPING_S = 2.0
-OPENING_S = 10.0  # of a server's store: whoever needs it asks again
+OPENING_S = 10.0  # of a server's store: the next caller asks again
 ANSWER_S = 2.0  # of a server that is asked for its members
 _STEP_MS = 250  # between two looks for a record that is held
 _ANY_RECORD = "jmsq"  # asking for it makes the store prove that it can be read
@@ -53,8 +53,8 @@ _EMPTY = RecordSet()
 
 
 class DomainStores(RoutedStore):
-    """All stores of a domain, and the keeper of the leases of the servers that this process uses. Openings that nobody waits for any
-    more end soon: those of servers by their limit, all of them with `close`."""
+    """All stores of a domain, and the keeper of the leases of the servers that this process uses. Openings whose callers have given up
+    end soon: those of servers by their limit, all of them with `close`."""
 
     def __init__(self, domain: Domain, limit_s: float | None) -> None:
         self._openings: dict[str, StoreOpening] = {}  # server -> the newest

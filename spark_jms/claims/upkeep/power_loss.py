@@ -119,7 +119,7 @@ class Recovery:
         }
 
     def _repair(self, name: str, path: str, store: Store | None) -> None:
-        """A table that cannot be repaired holds up no other: whoever uses it is told."""
+        """A table that cannot be repaired holds up no other: its users get the error."""
         table = DeltaLog(self._storage.child(path), name)
         try:
             loss = commit_loss(table, lambda snapshot: {} if store is None else known_numbers(store, snapshot))

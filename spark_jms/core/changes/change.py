@@ -15,7 +15,7 @@ rename, and a destination that is created again has another id. What a reader ca
     ended       rows that were older than `acknowledgementRetention`             unknown; first and last are numbers of rows
     dropped     what happened in a table behind `first`, until it was dropped    unknown
 
-A position names the domain's life, which a restore from a backup begins anew: numbers of an older copy are given twice.
+A position names the domain's life, which changes with a restore from a backup: numbers of an older copy are given twice.
 
 **A batch read twice has the same rows.** Everything in a row is from the tables, or from the end of its batch: which minute it was,
 `read`, is in the position, and never falls, so a watermark on it drops nothing. Sent messages are rows by minute of sending and

@@ -1,7 +1,7 @@
 """When messages of one member fall due: a bounded map from minutes to messages. Pure.
 
 Expiration keeps one for each member. Messages enter when they are sent, under the minute in which they are over; `fire` gives those
-whose minute has come. Whoever gets them looks at the record set, which decides: so the map may name too much, and must not name too
+whose minute has come. The receiver looks at the record set, which decides: so the map may name too much, and must not name too
 little or too late.
 
     fired in vain   a consumer has the message: its minute is over and it is not finished. It stays, and fires again after 1, 1, 2,

@@ -37,7 +37,7 @@ What a destination commits is in an open reservation, until an entry looks at on
 to used: the sum does not change. An entry that does not look at a destination keeps its old usage and its reservations.
 
 **Why no request overtakes.** With the policy FIFO a grant also checks that no request waits that was registered before. A dead
-sender's request lapses, because it is not renewed. A request that has room already waits for no other: whoever completes what
+sender's request lapses, because it is not renewed. A request that has room already waits for no other: the process that completes what
 its sender has decided uses the reservation, also where the maximum was lowered meanwhile.
 
 **A destination that cannot be read** keeps its usage and its reservations, and the others continue.

@@ -40,7 +40,7 @@ class Offer:
     """What one member offers to a batch. `picks` may be claimed. `order`: their sequences in the order of delivery; None:
     ascending. `ends`: behind how many of them a batch may end; None: behind each. `expired` are over: the holder expires them.
     `alone` of the picks are claimed one by one (redelivery.py). `units`: those of the picks that belong to units of order; None:
-    some may, and nobody has read which. `returns`: the record set's count when this was planned."""
+    some may, and the plan has not read which. `returns`: the record set's count when this was planned."""
 
     picks: Ranges = EMPTY
     order: pa.Int64Array | None = None

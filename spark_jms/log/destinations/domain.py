@@ -342,7 +342,7 @@ def _with_working_store(domain: Domain, store: str | None) -> Domain:
 
 def check_owner(domain: Domain, store: Store) -> None:
     """Raises DomainError when the store is another domain's: each would complete the transactions of the other, and find no
-    destinations for them. A store that was made before stores named their domain is nobody's."""
+    destinations for them. A store that was made before stores named their domain belongs to none."""
     owner = store.peek(DOMAIN_RECORD).get(_ID)
     if owner is not None and owner != domain.id.encode():
         raise _not_its_store(domain, f"belongs to the domain with the id {owner.decode(errors='replace')!r}")
