@@ -30,6 +30,7 @@ from spark_jms.log.messages.message_writer import MessageWriter
 from spark_jms.log.sending.send import send
 from spark_jms.log.sending.units_of_order import pass_barriers
 from spark_jms.testing import memory_domain
+from spark_jms.testing.domain import PATIENCE
 from spark_jms.testing.inside import records_of
 
 UNITS = [f"unit {n}" for n in range(60)]
@@ -63,7 +64,7 @@ def drained(
     """(unit, round) as they come, until none has come for a while."""
     got = []
     with context.consumer(to, members=members, acknowledge="auto", **how) as consumer:
-        while (message := consumer.receive(0.3)) is not None:
+        while (message := consumer.receive(0.3 * PATIENCE)) is not None:
             got.append((message.group_id or "", int(message.text or "")))
     return got
 
