@@ -1,7 +1,8 @@
-"""WebHDFS doors of several daemons with TLS (R17, R19)."""
+"""WebHDFS doors of several daemons, with TLS and tokens or with neither (R17, R19)."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ from spark_jms.store.regions.admin.cluster import stop_daemon as stop
 from spark_jms.store.regions.directory.entries import DirectoryFiles
 from spark_jms.store.regions.protocol.region_entry import RegionEntry, closed
 from spark_jms.testing.domain import wait_until
+from tests.harness.programs.other_user import OTHER_UID, asked_by_other_user
 from tests.harness.services.certificates import certificate
 from tests.harness.services.daemons import Daemons
 from tests.harness.stores.regions_cluster import has_all_copies
@@ -112,5 +114,66 @@ def test_door_closes_its_namespace_when_its_daemon_stops_by_force(tmp_path: Path
         assert stop(["-dir", str(doors.daemons.path), "-force"]) == 0
         assert doors.daemons.processes[0].wait(30) == 0
         assert files.read("webhdfs.000") == closed(before)
+    finally:
+        doors.daemons.close()
+
+
+class LocalDoors:
+    """Doors on loopback without tokens, which admit the user that runs their daemons."""
+
+    def __init__(self, path: Path, **environment: str) -> None:
+        self.daemons = Daemons(path / "global", 3, "64M", {"RS_DOOR_REGION_MB": "8", **environment}, doors=True)
+
+    def ask(self, number: int, op: str, uid: int | None = None, method: str = "GET") -> tuple[int, str]:
+        """Status and body of the answer to this user, or to another one; 0 when the door is down."""
+        target, port = f"/webhdfs/v1/d?op={op}", self.daemons.doors[number]
+        if uid is not None:
+            return asked_by_other_user(port, target, uid=uid, method=method)
+        url = f"http://127.0.0.1:{port}{target}"
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=30) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def serving(self) -> int:
+        told = self.daemons.cluster.directory.published_service("webhdfs")
+        return self.daemons.doors.index(int(told["door"].rpartition(":")[2]))
+
+
+def test_all_doors_admit_their_own_user_also_after_fail_over(tmp_path: Path) -> None:
+    """R17, R19: at the door that serves, at those that forward to it, and at the one that takes over."""
+    doors = LocalDoors(tmp_path)
+    try:
+        alive = list(range(3))
+        wait_until(lambda: all(doors.ask(n, "MKDIRS", method="PUT")[0] == 200 for n in alive), 30.0)
+        wait_until(lambda: has_all_copies(doors.daemons.path, range(3)), 30.0)
+        for _ in range(2):
+            for number in alive:
+                status, body = doors.ask(number, "DELETE&recursive=true", OTHER_UID, "DELETE")
+                assert (status, json.loads(body)["RemoteException"]["exception"]) == (403, "AccessControlException")
+                assert doors.ask(number, "GETFILESTATUS")[0] == 200
+            if len(alive) == 3:
+                dead = doors.serving()
+                doors.daemons.signal(dead, signal.SIGKILL)
+                alive.remove(dead)
+                wait_until(lambda: all(doors.ask(n, "GETFILESTATUS")[0] == 200 for n in alive), 30.0)
+        assert doors.serving() in alive
+    finally:
+        doors.daemons.close()
+
+
+def test_open_doors_warn_in_the_log_of_their_daemon(tmp_path: Path) -> None:
+    """R17: RS_DOOR_OPEN admits every user, and each daemon logs it."""
+    doors = LocalDoors(tmp_path, RS_DOOR_OPEN="true")
+    try:
+        wait_until(lambda: all(doors.ask(n, "MKDIRS", method="PUT")[0] == 200 for n in range(3)), 30.0)
+        assert [doors.ask(number, "GETFILESTATUS", OTHER_UID)[0] for number in range(3)] == [200] * 3
+        logs = "".join(file.read_text() for file in (doors.daemons.path / "logs").rglob("*") if file.is_file())
+        for port in doors.daemons.doors:
+            assert f"the WebHDFS door at 127.0.0.1:{port} is open: every user of this machine may read" in logs
     finally:
         doors.daemons.close()
