@@ -104,7 +104,9 @@ def lay_out(app: Sphinx) -> None:
 
 
 def navigation() -> str:
-    lists = (["```{toctree}", ":hidden:", f":caption: {title}", "", *pages, "```"] for title, pages in NAVIGATION.items())
+    lists = (
+        ["```{toctree}", ":hidden:", f":caption: {title}", "", *pages, "```"] for title, pages in NAVIGATION.items()
+    )
     return "".join("\n" + "\n".join(lines) + "\n" for lines in lists)
 
 
@@ -142,7 +144,7 @@ def files_shown(app: Sphinx) -> Iterator[tuple[str, dict[str, str], str]]:
 def files_in(folder: Path) -> str:
     rows = ""
     for path in sorted(folder.iterdir()):
-        if path.name[0] in "._" and path.name != "__init__.py" or path.is_symlink() or path.is_dir() and path not in shown:
+        if path.is_symlink() or path.name.startswith((".", "__pycache__")) or (path.is_dir() and path not in shown):
             continue
         name = f'<a href="{folder.name}/{path.name}.html">{path.name}</a>' if path in shown else path.name
         rows += f"<dt><code>{name}</code></dt><dd>{escape(said_first(path))}</dd>"
@@ -164,7 +166,7 @@ def highlighted(path: Path) -> str:
         lexer = get_lexer_for_filename(path.name, text)
     except ClassNotFound:
         lexer = get_lexer_for_filename("text.txt")
-    return f'<div class="highlight">{highlight(text, lexer, HtmlFormatter(nowrap=False, wrapcode=True))}</div>'
+    return f'<div class="source">{highlight(text, lexer, HtmlFormatter(nowrap=False, wrapcode=True))}</div>'
 
 
 # -- the reference ----------------------------------------------------------------------------------------------------
@@ -210,7 +212,9 @@ def signature(
     app: Sphinx, what: str, name: str, found: object, options: object, signature: str | None, returned: str | None
 ) -> tuple[str | None, str | None] | None:
     """A class shows its fields. One that a function makes for its users shows none: they do not call it."""
-    if what == "exception" or (what == "class" and not dataclasses.is_dataclass(found) and "Made by" in (found.__doc__ or "")):
+    if what == "exception" or (
+        what == "class" and not dataclasses.is_dataclass(found) and "Made by" in (found.__doc__ or "")
+    ):
         return "", None
     return None
 

@@ -2,7 +2,7 @@
 distributed destination, how many messages its consumers claim at a time, whether its senders wait, and
 its flow control. The keys have JMS's own names in WebLogic, in camel case.
 
-To add a key, add a line at the end of ConnectionFactory, and run `make docs`. Stored ones that lack the key have its default.
+To add a key, add a line at the end of ConnectionFactory, and run `make options`. Stored ones that lack the key have its default.
 
 Features: D2, D3, T5, T9, T11 (docs/FEATURES.md)
 """
