@@ -14,14 +14,13 @@ import os
 import re
 import shutil
 import textwrap
-from collections.abc import Iterator
 from html import escape
 from importlib import import_module
 from pathlib import Path
 
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
-from pygments.lexers import get_lexer_for_filename
+from pygments.lexers import TextLexer, get_lexer_for_filename
 from pygments.util import ClassNotFound
 from sphinx.application import Sphinx
 from sphinx.util import logging
@@ -50,7 +49,7 @@ REFERENCE = {
 
 # The navigation: a page that is missing here is a warning.
 NAVIGATION = {
-    "First message": ["README", "MESSAGES", "CLIENT", "TRANSACTIONS", "GLOSSARY"],
+    "First message": ["Three examples <README>", "MESSAGES", "CLIENT", "TRANSACTIONS", "GLOSSARY"],
     "From another queue": ["COMING-FROM"],
     "In Spark": ["SPARK", "OPTIONS", "CHANGES", "CONNECT", "PIPELINES", "SCALING"],
     "In production": [
@@ -132,13 +131,15 @@ def with_links(page: Path) -> str:
     return "".join(parts)
 
 
-def files_shown(app: Sphinx) -> Iterator[tuple[str, dict[str, str], str]]:
-    """A page for each of them. A folder's page says what its files are, and leads to those that have a page."""
-    for path in sorted(shown):
-        name = path.relative_to(PROJECT)
+def show_files(app: Sphinx, failed: Exception | None) -> None:
+    """A plain page for each of them, with an anchor for each line (#L-12). A folder's page says what its files are."""
+    for path in sorted(shown if failed is None else ()):
+        page = Path(app.outdir, "source", f"{path.relative_to(PROJECT)}.html")
+        page.parent.mkdir(parents=True, exist_ok=True)
+        front = os.path.relpath(Path(app.outdir, "index.html"), page.parent)
+        title = escape(str(path.relative_to(PROJECT)))
         body = files_in(path) if path.is_dir() else highlighted(path)
-        title = escape(str(name))
-        yield f"source/{name}", {"title": title, "body": f"<h1><code>{title}</code></h1>{body}"}, "page.html"
+        page.write_text(SOURCE_PAGE.format(title=title, front=front, body=body, styles=STYLES), encoding="utf-8")
 
 
 def files_in(folder: Path) -> str:
@@ -165,8 +166,28 @@ def highlighted(path: Path) -> str:
     try:
         lexer = get_lexer_for_filename(path.name, text)
     except ClassNotFound:
-        lexer = get_lexer_for_filename("text.txt")
-    return f'<div class="source">{highlight(text, lexer, HtmlFormatter(nowrap=False, wrapcode=True))}</div>'
+        lexer = TextLexer()
+    return highlight(text, lexer, FORMATTER)
+
+
+FORMATTER = HtmlFormatter(lineanchors="L", linenos="inline", cssclass="source")
+STYLES = FORMATTER.get_style_defs(".source")
+SOURCE_PAGE = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title} – spark-jms</title>
+<style>
+body {{ font-family: sans-serif; line-height: 1.5; margin: 1rem auto; max-width: 70rem; padding: 0 1rem }}
+pre {{ font-size: 0.85rem; line-height: 1.35; overflow-x: auto }}
+{styles}
+</style>
+</head>
+<body><p><a href="{front}">spark-jms</a></p><h1><code>{title}</code></h1>{body}</body>
+</html>
+"""
 
 
 # -- the reference ----------------------------------------------------------------------------------------------------
@@ -223,6 +244,6 @@ def setup(app: Sphinx) -> None:
     for module in REFERENCE:
         import_module(module)
     app.connect("builder-inited", lay_out)
-    app.connect("html-collect-pages", files_shown)
+    app.connect("build-finished", show_files)
     app.connect("autodoc-process-docstring", format_docstring)
     app.connect("autodoc-process-signature", signature)
