@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import itertools
 import os
 import re
@@ -226,15 +227,24 @@ def format_docstring(app: Sphinx, what: str, name: str, found: object, options: 
             formatted += ["::", "", *(f"    {line}" for line in paragraph.splitlines()), ""]
         else:
             formatted += [as_text(" ".join(line.strip() for line in paragraph.splitlines())), ""]
-    lines[:] = formatted
+    lines[:] = formatted + (fields_of(found) if what == "class" and dataclasses.is_dataclass(found) else [])
+
+
+def fields_of(found: type) -> list[str]:
+    """The fields of a dataclass, with what the comments behind them say of units and special values."""
+    said = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(found), re.MULTILINE))
+    names = (field.name for field in dataclasses.fields(found) if field.name[0] != "_")
+    return [f"* ``{name}``: {as_text(said[name])}" for name in names if name in said]
 
 
 def signature(
     app: Sphinx, what: str, name: str, found: object, options: object, signature: str | None, returned: str | None
 ) -> tuple[str | None, str | None] | None:
-    """A class shows its fields. One that a function makes for its users shows none: they do not call it."""
-    if what == "exception" or (
-        what == "class" and not dataclasses.is_dataclass(found) and "Made by" in (found.__doc__ or "")
+    """A class shows its arguments. One that a function makes for its users shows none: they do not call it."""
+    if (
+        what == "exception"
+        or signature == "(*args, **kwargs)"
+        or (what == "class" and not dataclasses.is_dataclass(found) and "Made by" in (found.__doc__ or ""))
     ):
         return "", None
     return None

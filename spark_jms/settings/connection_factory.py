@@ -190,6 +190,7 @@ class ConnectionFactory(Table):
             )
 
     def refusal(self, row: Setting, value: object, allowed: str) -> OptionError:
+        """The error for a value that does not fit, when the factory is made in Python."""
         return OptionError(f"{row.name} of a connection factory is {value!r}, but must be {allowed}")
 
     def pipeline(self, *, listener: bool, topic: bool) -> int:
@@ -201,10 +202,12 @@ class ConnectionFactory(Table):
 
     @property
     def sends_one_way(self) -> bool:
+        """Whether non-persistent sends may return before their message is in the table."""
         return self.one_way_send_mode != DISABLED
 
     @property
     def balances_per_jvm(self) -> bool:
+        """Whether a sender uses one member of each server."""
         return self.producer_load_balancing_policy == PER_JVM
 
 

@@ -6,11 +6,14 @@ written as a path.
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 import spark_jms
 from tests.harness.project import PROJECT
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FEED = block("docs/CHANGES.md", "python", "changes = (").text
+CATALOG = "spark.sql.catalog.spark_catalog"
+DELTA = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 TABLE = "CREATE TABLE t USING jmsq OPTIONS (root 'messages', destination 'orders')"
 FRAME = 'frame = spark.createDataFrame([("a",), ("b",)], "text string")\n'
 # What the page or the reader has before a block: Python.
@@ -29,6 +34,9 @@ BEFORE: Mapping[tuple[str, str], str] = {
     ("docs/SPARK.md", 'frame.writeTo("t")'): f'spark.sql("{TABLE}")\n{FRAME}'
     'stream = spark.readStream.format("jmsq").option("root", "messages").option("destination", "invoices").load()\n'
     'stream = stream.select("text")\n',
+    ("docs/SPARK.md", "MERGE INTO accounts"): f'spark.sql("{TABLE}")\n'
+    f'spark.conf.set("{CATALOG}", "{DELTA}")\n'
+    'spark.sql("CREATE TABLE accounts (text STRING) USING delta")\n',
     ("docs/SPARK.md", "import fresh"): 'frame = spark_jms.browse(spark, "messages", "orders")\n'
     'frame.createOrReplaceTempView("backlog")\n',
     ("docs/SPARK.md", "ThreadPoolExecutor"): FRAME + "frames = [frame, frame]\n"
@@ -41,9 +49,14 @@ AFTER: Mapping[tuple[str, str], str] = {
     ("docs/CHANGES.md", "by_minute ="): "assert by_minute.isStreaming\n",
     ("docs/OPTIONS.md", "def read("): "assert both.isStreaming\n",
     ("docs/MESSAGES.md", "onPoison"): "assert stream.isStreaming\n",
-    ("docs/SPARK.md", 'frame.writeTo("t")'): 'assert spark_jms.browse(spark, "messages", "orders").count() == 4\n',
-    ("docs/SPARK.md", "ThreadPoolExecutor"): 'assert spark_jms.browse(spark, "messages", "orders").count() == 6\n',
+    ("docs/SPARK.md", 'frame.writeTo("t")'): 'assert spark_jms.browse(spark, "messages", "orders").count() == 3\n',
+    (
+        "docs/SPARK.md",
+        "MERGE INTO accounts",
+    ): 'assert [row.text for row in spark.table("accounts").collect()] == ["hello"]\n',
+    ("docs/SPARK.md", "ThreadPoolExecutor"): 'assert spark_jms.browse(spark, "messages", "orders").count() == 5\n',
 }
+PROMOTED = block("docs/MESSAGES.md", "yaml", "promotedProperties").text
 PYTHON = list(runnable("python", with_spark=True))
 SQL = list(runnable("sql", with_spark=True))
 
@@ -53,29 +66,21 @@ def root(tmp_path: Path) -> str:
     root = tmp_path / "messages"
     spark_jms.apply(root, PROJECT / "conf" / "jms-module.yaml")
     with spark_jms.connect(root, housekeeping=False) as context:
-        context.producer("orders").send_many(
-            {"text": text, "properties": {"color": "red", "amount": 120.0}} for text in "xy"
-        )
+        context.producer("orders").send(text="hello", properties={"color": "red", "amount": 120.0})
     return str(root)
 
 
 @pytest.fixture
 def session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SparkSession]:
-    """As a block finds it: without tables, views or queries of others."""
+    """Of the same application, with views and settings of its own; Spark's own class of catalog is set."""
     monkeypatch.chdir(tmp_path)
-    before = {row.name for row in spark.catalog.listTables()}
-    settings = {row.key: row.value for row in spark.sql("SET").collect()}
-    yield spark
-    for query in spark.streams.active:
+    session = spark.newSession()
+    session.conf.set(CATALOG, "builtin")
+    yield session
+    for query in session.streams.active:
         query.stop()
-    for row in spark.catalog.listTables():
-        if row.name not in before:
-            spark.catalog.dropTempView(row.name) if row.isTemporary else spark.sql(f"DROP TABLE {row.name}")
-    for row in spark.sql("SET").collect():
-        if row.key not in settings:
-            spark.conf.unset(row.key)
-        elif row.value != settings[row.key]:
-            spark.conf.set(row.key, settings[row.key])
+    for table in ("t", "accounts"):
+        session.sql(f"DROP TABLE IF EXISTS {table}")
 
 
 def part(block: Block, table: Mapping[tuple[str, str], str]) -> str:
@@ -83,9 +88,9 @@ def part(block: Block, table: Mapping[tuple[str, str], str]) -> str:
 
 
 def at(root: str, code: str) -> str:
-    for written in ('"messages"', "'messages'", "`messages/"):
-        code = code.replace(written, written.replace("messages", root))
-    return code.replace('checkpointLocation="ck"', f'checkpointLocation="{root}-checkpoint"')
+    """With the root as a path, wherever the code names it; checkpoints beside it."""
+    code = re.sub(r"""((?:\broot"?,?(?: =)? |spark, )["'])messages(?=["'])""", rf"\g<1>{root}", code)
+    return code.replace("`messages/", f"`{root}/").replace('checkpointLocation="ck"', f'checkpointLocation="{root}-ck"')
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=str)
@@ -103,5 +108,9 @@ def test_python(block: Block, root: str, session: SparkSession, capsys: pytest.C
 @pytest.mark.parametrize("block", SQL, ids=str)
 def test_sql(block: Block, root: str, session: SparkSession) -> None:
     """C1, M3, T6: each statement is answered."""
+    if "delta.`" in block.text:  # a destination as a Delta table, declared as above on the page
+        session.conf.set(CATALOG, DELTA)
+        shutil.rmtree(root)
+        spark_jms.apply(root, yaml.safe_load(PROMOTED))
     for statement in filter(str.strip, block.text.split(";")):
         session.sql(at(root, statement)).collect()
