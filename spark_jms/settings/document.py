@@ -289,12 +289,15 @@ the queue. The same holds for two reads of one subscription. To see each message
 each read:
 
 ```python
+from pyspark.sql.functions import expr
+
+
 def read(subscription):
-    stream = spark.readStream.format("jmsq").option("root", root).option("destination", "prices")
+    stream = spark.readStream.format("jmsq").option("root", "messages").option("destination", "prices")
     return stream.option("subscription", subscription).load()
 
 
-both = read("left").alias("l").join(read("right").alias("r"), F.expr("l.JMSCorrelationID = r.JMSMessageID"))
+both = read("left").alias("l").join(read("right").alias("r"), expr("l.JMSCorrelationID = r.JMSMessageID"))
 ```
 
 If a query needs a batch twice, use it twice in `foreachBatch`.
