@@ -126,7 +126,7 @@ options: $(INSTALLED) ## docs/OPTIONS.md and the explanation in conf/jms-module.
 
 # From scratch each time: what a page shows depends on other files, whose changes the builder does not follow.
 .PHONY: docs
-docs: $(INSTALLED_DOCS) ## the documentation as a site, in build/docs/html; a warning is an error
+docs: $(INSTALLED_DOCS) mermaid ## the documentation as a site, in build/docs/html; a warning is an error
 	@rm -rf build/docs && mkdir -p build/docs/pages
 	@echo "== docs" && $(PY) -m sphinx -q -W --keep-going --jobs 2 -c docs/site -d build/docs/doctrees build/docs/pages build/docs/html
 
@@ -202,6 +202,15 @@ chromium: postgresql  # one after the other: apt takes a lock
 	@command -v chromium >/dev/null || $(STEP) "Chromium" '$(LOGS)/chromium.log' -- \
 	  bash -c "apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium" || \
 	  echo "== Chromium is not here: the test that needs it is skipped, and says so" >&2
+
+# Draws the diagrams of the site; where it cannot be had, they are shown as text.
+MERMAID := mermaid-11.17.2.tgz
+.PHONY: mermaid
+mermaid: $(INSTALLED)
+	@test -s '$(JMSQ_CACHE)/mermaid.min.js' || $(STEP) "Mermaid" '$(LOGS)/mermaid.log' -- bash -euc "cd '$(JMSQ_CACHE)'; \
+	  npm pack --silent $(MERMAID:mermaid-%.tgz=mermaid@%); tar xzOf $(MERMAID) package/dist/mermaid.min.js > mermaid.part; \
+	  rm $(MERMAID); mv mermaid.part mermaid.min.js" || \
+	  echo "== Mermaid is not here: the site shows diagrams as text" >&2
 
 .PHONY: jars
 jars: java

@@ -66,7 +66,7 @@ DEMO = [
     "nbformat",
 ]
 NOTEBOOKS = [*ALL, *DEMO, "notebook"]
-DOCS = ["sphinx>=8.1", "myst-parser>=4", "furo", "sphinx-copybutton", "sphinxcontrib-mermaid>=1"]
+DOCS = ["sphinx>=8.1", "myst-parser>=4", "furo", "sphinx-copybutton"]
 BENCH = [*ALL, "deltalake>=1.6,<1.7", "confluent-kafka", "stomp.py>=8.2"]
 
 

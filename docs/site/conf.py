@@ -19,6 +19,8 @@ from html import escape
 from importlib import import_module
 from pathlib import Path
 
+from docutils import nodes
+from docutils.parsers.rst import Directive
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import TextLexer, get_lexer_for_filename
@@ -63,10 +65,13 @@ NAVIGATION = {
 
 project, author, copyright = "spark-jms", "The authors of spark-jms", "the authors of spark-jms"
 release = version = spark_jms.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinxcontrib.mermaid"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 html_theme = "furo"
 html_title = f"spark-jms {release}"
-html_static_path = ["static"]
+# Draws the diagrams in the reader's browser. `make docs` brings it where npm is; without it a page shows a diagram as text.
+MERMAID = Path(os.environ.get("JMSQ_CACHE", PROJECT / ".cache"), "mermaid.min.js")
+html_static_path = ["static", *([str(MERMAID)] if MERMAID.exists() else [])]
+html_js_files = [MERMAID.name] if MERMAID.exists() else []
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
@@ -191,6 +196,14 @@ pre {{ font-size: 0.85rem; line-height: 1.35; overflow-x: auto }}
 """
 
 
+class Mermaid(Directive):
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        text = escape("\n".join(self.content))
+        return [nodes.raw("", f'<pre class="mermaid">{text}</pre>', format="html")]
+
+
 # -- the reference ----------------------------------------------------------------------------------------------------
 _ERROR = re.compile(r"\b[A-Z]\w*(?:Error|Exception)\b")
 _SPECIAL = re.compile(r"(?<!`)([*_|\\])(?!`)")
@@ -251,6 +264,7 @@ def signature(
 
 
 def setup(app: Sphinx) -> None:
+    app.add_directive("mermaid", Mermaid)
     for module in REFERENCE:
         import_module(module)
     app.connect("builder-inited", lay_out)
