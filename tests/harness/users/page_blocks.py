@@ -25,7 +25,6 @@ ELSEWHERE: Mapping[tuple[str, str], str] = {
     ("docs/OPERATING.md", "jmsq purge orders --dry-run"): "tests/process/project/test_walks.py",
     ("docs/OPERATING.md", "jmsq housekeep --once"): "tests/process/project/test_walks.py",
     ("docs/OPERATING.md", "jmsq backup backups/monday"): "tests/process/project/test_walks.py",
-    ("docs/SPARK.md", "python examples/spark_join.py"): "tests/spark/project/test_examples.py",
     ("docs/PIPELINES.md", "dp.create_sink("): "tests/spark/project/test_pipeline.py",
     ("docs/PIPELINES.md", "spark-pipelines run"): "tests/spark/project/test_pipeline.py",
     ("docs/MONITORING.md", "alert: JmsqDomainDown"): "tests/unit/metrics/test_metrics.py",
@@ -43,6 +42,10 @@ NOT_RUN: Mapping[tuple[str, str], str] = {
         "docs/WEBHDFS.md",
         "frame.writeStream",
     ): "needs the jars of Delta: test_replicated_checkpoint.py runs such queries",
+    (
+        "docs/SPARK.md",
+        "python examples/spark_join.py",
+    ): "test_examples.py runs all programs, in the session of the tests",
     ("docs/CONTRIBUTING.md", ""): "runs the tests and benchmarks themselves",
     ("docs/MONITORING.md", "scrape_configs:"): "a file of Prometheus",
     (
