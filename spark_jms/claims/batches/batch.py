@@ -366,9 +366,7 @@ class BatchMaker:
             return  # the next plan tells
         known = {m: self._members.attached_state(m) for m in self._members.held.keys() & self._members.attached}
         held = self._members.held
-        self._members.commit(
-            {m: self._room.enforce(state, snapshot, m, held[m].epoch) for m, state in known.items()}
-        )
+        self._members.commit({m: self._room.enforce(state, snapshot, m, held[m].epoch) for m, state in known.items()})
 
     def _finish(self, members: Set[int]) -> None:
         """Finish the transfers that this batch has begun; what does not end now is tried with the next batch."""

@@ -150,7 +150,10 @@ class SharedMembers(Members):
                 self._known(member, view)
 
     def _known(self, member: int, view: RecordView) -> None:
-        state, is_on = replace(follow(self.record(member), view.objects, self.label(member)), journal=()), self._is_logged()
+        state, is_on = (
+            replace(follow(self.record(member), view.objects, self.label(member)), journal=()),
+            self._is_logged(),
+        )
         state = state.logging(is_on=is_on, now_ms=self._clock_ms() if is_on else 0)
         self.check_speaks(state, member)
         self.held[member] = Known(None, state, self.monotonic_s(), view.version)

@@ -41,8 +41,11 @@ from spark_jms.settings.fields import LifeEvent
 
 SWEEP, TAKE = "sweep", "take"
 METHODS = frozenset(
-    "acknowledge attach claim delivered_to_table discard drop expire fulfilled limited logged_to_table logging move moved pledge "
-    "reconsider refuse release renewed returned revoke skip start_at sweep withdrawn".split()
+    (
+        *("acknowledge", "attach", "claim", "delivered_to_table", "discard", "drop", "expire", "fulfilled", "limited"),
+        *("logged_to_table", "logging", "move", "moved", "pledge", "reconsider", "refuse", "release", "renewed"),
+        *("returned", "revoke", "skip", "start_at", SWEEP, "withdrawn"),
+    )
 )
 
 

@@ -66,7 +66,6 @@ from spark_jms.core.transactions.transfer import Intent, Ticket, free_ticket
 from spark_jms.errors import ConsumerClosedException
 from spark_jms.settings.fields import LifeEvent
 
-
 P = ParamSpec("P")
 Changing = Callable[Concatenate["RecordSet", P], "RecordSet"]
 

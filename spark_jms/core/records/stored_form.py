@@ -216,7 +216,9 @@ def _read(known: Followed, objects: Mapping[str, bytes], changed: Collection[str
                 ]
                 fields[part] = Outbox(read)
             case "intent":
-                fields["intents"] = {int(slot): intent_from_json(json.loads(v)) for slot, v in _under(objects, "intent/")}
+                fields["intents"] = {
+                    int(slot): intent_from_json(json.loads(v)) for slot, v in _under(objects, "intent/")
+                }
             case "pledge":
                 fields["pledges"] = {key: pledge_from_json(json.loads(v)) for key, v in _under(objects, "pledge/")}
             case "limit":

@@ -174,4 +174,5 @@ def take(
     order = None if claim.replayable else (left.shown(picks) if leads else ())
     after = state.claim(replace(claim, picks=picks, order=order))
     again = left.cut(count * (len(state.consumers) + 1))  # others may have the first ones by then
-    return after.noting(state, Noted("take", (again, count, claim, redelivery_limit), {"leads": leads, "sole": sole})), picks
+    noted = Noted("take", (again, count, claim, redelivery_limit), {"leads": leads, "sole": sole})
+    return after.noting(state, noted), picks

@@ -18,6 +18,8 @@ from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import coordinators_of, members_of, receiver_of, subscriber_of
 from tests.harness.domains.servers import Away, applied, queue_on
 
+pytestmark = pytest.mark.usefixtures("sharing")
+
 
 @pytest.fixture
 def alone() -> Iterator[Context]:

@@ -144,7 +144,11 @@ def test_the_end_of_a_transfer_is_done_once() -> None:
 def test_what_ends_by_itself_leaves_out_what_others_have() -> None:
     """T6, C12: expired and refused messages that another consumer has claimed meanwhile stay its own."""
     before, stamp = attached("a", "b"), Stamp(1, 0)
-    plan = planned(before).expire(Ranges.of((1, 4)), "expired-discard", stamp).skip(Ranges.of((5, 8)), SELECTOR_REFUSED, stamp)
+    plan = (
+        planned(before)
+        .expire(Ranges.of((1, 4)), "expired-discard", stamp)
+        .skip(Ranges.of((5, 8)), SELECTOR_REFUSED, stamp)
+    )
     state = done_to(before.claim(claim("b1", "b", Ranges.of((2, 2), (6, 6)))), plan)
     assert state.unfinished(1, 8) == Ranges.of((2, 2), (6, 6))
     assert state.expired == 3
