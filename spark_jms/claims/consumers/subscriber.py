@@ -150,16 +150,13 @@ class Subscriber:
     def next_batch(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None = None) -> Batch | None:
         """The next batch after `start`, claimed; None when no message is available. Never waits for other consumers. The claim that
         `start` names is acknowledged. `targets` maps each member to the last sequence to take."""
-        for attempt in range(1, _ATTEMPTS + 1):
+        for _ in range(_ATTEMPTS):
             try:
                 made = self._made_batch(start, limits, targets)
-            except PlanOutdatedError:
-                if attempt == _ATTEMPTS:
-                    raise
-                made = None
-            else:
                 if made is not None or not self._overtaken:
                     return made
+            except PlanOutdatedError as error:
+                log.debug("%s: the next batch is planned again: %s", self.destination, error)
             time.sleep(random.uniform(*_PAUSE_S))
         return None
 

@@ -150,11 +150,9 @@ class SharedMembers(Members):
                 self._known(member, view)
 
     def _known(self, member: int, view: RecordView) -> None:
-        state, is_on = (
-            replace(follow(self.record(member), view.objects, self.label(member)), journal=()),
-            self._is_logged(),
-        )
-        state = state.logging(is_on=is_on, now_ms=self._clock_ms() if is_on else 0)
+        state = replace(follow(self.record(member), view.objects, self.label(member)), journal=())
+        if self._is_logged():
+            state = state.logging(is_on=True, now_ms=self._clock_ms())
         self.check_speaks(state, member)
         self.held[member] = Known(None, state, self.monotonic_s(), view.version)
 
@@ -207,8 +205,10 @@ class SharedMembers(Members):
             own.value = progress
         for member in journals:
             self._done[member] = changed[member].journal or ()
-        self._look(journals)
-        for member in journals.keys() & self.held.keys():
+        with self._unfenced():
+            views = self.session.look(list(change.journals))
+        for member in journals:
+            self._known(member, views[self.record(member)])  # also if an administrator has opened it meanwhile
             state = self.held[member].state
             if member in self._undelivered:
                 self._undelivered[member] &= state.claims.keys()

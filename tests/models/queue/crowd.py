@@ -62,6 +62,9 @@ class Crowd:
         if awake:
             self._work(self.random.choice(awake))
 
+    def lives(self, session: str) -> bool:
+        return any(c.is_of(session) for c in self.consumers if c not in self.stalled)
+
     # -- what may happen ------------------------------------------------------------------------------------------
     def work(self) -> None:
         self._work(self.one(up=True))

@@ -190,6 +190,10 @@ class QueueWorld:
         self.account.check(self.crowd, in_order=quiet)
 
 
+class LivingRevokedError(Exception):
+    """The claim of a consumer that lives was revoked."""
+
+
 @cache
 def _model(rules: Rules) -> MemoryStorage:
     """A domain to copy."""
@@ -269,6 +273,12 @@ def _note_changes(patch: pytest.MonkeyPatch, world: QueueWorld) -> None:
             world.conservation.returns.update(self.intents[ticket.slot].picks.numbers().tolist())
         return after
 
+    def revoked(self: RecordSet, claim_id: str, *times: int) -> RecordSet:
+        claim = self.claims.get(claim_id)
+        if claim is not None and world.crowd.lives(claim.session):
+            raise LivingRevokedError(f"claim {claim_id} of {claim.consumer}, which lives, was revoked")
+        return original_revoke(self, claim_id, *times)
+
     def prepare(self: BatchMaker, *args: Any) -> PreparedBatch:
         prepared = original_prepare(self, *args)
         world.account.planned = prepared.snapshot
@@ -276,7 +286,9 @@ def _note_changes(patch: pytest.MonkeyPatch, world: QueueWorld) -> None:
 
     original_move, original_begin, original_return = RecordSet._move, RecordSet.move, RecordSet.returned
     original_refuse, original_reconsider, original_prepare = RecordSet.refuse, RecordSet.reconsider, BatchMaker.prepare
+    original_revoke = RecordSet.revoke
     patch.setattr(RecordSet, "_move", moved)
+    patch.setattr(RecordSet, "revoke", revoked)
     patch.setattr(RecordSet, "move", began)
     patch.setattr(RecordSet, "returned", returned)
     patch.setattr(RecordSet, "refuse", refused)
