@@ -96,6 +96,14 @@ def test_consumers_receive_every_message_once(first: int) -> None:
         check(seed)
 
 
+@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS // 4, CHUNK))
+def test_consumers_that_share_record_sets(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C5, C8, C9, C13, C18: the same when all may change a record set; between the plan of one and its write, others act."""
+    monkeypatch.setenv("JMSQ_SHARED_RECORDS", "1")
+    for seed in range(first, first + CHUNK):
+        check(seed)
+
+
 @pytest.mark.soak
 def test_consumers_receive_every_message_once_with_new_seeds() -> None:
     """C5, C8, C9, C13, C18: the same, with other seeds in every run."""

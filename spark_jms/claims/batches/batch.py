@@ -10,7 +10,7 @@ Features: C5, C6, C8, C9, T4, T16 (docs/FEATURES.md)
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -215,24 +215,26 @@ class BatchMaker:
         batch, also those on other servers, in the order in which their messages are shown. `continued`: what
         becomes of the finished trial; None: it waits. `pins`: the records to keep."""
         snapshot, changed, progress = prepared.snapshot, prepared.changed, prepared.progress
-        picks = self._claim_next(prepared, claim, shares) if claim else {}
-        if not picks:
-            for member, offer in prepared.planned.items():
-                self._planner.not_claimed(member, offer.picks)
+        claimed = claim if claim and self._claim_next(prepared, claim, shares) else None
         batch = None
         self._members.pinned = set(pins & prepared.waiting)
         if continued is not None:
             batch, progress = self.trial_copy.claim_again(
                 progress, changed, continued.trial, self._settings.in_doubt_timeout_ms
             )
-        elif claim and picks:
-            batch = Batch(self._members.consumer, claim, picks, self._members.table_id)
         if batch is not None:
             self._members.pinned = set()
-            progress = replace(progress, claimed=max(progress.claimed + 1, claim_number(batch.claim)))
+            claimed = batch.claim
+        if claimed is not None:
+            progress = replace(progress, claimed=max(progress.claimed + 1, claim_number(claimed)))
         held = self._members.held
         begun = {m for m, state in changed.items() if state.intents.keys() - held[m].state.intents.keys()}
         self._members.commit(changed, progress)
+        picks = self._picks(claimed, [*shares, *(changed.keys() - shares.keys())]) if claimed else {}
+        for member, offer in prepared.planned.items():
+            self._planner.not_claimed(member, offer.picks - picks[member].picks if member in picks else offer.picks)
+        if picks:
+            batch = Batch(self._members.consumer, claimed or "", picks, self._members.table_id)
         self._expiration.log_written()
         self._prepared = {}
         self.previous.finish(prepared.start, prepared.missing)
@@ -326,22 +328,22 @@ class BatchMaker:
             state = state.sweep(live, now, destination.in_doubt_timeout_ms, destination.redelivery_delay_ms, due)
             if before and before.keys() - state.delays.keys():
                 self._planner.restart(member)  # messages behind the pass are available again
-            stamp = Stamp(held.handle.epoch, now)
+            stamp = Stamp(held.epoch, now)
             state = without_lost(state.start_at(floor), snapshot, member, self._members.label(member), stamp)
             if not destination.store_enabled:
                 lost = missed(destination, self._members.subscription, member, snapshot.last_sequence(member))
                 if state.unfinished_of(lost) - state.claimed - state.moving:
                     state = state.skip(lost, SERVER_WAS_DOWN, stamp)
             if state.intents:
-                state = self._transfers.finish(state, held.handle.epoch, patient=True).state
+                state = self._transfers.finish(state, held.epoch, patient=True).state
             if state.pledges:
-                state = self._pledges.ended(state, held.handle.epoch)
+                state = self._pledges.ended(state, held.epoch)
             refusals = state.refusals
-            state = self._reconsidered.look(state, destination, member, held.handle.epoch)
+            state = self._reconsidered.look(state, destination, member, held.epoch)
             if state.refusals is not refusals:
                 self._planner.restart(member)  # messages behind the pass may be available again
-            state = self._limit.enforce(state, destination, member, held.handle.epoch)
-            changed[member] = self._room.enforce(state, snapshot, member, held.handle.epoch)
+            state = self._limit.enforce(state, destination, member, held.epoch)
+            changed[member] = self._room.enforce(state, snapshot, member, held.epoch)
         return changed
 
     def end_pledges(self) -> None:
@@ -349,7 +351,7 @@ class BatchMaker:
         held = self._members.held
         pledged = {m: one for m, one in held.items() if one.state.pledges}
         if pledged:
-            self._members.commit({m: self._pledges.ended(one.state, one.handle.epoch) for m, one in pledged.items()})
+            self._members.commit({m: self._pledges.ended(one.state, one.epoch) for m, one in pledged.items()})
 
     def may_reconsider(self) -> bool:
         """Messages are refused for good, and it is time to look at their targets again."""
@@ -364,15 +366,13 @@ class BatchMaker:
             return  # the next plan tells
         known = {m: self._members.attached_state(m) for m in self._members.held.keys() & self._members.attached}
         held = self._members.held
-        self._members.commit(
-            {m: self._room.enforce(state, snapshot, m, held[m].handle.epoch) for m, state in known.items()}
-        )
+        self._members.commit({m: self._room.enforce(state, snapshot, m, held[m].epoch) for m, state in known.items()})
 
     def _finish(self, members: Set[int]) -> None:
         """Finish the transfers that this batch has begun; what does not end now is tried with the next batch."""
         for member in members & self._members.held.keys():
             held = self._members.held[member]
-            ended = self._transfers.finish(held.state, held.handle.epoch, patient=True)
+            ended = self._transfers.finish(held.state, held.epoch, patient=True)
             self._members.commit({member: ended.state})
 
     def _check_not_ahead(self, state: RecordSet, snapshot: Snapshot, member: int) -> None:
@@ -400,13 +400,23 @@ class BatchMaker:
         ]
 
     # -- claiming -------------------------------------------------------------------------------------------------
-    def _claim_next(self, prepared: PreparedBatch, claim: str, shares: Mapping[int, int]) -> dict[int, MemberPick]:
-        """Claims in `changed`."""
+    def _picks(self, claim: str, members: Iterable[int]) -> dict[int, MemberPick]:
+        """What was claimed: less than was planned, where other consumers were first."""
+        found: dict[int, MemberPick] = {}
+        for member in members:
+            held = self._members.held.get(member)
+            made = held.state.claims.get(claim) if held else None
+            if held and made:
+                found[member] = MemberPick(held.epoch, made.picks, held.state.redelivered(made.picks))
+        return found
+
+    def _claim_next(self, prepared: PreparedBatch, claim: str, shares: Mapping[int, int]) -> bool:
+        """Claims in `changed`; False when there is nothing to claim."""
         planned, changed = prepared.planned, prepared.changed
         consumer, session = self._members.consumer, self._members.session_id
         for member in planned:
             self._refuse_hoarding(changed[member], member)
-        members: dict[int, MemberPick] = {}
+        claims = False
         leading = next((member for member, share in shares.items() if share), None)
         made = Claim(
             claim,
@@ -429,12 +439,9 @@ class BatchMaker:
                 leads=member == leading,
                 sole=len(shares) == 1,
             )
-            self._planner.not_claimed(member, planned[member].picks - picks)
-            if not picks:
-                continue
-            changed[member] = state
-            members[member] = MemberPick(self._members.held[member].handle.epoch, picks, state.redelivered(picks))
-        return members
+            if picks:
+                changed[member], claims = state, True
+        return claims
 
     def _refuse_hoarding(self, state: RecordSet, member: int) -> None:
         """A client that receives and never acknowledges would make the record set grow without bound."""
@@ -446,6 +453,13 @@ class BatchMaker:
                 f"this consumer has {own:,} claims with unacknowledged messages on {self._members.label(member)}: "
                 "acknowledge messages, or recover() them, before you receive more"
             )
+
+    def _offered(self, limits: Limits, states: Collection[RecordSet]) -> Limits:
+        """Where others may take the same messages meanwhile, an offer has some for each of them."""
+        others = max((len(state.consumers.keys() - {self._members.consumer}) for state in states), default=0)
+        if not self._members.shares or limits.max_messages is None or not others:
+            return limits
+        return replace(limits, max_messages=limits.max_messages * (others + 2))
 
     def _plan(
         self,
@@ -462,6 +476,7 @@ class BatchMaker:
         declared = snapshot.destination
         if declared.handles_units_of_work and self._settings.isolates_poison:
             raise unit_not_narrowed(declared.name)
+        limits = self._offered(limits, changed.values())
         paused = declared.pauses.members(CONSUMPTION, declared.member_ids)
         for member in paused:
             self._planner.restart(member)  # there is nothing more to plan until it is resumed
@@ -470,7 +485,7 @@ class BatchMaker:
             last = snapshot.last_sequence(member)
             if targets is not None:
                 last = min(last, targets.get(member, 0))
-            epoch = self._members.held[member].handle.epoch
+            epoch = self._members.held[member].epoch
             planner = self._work_planner if declared.handles_units_of_work else self._planner
             changed[member], offer = planner.picks(snapshot, member, changed[member], last, limits, epoch)
             if offer.expired:

@@ -29,6 +29,7 @@ Features: C5, C9, D3, D8, M10 (docs/FEATURES.md)
 from __future__ import annotations
 
 import logging
+import random
 import secrets
 import threading
 import time
@@ -48,6 +49,7 @@ from spark_jms.claims.consumers.replay import BatchReplay
 from spark_jms.claims.consumers.server_part import ServerPart
 from spark_jms.claims.failures.poison import Isolation, pinned
 from spark_jms.claims.records.life_cycle import AcknowledgementTable, LifeCycleTable, opened_table
+from spark_jms.claims.records.shared import PlanOutdatedError, is_shared
 from spark_jms.claims.records.subscriptions import SubscriptionRequest, SubscriptionUse, use_subscription
 from spark_jms.claims.servers.stores import keep_servers, note_late
 from spark_jms.claims.servers.timed_stores import AnswerLostError, Runs, StoreThread
@@ -73,6 +75,8 @@ from spark_jms.store import OutcomeUnknownError, Store
 
 T = TypeVar("T")
 log = logging.getLogger("spark_jms")
+_ATTEMPTS = 4  # plans of a batch while other consumers are faster
+_PAUSE_S = (0.001, 0.005)
 
 
 @dataclass
@@ -82,6 +86,7 @@ class _Concluded:
 
     claim: str
     made: dict[int, MemberPick] = field(default_factory=dict)
+    overtaken: bool = False  # all that was to be claimed was had by other consumers first
     wrote: set[str] = field(default_factory=set)
     acknowledged: set[str] = field(default_factory=set)
 
@@ -123,7 +128,7 @@ class Subscriber:
         self._admission = Admission(monotonic_s() * 1000)
         self._acknowledgements = AcknowledgementTable(domain.acknowledgements(destination), self.table_id, subscription)
         self._life_cycle: LifeCycleTable | None = None
-        self._lock = threading.RLock()
+        self._lock, self._overtaken = threading.RLock(), False
         late = partial(note_late, store)
         self._branches = Branches(
             self.table, self.table_id, subscription, consumer, settings, self._opened, store_thread, monotonic_s, late
@@ -143,9 +148,21 @@ class Subscriber:
 
     # -- batches --------------------------------------------------------------------------------------------------
     def next_batch(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None = None) -> Batch | None:
-        """The next batch after `start`, claimed; None when no message is available. Never waits. The claim that `start`
-        names is acknowledged. `targets` maps each member to the last sequence to take."""
+        """The next batch after `start`, claimed; None when no message is available. Never waits for other consumers. The claim that
+        `start` names is acknowledged. `targets` maps each member to the last sequence to take."""
+        for _ in range(_ATTEMPTS):
+            try:
+                made = self._made_batch(start, limits, targets)
+                if made is not None or not self._overtaken:
+                    return made
+            except PlanOutdatedError as error:
+                log.debug("%s: the next batch is planned again: %s", self.destination, error)
+            time.sleep(random.uniform(*_PAUSE_S))
+        return None
+
+    def _made_batch(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> Batch | None:
         with self._lock:
+            self._overtaken = False
             self._follow(start)
             if self.settings.replayable:
                 self._noted.check(start, self.destination)
@@ -169,6 +186,7 @@ class Subscriber:
             self._left_out.forget(released, replayable=start.claim)
             self._check_open()
             if not done.made:
+                self._overtaken = done.overtaken
                 return None
             left = [
                 m for server in self._branches.keys() - done.acknowledged for m in self._branches.members_on(server)
@@ -191,7 +209,7 @@ class Subscriber:
         servers = {self._branches.server_of(m) for m in continued.members} if continued else set()
         waiting = {m for one in prepared.values() for m in one.waiting}
         pins = pinned(waiting, {m for one in prepared.values() for m in one.changed})
-        done = _Concluded(claim)
+        done = _Concluded(claim, overtaken=bool(shares) and is_shared())
         for server, one in prepared.items():
             conclude = partial(
                 BatchMaker.conclude,

@@ -158,7 +158,7 @@ class TrialCopy:
             now = self._clock_ms()
             made = Claim(claim, consumer, session, ranges, now, True, in_doubt_timeout_ms=in_doubt_timeout_ms)
             changed[member] = state.claim(made)
-            epoch = self._members.held[member].handle.epoch
+            epoch = self._members.held[member].epoch
             picks[member] = MemberPick(epoch, ranges, state.redelivered(ranges))
         batch = Batch(self._members.consumer, claim, picks, self._members.table_id)
         return batch, replace(progress, trial=after)
@@ -171,7 +171,7 @@ class TrialCopy:
         ((member, picks),) = convicted.items()
         claim, reason = trial.claim, _REASON.format(self._members.consumer, failures)
         self._members.must_open(member)
-        state, epoch = self._members.attached_state(member), self._members.held[member].handle.epoch
+        state, epoch = self._members.attached_state(member), self._members.held[member].epoch
         destination = self._table.refresh().destination
         found = FailedMessages(member, claim, picks, state.redelivered(picks), ISOLATION, reason, delivered=True)
         try:

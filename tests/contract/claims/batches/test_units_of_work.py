@@ -40,6 +40,8 @@ from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
 from tests.harness.messages.shorthands import reject_next
 
+pytestmark = pytest.mark.usefixtures("sharing")
+
 WHOLE: dict[str, Any] = {"kind": "queue", "unit_of_work_handling_policy": "SingleMessageDelivery"}
 QUEUES: dict[str, Any] = {
     "units": WHOLE,
