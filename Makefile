@@ -77,6 +77,7 @@ test: $(INSTALLED) java ## everything CI runs: set-up, lint, every test layer (a
 
 .PHONY: stages
 stages:
+	@$(MAKE) '$(INSTALLED_DOCS)'  # alone: it installs beside what the others run
 	@$(MAKE) --jobs=3 --output-sync=target jars postgresql chromium lint classes docs
 	@echo "== tests without Spark" && \
 	  $(SPARK_RUN) -m pytest -q $(FOUR_AT_ONCE) -m "not simulation and not spark and not soak" tests $(ARGS)
