@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from spark_jms import errors
 from spark_jms.claims.records.members import Held, Members
 from spark_jms.claims.servers.stores import operations
-from spark_jms.core.records.batch import QueryProgress
+from spark_jms.core.records.batch import QueryProgress, preferred
 from spark_jms.core.records.journal import Change, StateChangedError, found_dead, replayed
 from spark_jms.core.records.record_set import Noted, RecordSet
 from spark_jms.core.records.stored_form import NEW_RECORD, Followed, followed
@@ -246,6 +246,19 @@ class SharedMembers(Members):
         """Of the consumers of this member that live, this one does what one of them should do: writing rows to their tables."""
         living = self.store.sessions().keys() & set(self.held[member].state.consumers.values())
         return not living or min(living) == self.session_id
+
+    def take_up(self, member: int) -> None:
+        if self.open(member):
+            self.commit({member: self.attached_state(member)})
+
+    def first_members(self, members: Set[int], live_sessions: Set[str]) -> set[int]:
+        beside = {
+            consumer
+            for member in members
+            for consumer, session in self.held[member].state.consumers.items()
+            if session in live_sessions
+        }
+        return preferred(self.consumer, beside, members)
 
     def borrowed(self) -> set[int]:
         return set()
