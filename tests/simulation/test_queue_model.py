@@ -17,6 +17,7 @@ from itertools import chain
 import pytest
 
 from spark_jms.admin.transfer import FORWARDER, MOVER, REDRIVER
+from spark_jms.claims.records import shared
 from spark_jms.core.destinations.pause import OPERATIONS
 from spark_jms.core.records.endings import EXPIRER, LIMITER
 from tests.models.queue import QueueWorld, run
@@ -99,7 +100,7 @@ def test_consumers_receive_every_message_once(first: int) -> None:
 @pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS // 4, CHUNK))
 def test_consumers_that_share_record_sets(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """C5, C8, C9, C13, C18: the same when all may change a record set; between the plan of one and its write, others act."""
-    monkeypatch.setenv("JMSQ_SHARED_RECORDS", "1")
+    monkeypatch.setattr(shared, "SHARES", True)
     for seed in range(first, first + CHUNK):
         check(seed)
 

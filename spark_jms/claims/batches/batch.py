@@ -196,7 +196,7 @@ class BatchMaker:
             progress = self.trial_copy.acknowledged(progress, start, own)
         narrowed = progress.trial is not None
         looked_at = frozenset() if missing or narrowed else frozenset(changed.keys() - leaving)
-        planned = self._plan(snapshot, changed, looked_at, limits, targets) if looked_at else {}
+        planned = self._planned(snapshot, changed, looked_at, limits, targets) if looked_at else {}
         self._prepared = planned
         draining = targets is not None
         return PreparedBatch(
@@ -460,6 +460,26 @@ class BatchMaker:
         if not self._members.shares or limits.max_messages is None or not others:
             return limits
         return replace(limits, max_messages=limits.max_messages * (others + 2))
+
+    def _planned(
+        self,
+        snapshot: Snapshot,
+        changed: dict[int, RecordSet],
+        members: Set[int],
+        limits: Limits,
+        targets: Mapping[int, int] | None,
+    ) -> dict[int, Offer]:
+        """What the consumer's first members could deliver now. Where that is nothing, its share of what waits on the others; with a
+        selector, or when it drains, everything, because what it does not take may be left."""
+        first: Set[int] = members
+        if self._members.shares and self._settings.selector is None and targets is None:
+            first = self._members.first_members(members, set(self._store.sessions()))
+        planned = self._plan(snapshot, changed, first, limits, targets)
+        if planned or first == members:
+            return planned
+        of_others = self._plan(snapshot, changed, members - first, limits, targets)
+        parts = max(len(members) // len(first), 2)
+        return {member: offer.cut(max(offer.picks.count // parts, offer.one)) for member, offer in of_others.items()}
 
     def _plan(
         self,

@@ -164,7 +164,7 @@ class ServerPart:
         """See `Subscriber.take_up`."""
         declared = self._table.snapshot.destination
         for member in sorted(self._settings.members or recorded_on(declared, self._server, self.members.subscription)):
-            self.members.open(member)
+            self.members.take_up(member)
 
     def hand_over(self) -> int:
         """See `Subscriber.hand_over`."""

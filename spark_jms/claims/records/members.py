@@ -215,6 +215,14 @@ class Members:
         """This consumer does for a held member what one of its consumers should do."""
         return True
 
+    def take_up(self, member: int) -> None:
+        """Others see from now on that this consumer is there."""
+        self.open(member)
+
+    def first_members(self, members: Set[int], live_sessions: Set[str]) -> set[int]:
+        """Those that it takes messages of first."""
+        return set(members)
+
     def must_open(self, member: int) -> None:
         """Raises MemberUnavailableError when the store has queued us for the record."""
         if not self.open(member):

@@ -19,7 +19,6 @@ Features: C9 (docs/FEATURES.md)
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -27,8 +26,8 @@ from dataclasses import dataclass, replace
 from spark_jms import errors
 from spark_jms.claims.records.members import Held, Members
 from spark_jms.claims.servers.stores import operations
-from spark_jms.core.records.batch import QueryProgress
-from spark_jms.core.records.journal import Change, StateChangedError, found_dead, replayed
+from spark_jms.core.records.batch import QueryProgress, preferred
+from spark_jms.core.records.journal import PlannedChange, StateChangedError, found_dead, replayed
 from spark_jms.core.records.record_set import Noted, RecordSet
 from spark_jms.core.records.stored_form import NEW_RECORD, Followed, followed
 from spark_jms.errors import JmsqError, MemberUnavailableError
@@ -42,6 +41,7 @@ from spark_jms.store import (
     RuleResult,
 )
 
+SHARES = False  # of all consumers of a process: tests switch it on
 RULE = "record-sets"
 SHORT_S = 0.2  # an administrator has a record set open for less
 LINE_S = 0.5  # how long a plan waits in line for it
@@ -58,13 +58,13 @@ class PlanOutdatedError(MemberUnavailableError):
 
 def is_shared() -> bool:
     """Consumers share record sets, instead of handing them over."""
-    return os.environ.get("JMSQ_SHARED_RECORDS") == "1"
+    return SHARES
 
 
 # -- in the store's write ----------------------------------------------------------------------------------------------
 def change_record_sets(argument: bytes, records: Mapping[str, RecordView], sessions: frozenset[str]) -> RuleResult:
     """The rule. A session that the plan found dead ends in the same write, so that it cannot act any more."""
-    change = Change.from_bytes(argument)
+    change = PlannedChange.from_bytes(argument)
     dead = sessions.intersection(change.dead)
     decided: dict[str, list[Operation]] = {}
     try:
@@ -89,7 +89,8 @@ def follow(record: str, objects: Mapping[str, bytes], label: str = "") -> Record
     return found.state
 
 
-def _raise(answer: bytes, label: str) -> None:
+def raise_refusal(answer: bytes, label: str) -> None:
+    """What an answer of the rule says, if anything. `label`: of the record sets."""
     if not answer:
         return
     kind, what, text = json.loads(answer)
@@ -100,7 +101,7 @@ def _raise(answer: bytes, label: str) -> None:
 
 # -- of a consumer -----------------------------------------------------------------------------------------------------
 @dataclass
-class Known(Held):
+class FollowedRecord(Held):
     """A record set as this consumer has seen it last. `epoch` is its version."""
 
     version: int = 0
@@ -154,7 +155,7 @@ class SharedMembers(Members):
         if self._is_logged():
             state = state.logging(is_on=True, now_ms=self._clock_ms())
         self.check_speaks(state, member)
-        self.held[member] = Known(None, state, self.monotonic_s(), view.version)
+        self.held[member] = FollowedRecord(None, state, self.monotonic_s(), view.version)
 
     def _passed(self, member: int, version: int) -> RecordView | None:
         """The record set that another session has opened, once that has closed it; None: not yet. One that keeps it for long is a
@@ -194,13 +195,13 @@ class SharedMembers(Members):
             held[own.handle] = own.operations(progress)
         states = {member: self.held[member].state for member in journals if member in self.held}
         dead = set[str]().union(*(found_dead(state, journals[member]) for member, state in states.items()))
-        change = Change({self.record(member): new for member, new in journals.items()}, dead - {self.session_id})
+        change = PlannedChange({self.record(member): new for member, new in journals.items()}, dead - {self.session_id})
         try:
             answer = self._asked(list(change.journals), RuleCall(RULE, change.to_bytes()), held)
         except OutcomeUnknownError:
             self._forget_unknown({member: changed[member] for member in states})
             raise
-        _raise(answer, ", ".join(self.label(member) for member in journals))
+        raise_refusal(answer, ", ".join(self.label(member) for member in journals))
         if own is not None and progress is not None:
             own.value = progress
         for member in journals:
@@ -246,6 +247,19 @@ class SharedMembers(Members):
         """Of the consumers of this member that live, this one does what one of them should do: writing rows to their tables."""
         living = self.store.sessions().keys() & set(self.held[member].state.consumers.values())
         return not living or min(living) == self.session_id
+
+    def take_up(self, member: int) -> None:
+        if self.open(member):
+            self.commit({member: self.attached_state(member)})
+
+    def first_members(self, members: Set[int], live_sessions: Set[str]) -> set[int]:
+        beside = {
+            consumer
+            for member in members
+            for consumer, session in self.held[member].state.consumers.items()
+            if session in live_sessions
+        }
+        return preferred(self.consumer, beside, members)
 
     def borrowed(self) -> set[int]:
         return set()

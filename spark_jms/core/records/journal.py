@@ -80,7 +80,7 @@ def found_dead(state: RecordSet, changes: Sequence[Noted]) -> set[str]:
 
 
 # -- as bytes ----------------------------------------------------------------------------------------------------------
-class Change(NamedTuple):
+class PlannedChange(NamedTuple):
     """What one consumer asks of record sets, by their names in the store: all of it is done, or nothing."""
 
     journals: Mapping[str, Sequence[Noted]]
@@ -97,9 +97,9 @@ class Change(NamedTuple):
         return json.dumps([noted, sorted(self.dead)], separators=(",", ":")).encode()
 
     @staticmethod
-    def from_bytes(data: bytes) -> Change:
+    def from_bytes(data: bytes) -> PlannedChange:
         noted, dead = json.loads(data)
-        return Change({name: [_noted(*one) for one in changes] for name, changes in noted.items()}, dead)
+        return PlannedChange({name: [_noted(*one) for one in changes] for name, changes in noted.items()}, dead)
 
 
 def _for_others(change: Noted) -> tuple[Any, ...]:

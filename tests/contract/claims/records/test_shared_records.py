@@ -19,7 +19,7 @@ from spark_jms.client import Context
 from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.batch import Batch, Limits
-from spark_jms.core.records.journal import Change
+from spark_jms.core.records.journal import PlannedChange
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.stored_form import to_objects
 from spark_jms.errors import ConsumerClosedException, MemberUnavailableError
@@ -30,12 +30,10 @@ from spark_jms.testing import memory_domain
 from spark_jms.testing.domain import PATIENCE
 from spark_jms.testing.inside import members_of, records_of
 
-SHARED, HANDED_OVER = "1", "0"
-
 
 @pytest.fixture(autouse=True)
 def _shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JMSQ_SHARED_RECORDS", SHARED)
+    monkeypatch.setattr(shared, "SHARES", True)
 
 
 @pytest.fixture(params=["memory", "file", "sqlite"])
@@ -190,7 +188,7 @@ def test_a_consumer_that_hands_over_works_beside_those_that_share(
     """C9: consumers of both releases on one member, until everything is received once."""
     send(context, 40)
     new = [consumer(context, name) for name in "ab"]
-    monkeypatch.setenv("JMSQ_SHARED_RECORDS", HANDED_OVER)
+    monkeypatch.setattr(shared, "SHARES", False)
     old = consumer(context, "old")
     assert not members_of(old).shares
     got: dict[str, list[int]] = {one.consumer: [] for one in (*new, old)}
@@ -223,7 +221,7 @@ def test_every_process_that_serves_a_store_has_the_rule() -> None:
     with memory_domain(orders="queue") as root, connect(root, housekeeping=False) as context:
         session = store_of(records_of(context), HOME).connect()
         plan = RecordSet(journal=()).start_at(3)
-        call = RuleCall(shared.RULE, Change({"members/x/-/0": plan.journal or ()}).to_bytes())
+        call = RuleCall(shared.RULE, PlannedChange({"members/x/-/0": plan.journal or ()}).to_bytes())
         assert session.change(["members/x/-/0"], call) == b""
         view = session.look(["members/x/-/0"])["members/x/-/0"]
         assert view.objects == to_objects(RecordSet().start_at(3))
@@ -234,7 +232,7 @@ def test_the_rule_ends_whom_the_plan_found_dead_and_whom_the_store_still_knows()
     """C9: ids of sessions that have gone by themselves are nothing to end."""
     state = RecordSet().attach("a", "s1")
     plan = RecordSet(journal=()).start_at(1)
-    change = Change({"r": plan.journal or ()}, ["s1", "s2"])
+    change = PlannedChange({"r": plan.journal or ()}, ["s1", "s2"])
     result = change_record_sets(change.to_bytes(), {"r": RecordView(1, to_objects(state))}, frozenset({"s1", "s3"}))
     assert set(result.ended) == {"s1"}
     assert result.answer == b""
@@ -246,12 +244,12 @@ def test_the_rule_decides_nothing_when_a_part_of_it_is_refused() -> None:
     known = RecordSet(journal=()).attach("a", "s1")
     gone = known.attach("a", "s1")
     journal = (*(gone.journal or ()), *_acknowledged())
-    change = Change({"fine": fine.journal or (), "gone": journal})
+    change = PlannedChange({"fine": fine.journal or (), "gone": journal})
     views = {"fine": RecordView(0, {}), "gone": RecordView(0, {})}
     result = change_record_sets(change.to_bytes(), views, frozenset({"s1"}))
     assert not result.operations
     with pytest.raises(ConsumerClosedException, match="revoked or taken over"):
-        shared._raise(result.answer, "orders")
+        shared.raise_refusal(result.answer, "orders")
 
 
 def _acknowledged() -> tuple[shared.Noted, ...]:

@@ -9,7 +9,7 @@ import pytest
 
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.records.endings import SELECTOR_REFUSED, Stamp
-from spark_jms.core.records.journal import METHODS, Change, StateChangedError, found_dead, replayed
+from spark_jms.core.records.journal import METHODS, PlannedChange, StateChangedError, found_dead, replayed
 from spark_jms.core.records.record_set import Noted, RecordSet
 from spark_jms.core.records.redelivery import Claim
 from spark_jms.core.records.refusal import NO_RULE, MessageRefusal
@@ -38,7 +38,7 @@ def planned(state: RecordSet) -> RecordSet:
 
 def done_to(newest: RecordSet, plan: RecordSet, dead: set[str] | None = None) -> RecordSet:
     """As the rule does it, from bytes."""
-    change = Change.from_bytes(Change({"r": plan.journal or ()}, dead or ()).to_bytes())
+    change = PlannedChange.from_bytes(PlannedChange({"r": plan.journal or ()}, dead or ()).to_bytes())
     sessions = {f"session of {name}" for name in "abcdef"}
     return replayed(newest, change.journals["r"], sessions, change.dead)
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from spark_jms.core.messages.ranges import EMPTY, Ranges, union
 from spark_jms.core.records.endings import EXPIRED, EXPIRER, SELECTOR_REFUSED, SKIPPED, Stamp, kind_of
-from spark_jms.core.records.journal import Change, replayed
+from spark_jms.core.records.journal import PlannedChange, replayed
 from spark_jms.core.records.life_cycle import MAX_OUTBOX, MAX_OUTBOX_BYTES, Acknowledgement, Outbox
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import TRANSITIONS, Claim, MessageEvent, MessageState, delay_end_ms
@@ -256,7 +256,7 @@ class Model(RuleBasedStateMachine):
     def write_changes(self) -> None:
         """Also from the journal alone, and read by one who knows what was there before."""
         assert self.state.journal is not None
-        change = Change.from_bytes(Change({"x": self.state.journal}, self.dead).to_bytes())
+        change = PlannedChange.from_bytes(PlannedChange({"x": self.state.journal}, self.dead).to_bytes())
         sessions = {*self.dead, *self.sessions.values()}
         newest = replace(self.written or RecordSet(), journal=None)
         assert replayed(newest, change.journals["x"], sessions, change.dead) == self.state

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.ordering.units_of_order import NO_UNITS, UnitMessages
 from spark_jms.core.records.endings import Stamp
-from spark_jms.core.records.journal import Change, replayed
+from spark_jms.core.records.journal import PlannedChange, replayed
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import Claim
 from spark_jms.core.records.refusal import NO_RULE, MessageRefusal
@@ -212,7 +212,7 @@ class Consumers(RuleBasedStateMachine):
         self.names += 1
         made = claim(f"c{self.names}", consumer)
         planned, _ = take(known, offer, count, made, LIMIT, leads=True, sole=True)
-        change = Change.from_bytes(Change({"x": planned.journal or ()}).to_bytes())
+        change = PlannedChange.from_bytes(PlannedChange({"x": planned.journal or ()}).to_bytes())
         self.state = replayed(before, change.journals["x"], {"session"}, change.dead)
         taken = self.state.claims.get(made.id)
         picks = taken.picks if taken else EMPTY
