@@ -40,6 +40,10 @@ def test_pipeline_of_the_page_runs(tmp_path: Path) -> None:
     """C1, C5: its definitions in the place of the example's, by the command as it stands."""
     page = "docs/PIPELINES.md"
     shutil.copytree(EXAMPLE.parent / "pipeline", tmp_path / "examples" / "pipeline")
+    settings = (
+        tmp_path / "examples/pipeline/spark-pipeline.yml"
+    )  # a place of its own for the checkpoints, as the page says
+    settings.write_text(settings.read_text().replace("file:///tmp/orders-pipeline", f"file://{tmp_path}/checkpoints"))
     definitions = block(page, "python", "dp.create_sink(")
     (tmp_path / "examples/pipeline/transformations/orders.py").write_text(definitions.text, encoding="utf-8")
     root = tmp_path / "messages"
@@ -48,6 +52,6 @@ def test_pipeline_of_the_page_runs(tmp_path: Path) -> None:
         context.producer("orders").send(text="7")
         command = ["bash", "-euc", block(page, "bash", "spark-pipelines run").text]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=850, check=False)
-        assert done.returncode == 0, done.stderr[-5000:]
+        assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
         assert [message.text for message in context.browser("invoices")] == ["invoice of 7"]
         assert list(context.browser("orders")) == []
