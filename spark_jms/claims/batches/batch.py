@@ -479,7 +479,10 @@ class BatchMaker:
             return planned
         of_others = self._plan(snapshot, changed, members - first, limits, targets)
         parts = max(len(members) // len(first), 2)
-        return {member: offer.cut(max(offer.picks.count // parts, offer.one)) for member, offer in of_others.items()}
+        shares = {member: offer.cut(max(offer.picks.count // parts, offer.one)) for member, offer in of_others.items()}
+        for member, offer in of_others.items():
+            self._planner.not_claimed(member, offer.picks - shares[member].picks)
+        return shares
 
     def _plan(
         self,
