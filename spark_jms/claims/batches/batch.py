@@ -189,16 +189,18 @@ class BatchMaker:
         self._check_new_records()
         # These are brought up to date, but nothing new is claimed there: it is another consumer's turn.
         leaving = self._members.contested() | self._members.borrowed()
-        changed = self._up_to_date(snapshot, start, needed)
+        live = set(self._store.sessions())
+        changed = self._up_to_date(snapshot, start, needed, live)
         missing = frozenset(needed - set(changed))
         progress = self.previous.with_finished(progress, start, needed & changed.keys())
         if not missing:
             progress = self.trial_copy.acknowledged(progress, start, own)
         narrowed = progress.trial is not None
         looked_at = frozenset() if missing or narrowed else frozenset(changed.keys() - leaving)
-        planned = self._planned(snapshot, changed, looked_at, limits, targets) if looked_at else {}
-        self._prepared = planned
         draining = targets is not None
+        plan = partial(self._plan, snapshot, changed, limits, targets)
+        planned = self._planned(plan, looked_at, live, draining=draining) if looked_at else {}
+        self._prepared = planned
         return PreparedBatch(
             start, snapshot, progress, changed, planned, missing, frozenset(waiting), looked_at, draining
         )
@@ -216,16 +218,13 @@ class BatchMaker:
         becomes of the finished trial; None: it waits. `pins`: the records to keep."""
         snapshot, changed, progress = prepared.snapshot, prepared.changed, prepared.progress
         claimed = claim if claim and self._claim_next(prepared, claim, shares) else None
-        batch = None
         self._members.pinned = set(pins & prepared.waiting)
         if continued is not None:
-            batch, progress = self.trial_copy.claim_again(
+            claimed, progress = self.trial_copy.claim_again(
                 progress, changed, continued.trial, self._settings.in_doubt_timeout_ms
             )
-        if batch is not None:
-            self._members.pinned = set()
-            claimed = batch.claim
         if claimed is not None:
+            self._members.pinned = set()
             progress = replace(progress, claimed=max(progress.claimed + 1, claim_number(claimed)))
         held = self._members.held
         begun = {m for m, state in changed.items() if state.intents.keys() - held[m].state.intents.keys()}
@@ -233,8 +232,7 @@ class BatchMaker:
         picks = self._picks(claimed, [*shares, *(changed.keys() - shares.keys())]) if claimed else {}
         for member, offer in prepared.planned.items():
             self._planner.not_claimed(member, offer.picks - picks[member].picks if member in picks else offer.picks)
-        if picks:
-            batch = Batch(self._members.consumer, claimed or "", picks, self._members.table_id)
+        batch = Batch(self._members.consumer, claimed, picks, self._members.table_id) if claimed and picks else None
         self._expiration.log_written()
         self._prepared = {}
         self.previous.finish(prepared.start, prepared.missing)
@@ -309,9 +307,8 @@ class BatchMaker:
         visits_all = self._settings.selector is not None
         self._members.acquire(sorted(members), last, visits_all=visits_all, needed=needed)
 
-    def _up_to_date(self, snapshot: Snapshot, start: Batch, needed: set[int]) -> dict[int, RecordSet]:
+    def _up_to_date(self, snapshot: Snapshot, start: Batch, needed: set[int], live: Set[str]) -> dict[int, RecordSet]:
         """The states of the held members with `start` acknowledged, unlogged claims dropped and dead sessions swept."""
-        live = set(self._store.sessions())
         self._check_use()
         now, destination = self._clock_ms(), snapshot.destination
         changed: dict[int, RecordSet] = {}
@@ -463,21 +460,21 @@ class BatchMaker:
 
     def _planned(
         self,
-        snapshot: Snapshot,
-        changed: dict[int, RecordSet],
+        plan: Callable[[Set[int]], dict[int, Offer]],
         members: Set[int],
-        limits: Limits,
-        targets: Mapping[int, int] | None,
+        live_sessions: Set[str],
+        *,
+        draining: bool,
     ) -> dict[int, Offer]:
         """What the consumer's first members could deliver now. Where that is nothing, its share of what waits on the others; with a
         selector, or when it drains, everything, because what it does not take may be left."""
         first: Set[int] = members
-        if self._members.shares and self._settings.selector is None and targets is None:
-            first = self._members.first_members(members, set(self._store.sessions()))
-        planned = self._plan(snapshot, changed, first, limits, targets)
+        if self._settings.selector is None and not draining:
+            first = self._members.first_members(members, live_sessions)
+        planned = plan(first)
         if planned or first == members:
             return planned
-        of_others = self._plan(snapshot, changed, members - first, limits, targets)
+        of_others = plan(members - first)
         parts = max(len(members) // len(first), 2)
         shares = {member: offer.cut(max(offer.picks.count // parts, offer.one)) for member, offer in of_others.items()}
         for member, offer in of_others.items():
@@ -488,9 +485,9 @@ class BatchMaker:
         self,
         snapshot: Snapshot,
         changed: dict[int, RecordSet],
-        members: Set[int],
         limits: Limits,
         targets: Mapping[int, int] | None,
+        members: Set[int],
     ) -> dict[int, Offer]:
         """What each of `members` could deliver now. Expires messages that are over, and skips refused and lost ones, in `changed`."""
         full = {member for member, state in changed.items() if state.outbox_is_full}

@@ -27,7 +27,7 @@ from spark_jms.claims.consumers.left_messages import LeftReader
 from spark_jms.claims.failures.error_destination import set_aside
 from spark_jms.claims.failures.poison import ProtectedPart
 from spark_jms.claims.records.members import BacklogReader, Members
-from spark_jms.claims.records.shared import SharedMembers, is_shared
+from spark_jms.claims.records.shared import members_kind
 from spark_jms.claims.servers.stores import home_of, store_of
 from spark_jms.claims.transactions.transfer import Pledges, Transfers
 from spark_jms.core.destinations.servers import HOME
@@ -63,8 +63,7 @@ class ServerPart:
         home, store = home_of(store), store_of(store, server)
         self._domain, self._settings, self._server, self._clock_ms = domain, settings, server, clock_ms
         self._table = domain.log(destination)
-        kind = SharedMembers if is_shared() else Members
-        self.members: Members = kind(
+        self.members: Members = members_kind()(
             store,
             destination,
             table_id,

@@ -49,7 +49,7 @@ from spark_jms.claims.consumers.replay import BatchReplay
 from spark_jms.claims.consumers.server_part import ServerPart
 from spark_jms.claims.failures.poison import Isolation, pinned
 from spark_jms.claims.records.life_cycle import AcknowledgementTable, LifeCycleTable, opened_table
-from spark_jms.claims.records.shared import PlanOutdatedError, is_shared
+from spark_jms.claims.records.shared import PlanOutdatedError, members_kind
 from spark_jms.claims.records.subscriptions import SubscriptionRequest, SubscriptionUse, use_subscription
 from spark_jms.claims.servers.stores import keep_servers, note_late
 from spark_jms.claims.servers.timed_stores import AnswerLostError, Runs, StoreThread
@@ -128,7 +128,7 @@ class Subscriber:
         self._admission = Admission(monotonic_s() * 1000)
         self._acknowledgements = AcknowledgementTable(domain.acknowledgements(destination), self.table_id, subscription)
         self._life_cycle: LifeCycleTable | None = None
-        self._lock, self._overtaken = threading.RLock(), False
+        self._lock = threading.RLock()
         late = partial(note_late, store)
         self._branches = Branches(
             self.table, self.table_id, subscription, consumer, settings, self._opened, store_thread, monotonic_s, late
@@ -152,9 +152,7 @@ class Subscriber:
         `start` names is acknowledged. `targets` maps each member to the last sequence to take."""
         for _ in range(_ATTEMPTS):
             try:
-                made = self._made_batch(start, limits, targets)
-                if made is not None or not self._overtaken:
-                    return made
+                return self._made_batch(start, limits, targets)
             except PlanOutdatedError as error:
                 log.debug("%s: the next batch is planned again: %s", self.destination, error)
             time.sleep(random.uniform(*_PAUSE_S))
@@ -162,7 +160,6 @@ class Subscriber:
 
     def _made_batch(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> Batch | None:
         with self._lock:
-            self._overtaken = False
             self._follow(start)
             if self.settings.replayable:
                 self._noted.check(start, self.destination)
@@ -185,8 +182,9 @@ class Subscriber:
             released = {member for server in done.acknowledged for member in prepared[server].changed}
             self._left_out.forget(released, replayable=start.claim)
             self._check_open()
+            if not done.made and done.overtaken:
+                raise PlanOutdatedError("other consumers have had all of it first")
             if not done.made:
-                self._overtaken = done.overtaken
                 return None
             left = [
                 m for server in self._branches.keys() - done.acknowledged for m in self._branches.members_on(server)
@@ -209,7 +207,7 @@ class Subscriber:
         servers = {self._branches.server_of(m) for m in continued.members} if continued else set()
         waiting = {m for one in prepared.values() for m in one.waiting}
         pins = pinned(waiting, {m for one in prepared.values() for m in one.changed})
-        done = _Concluded(claim, overtaken=bool(shares) and is_shared())
+        done = _Concluded(claim, overtaken=bool(shares) and members_kind().shares)
         for server, one in prepared.items():
             conclude = partial(
                 BatchMaker.conclude,

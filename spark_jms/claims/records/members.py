@@ -9,7 +9,7 @@ Features: C9, C14, C18 (docs/FEATURES.md)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -48,14 +48,14 @@ def session_label(destination: str, subscription: str, consumer: str) -> str:
 
 @dataclass
 class Held:
-    handle: Handle | None  # None: it is shared (shared.py)
+    handle: Handle | None  # None: the record is shared (shared.py), and has this `version`
     state: RecordSet
     since_s: float
+    version: int = 0
 
     @property
     def epoch(self) -> int:
-        assert self.handle is not None
-        return self.handle.epoch
+        return self.version if self.handle is None else self.handle.epoch
 
 
 class Members:
@@ -255,18 +255,23 @@ class Members:
             writes[handle] = operations(self.held[m].state, state)
         if own is not None:
             progress = progress or self.open_progress()
-            assert own.handle is not None
-            writes[own.handle] = own.operations(progress)
+            writes |= own.operations(progress)
         try:
             with self._unfenced():
                 self.session.commit(writes)
         except OutcomeUnknownError:
             self._forget_unknown(real)
             raise
-        if own is not None and progress is not None:
-            own.value = progress
         for member, state in real.items():
             self.held[member].state = state
+        self._note_written(real, progress)
+
+    def _note_written(self, members: Iterable[int], progress: QueryProgress | None) -> None:
+        """The store has what is held of these members now."""
+        if self.progress is not None and progress is not None:
+            self.progress.value = progress
+        for member in members:
+            state = self.held[member].state
             if member in self._undelivered:
                 self._undelivered[member] &= state.claims.keys()
             if state.speaks_for(self.consumer, self.session_id):
@@ -409,9 +414,10 @@ class ProgressRecord:
         if handle is not None:
             handle.close()
 
-    def operations(self, after: QueryProgress) -> list[Operation]:
+    def operations(self, after: QueryProgress) -> dict[Handle, list[Operation]]:
         """Its part of a write. There always is one, so that a fenced instance can commit nothing."""
-        return [Put(PROGRESS, after.to_bytes())]
+        assert self.handle is not None
+        return {self.handle: [Put(PROGRESS, after.to_bytes())]}
 
 
 class BacklogReader:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from spark_jms import errors
 from spark_jms.claims.records.members import Held, Members
@@ -54,11 +54,6 @@ _followed: dict[str, Followed] = {}  # of this process, by record
 
 class PlanOutdatedError(MemberUnavailableError):
     """Others have changed messages that a plan was about: nothing was written, and a new plan may do it."""
-
-
-def is_shared() -> bool:
-    """Consumers share record sets, instead of handing them over."""
-    return SHARES
 
 
 # -- in the store's write ----------------------------------------------------------------------------------------------
@@ -100,17 +95,6 @@ def raise_refusal(answer: bytes, label: str) -> None:
 
 
 # -- of a consumer -----------------------------------------------------------------------------------------------------
-@dataclass
-class FollowedRecord(Held):
-    """A record set as this consumer has seen it last. `epoch` is its version."""
-
-    version: int = 0
-
-    @property
-    def epoch(self) -> int:
-        return self.version
-
-
 class SharedMembers(Members):
     """The record sets that one consumer follows. `held` has them, but for those that another session has opened."""
 
@@ -155,7 +139,7 @@ class SharedMembers(Members):
         if self._is_logged():
             state = state.logging(is_on=True, now_ms=self._clock_ms())
         self.check_speaks(state, member)
-        self.held[member] = FollowedRecord(None, state, self.monotonic_s(), view.version)
+        self.held[member] = Held(None, state, self.monotonic_s(), view.version)
 
     def _passed(self, member: int, version: int) -> RecordView | None:
         """The record set that another session has opened, once that has closed it; None: not yet. One that keeps it for long is a
@@ -186,13 +170,12 @@ class SharedMembers(Members):
         """What led to these states is done to the newest ones, and the query's progress written, in one atomic change. Raises
         ConsumerClosedException, PlanOutdatedError, and MemberUnavailableError while another session has a record set open."""
         journals = {member: new for member, state in changed.items() if (new := self._new(member, state))}
-        own, held = self.progress, dict[Handle, Sequence[Operation]]()
+        own, held = self.progress, dict[Handle, list[Operation]]()
         if not journals and (own is None or progress in (None, own.value)):
             return
         if own is not None:
             progress = progress or self.open_progress()
-            assert own.handle is not None
-            held[own.handle] = own.operations(progress)
+            held = own.operations(progress)
         states = {member: self.held[member].state for member in journals if member in self.held}
         dead = set[str]().union(*(found_dead(state, journals[member]) for member, state in states.items()))
         change = PlannedChange({self.record(member): new for member, new in journals.items()}, dead - {self.session_id})
@@ -202,19 +185,13 @@ class SharedMembers(Members):
             self._forget_unknown({member: changed[member] for member in states})
             raise
         raise_refusal(answer, ", ".join(self.label(member) for member in journals))
-        if own is not None and progress is not None:
-            own.value = progress
         for member in journals:
             self._done[member] = changed[member].journal or ()
         with self._unfenced():
             views = self.session.look(list(change.journals))
         for member in journals:
             self._known(member, views[self.record(member)])  # also if an administrator has opened it meanwhile
-            state = self.held[member].state
-            if member in self._undelivered:
-                self._undelivered[member] &= state.claims.keys()
-            if state.speaks_for(self.consumer, self.session_id):
-                self.attached.add(member)
+        self._note_written(journals, progress)
 
     def _new(self, member: int, state: RecordSet) -> tuple[Noted, ...]:
         """What led to this state since the last commit; () when that is nothing of its own."""
@@ -284,3 +261,8 @@ class SharedMembers(Members):
 
     def leave_all(self) -> None:
         self.held.clear()
+
+
+def members_kind() -> type[Members]:
+    """How the consumers of this process have their records."""
+    return SharedMembers if SHARES else Members

@@ -34,6 +34,7 @@ from spark_jms.core.records.endings import SkipReason, Stamp
 from spark_jms.core.records.record_set import Noted, RecordSet
 from spark_jms.core.records.redelivery import Claim
 from spark_jms.core.records.refusal import MessageRefusal, refusals_from_json, refusals_to_json
+from spark_jms.core.records.stored_form import claim_from_json, claim_to_json
 from spark_jms.core.records.take import Offer, take
 from spark_jms.core.transactions.transaction import Pledge, pledge_from_json, pledge_to_json
 from spark_jms.core.transactions.transfer import Intent, Ticket, intent_from_json, intent_to_json
@@ -115,21 +116,6 @@ def _written(arguments: Sequence[Any]) -> list[Any]:
     return [_to_json(value) for value in arguments]
 
 
-_FORMS: Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    Ranges: ("ranges", Ranges.to_json, lambda value: Ranges.from_json(value)),
-    Claim: ("claim", lambda one: _claim_to_json(one), lambda value: _claim_from_json(value)),
-    Offer: ("offer", lambda one: _offer_to_json(one), lambda value: _offer_from_json(value)),
-    Stamp: ("stamp", list, lambda value: Stamp(*value)),
-    SkipReason: ("why", lambda one: [one.name, one.event.value, one.detail], lambda value: _skip_reason(*value)),
-    Ticket: ("ticket", lambda one: [one.nonce, one.slot, one.number], lambda value: Ticket(*value)),
-    Pledge: ("pledge", pledge_to_json, pledge_from_json),
-    Intent: ("intent", intent_to_json, intent_from_json),
-    MessageRefusal: ("refusal", lambda one: refusals_to_json((one,))[0], lambda value: refusals_from_json([value])[0]),
-    tuple: ("tuple", lambda values: _written(values), lambda values: tuple(map(_from_json, values))),
-}
-_READERS = {name: read for name, _, read in _FORMS.values()}
-
-
 def _to_json(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -144,21 +130,13 @@ def _from_json(value: Any) -> Any:
     return _READERS[name](written)
 
 
-def _skip_reason(name: str, event: str, detail: str) -> SkipReason:
-    return SkipReason(name, LifeEvent(event), detail)
-
-
 def _claim_to_json(one: Claim) -> list[Any]:
-    order = None if one.order is None else [picks.to_json() for picks in one.order]
-    times = [one.made_ms, one.replayable, one.in_doubt_since_ms, one.in_doubt_timeout_ms]
-    return [one.id, one.consumer, one.session, one.picks.to_json(), times, order]
+    return [one.id, claim_to_json(one), None if one.order is None else [picks.to_json() for picks in one.order]]
 
 
 def _claim_from_json(value: Sequence[Any]) -> Claim:
-    key, consumer, session, picks, times, order = value
-    shown = None if order is None else tuple(map(Ranges.from_json, order))
-    made_ms, replayable, since_ms, timeout_ms = times
-    return Claim(key, consumer, session, Ranges.from_json(picks), made_ms, replayable, since_ms, timeout_ms, shown)
+    key, claim, order = value
+    return claim_from_json(key, claim, None if order is None else tuple(map(Ranges.from_json, order)))
 
 
 def _offer_to_json(offer: Offer) -> list[Any]:
@@ -178,3 +156,22 @@ def _offer_from_json(value: Sequence[Any]) -> Offer:
     if units is not None:
         near = UnitMessages.of(pa.array(units[0], pa.int64()), pa.array(units[1], pa.string()))
     return Offer(Ranges.from_json(picks), by_order, behind, EMPTY, Ranges.from_json(alone), near, returns)
+
+
+_FORMS: Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    Ranges: ("ranges", Ranges.to_json, Ranges.from_json),
+    Claim: ("claim", _claim_to_json, _claim_from_json),
+    Offer: ("offer", _offer_to_json, _offer_from_json),
+    Stamp: ("stamp", list, lambda value: Stamp(*value)),
+    SkipReason: (
+        "why",
+        lambda one: [one.name, one.event.value, one.detail],
+        lambda value: SkipReason(value[0], LifeEvent(value[1]), value[2]),
+    ),
+    Ticket: ("ticket", lambda one: [one.nonce, one.slot, one.number], lambda value: Ticket(*value)),
+    Pledge: ("pledge", pledge_to_json, pledge_from_json),
+    Intent: ("intent", intent_to_json, intent_from_json),
+    MessageRefusal: ("refusal", lambda one: refusals_to_json((one,))[0], lambda value: refusals_from_json([value])[0]),
+    tuple: ("tuple", _written, lambda values: tuple(map(_from_json, values))),
+}
+_READERS = {name: read for name, _, read in _FORMS.values()}

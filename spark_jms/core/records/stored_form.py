@@ -36,7 +36,7 @@ Features: C5, C9, C16, C18, C19 (docs/FEATURES.md)
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -127,7 +127,7 @@ def changed_objects(before: RecordSet | None, after: RecordSet) -> dict[str, byt
     for key, claim in after.claims.items():
         known = old.claims.get(key)
         if known is not claim and not _is_part(known, claim, after):
-            out[f"claim/{key}"] = _dump(_claim(claim))
+            out[f"claim/{key}"] = _dump(claim_to_json(claim))
     for key in old.claims.keys() - after.claims.keys():
         out[f"claim/{key}"] = None
     _compare_orders(out, old, after)
@@ -195,7 +195,7 @@ def followed(known: Followed, objects: Mapping[str, bytes], name: str) -> Follow
 
 def _read(known: Followed, objects: Mapping[str, bytes], changed: Collection[str], name: str) -> RecordSet:
     parts, fields = {key.partition("/")[0] for key in changed}, dict[str, Any]()
-    head = objects[HEAD]
+    head = json.loads(objects[HEAD])
     for part in parts:
         match part:
             case "head":
@@ -225,9 +225,8 @@ def _read(known: Followed, objects: Mapping[str, bytes], changed: Collection[str
                 fields[part] = _read_limit(objects.get(LIMIT_ACCOUNT))
     state = replace(known.state, **fields)
     if "head" in parts or "event" in parts:
-        position = int(json.loads(head).get("life", 0))
         events = sorted((_read_event(v) for _, v in _under(objects, "event/")), key=lambda e: e.position)
-        state = replace(state, life=LifeCycle(position, WaitingEvents(events)))
+        state = replace(state, life=LifeCycle(int(head.get("life", 0)), WaitingEvents(events)))
     return _with_open(state, known, objects, changed, parts)
 
 
@@ -240,7 +239,7 @@ def _with_open(
         again, claims = set(changed), dict[str, Claim]()
         for key, value in _under(objects, "claim/"):
             same = known.state.claims.get(key) if not again & {f"claim/{key}", f"order/{key}"} else None
-            claim = same or _read_claim(key, value, orders.get(key))
+            claim = same or claim_from_json(key, json.loads(value), orders.get(key))
             if picks := state.unfinished_of(claim.picks):
                 claims[key] = claim if picks == claim.picks else replace(claim, picks=picks)
         state = replace(state, claims=claims, left_orders=frozenset(orders.keys() - claims.keys()))
@@ -251,8 +250,7 @@ def _with_open(
     return state
 
 
-def _read_head(value: bytes, name: str) -> dict[str, Any]:
-    head = json.loads(value)
+def _read_head(head: Mapping[str, Any], name: str) -> dict[str, Any]:
     if head["v"] > FORMAT_VERSION:
         raise FormatVersionError(
             f"the state of {name} has format version {head['v']}, this spark-jms reads up to {FORMAT_VERSION}: "
@@ -386,7 +384,8 @@ def _dump(value: object) -> bytes:
     return _encode(value).encode()
 
 
-def _claim(c: Claim) -> list[Any]:
+def claim_to_json(c: Claim) -> list[Any]:
+    """Without its id and order."""
     return [
         c.consumer,
         c.session,
@@ -398,8 +397,8 @@ def _claim(c: Claim) -> list[Any]:
     ]
 
 
-def _read_claim(key: str, value: bytes, order: tuple[Ranges, ...] | None) -> Claim:
-    consumer, session, picks, *rest = json.loads(value)
+def claim_from_json(key: str, value: Sequence[Any], order: tuple[Ranges, ...] | None) -> Claim:
+    consumer, session, picks, *rest = value
     return replace(Claim(key, consumer, session, Ranges.from_json(picks), *rest), order=order)
 
 

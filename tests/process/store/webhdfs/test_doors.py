@@ -23,6 +23,12 @@ from tests.harness.stores.regions_cluster import has_all_copies
 TOKEN = "0123456789abcdef-secret"
 
 
+def server_of(daemons: Daemons) -> int:
+    """The number of the daemon whose door serves the namespace."""
+    told = daemons.cluster.directory.published_service("webhdfs")
+    return daemons.doors.index(int(told["door"].rpartition(":")[2]))
+
+
 class Doors:
     def __init__(self, path: Path, daemons: int = 3) -> None:
         cert, key = certificate(path)
@@ -51,17 +57,13 @@ class Doors:
         except OSError:
             return 0
 
-    def serving(self) -> int:
-        told = self.daemons.cluster.directory.published_service("webhdfs")
-        return self.daemons.doors.index(int(told["door"].rpartition(":")[2]))
-
 
 def test_stopped_door_that_wakes_answers_no_stale_read(tmp_path: Path) -> None:
     """R8, R19: another door serves the namespace meanwhile, and a file changes. Questions wait at the stopped door."""
     doors = Doors(tmp_path)
     try:
         wait_until(lambda: all(doors.ask(n, "PUT", "/d", "MKDIRS") == b'{"boolean":true}' for n in range(3)), 30.0)
-        serving = doors.serving()
+        serving = server_of(doors.daemons)
         other = (serving + 1) % 3
         assert doors.ask(serving, "PUT", "/d/f", "CREATE", b"old") == b""
         assert doors.ask(serving, "GET", "/d/f", "OPEN") == b"old"
@@ -90,14 +92,14 @@ def test_doors_forward_requests_over_tls(tmp_path: Path) -> None:
     data = os.urandom(2_000_000)
     try:
         wait_until(lambda: all(doors.ask(n, "PUT", "/d", "MKDIRS") == b'{"boolean":true}' for n in range(3)), 30.0)
-        serving = doors.serving()
+        serving = server_of(doors.daemons)
         others = [number for number in range(3) if number != serving]
         assert doors.ask(others[0], "PUT", "/d/f", "CREATE", data) == b""
         assert [doors.ask(number, "GET", "/d/f", "OPEN") for number in range(3)] == [data] * 3
         wait_until(lambda: has_all_copies(doors.daemons.path, range(3)), 30.0)
         doors.daemons.signal(serving, 9)
         wait_until(lambda: [doors.ask(number, "GET", "/d/f", "OPEN") for number in others] == [data] * 2, 30.0)
-        assert doors.serving() in others
+        assert server_of(doors.daemons) in others
     finally:
         doors.daemons.close()
 
@@ -139,10 +141,6 @@ class LocalDoors:
         except OSError:
             return 0, ""
 
-    def serving(self) -> int:
-        told = self.daemons.cluster.directory.published_service("webhdfs")
-        return self.daemons.doors.index(int(told["door"].rpartition(":")[2]))
-
 
 def test_all_doors_admit_their_own_user_also_after_fail_over(tmp_path: Path) -> None:
     """R17, R19: at the door that serves, at those that forward to it, and at the one that takes over."""
@@ -157,11 +155,11 @@ def test_all_doors_admit_their_own_user_also_after_fail_over(tmp_path: Path) -> 
                 assert (status, json.loads(body)["RemoteException"]["exception"]) == (403, "AccessControlException")
                 assert doors.ask(number, "GETFILESTATUS")[0] == 200
             if len(alive) == 3:
-                dead = doors.serving()
+                dead = server_of(doors.daemons)
                 doors.daemons.signal(dead, signal.SIGKILL)
                 alive.remove(dead)
                 wait_until(lambda: all(doors.ask(n, "GETFILESTATUS")[0] == 200 for n in alive), 30.0)
-        assert doors.serving() in alive
+        assert server_of(doors.daemons) in alive
     finally:
         doors.daemons.close()
 
