@@ -412,7 +412,7 @@ def recover_transfers(
 
 def log_of_target(domain: Domain, target: TransferTarget) -> DeltaLog | None:
     """The target's log, also after a rename; None when no destination has its table any more. An absent root proves nothing:
-    DomainError."""
+    DomainError. Nor does a table that this process has read last: the target may have been made in its place since."""
     if is_temporary(target.destination):
         logs: Iterable[Callable[[], DeltaLog]] = [partial(domain.temporary.log, target.destination)]
     else:
@@ -421,7 +421,7 @@ def log_of_target(domain: Domain, target: TransferTarget) -> DeltaLog | None:
     for log_of in logs:
         try:
             found = log_of()
-            if found.refresh().table_id == target.table_id:
+            if found.refresh().table_id == target.table_id or found.verify().table_id == target.table_id:
                 return found
         except InvalidDestinationError:
             continue
