@@ -414,13 +414,13 @@ class RecordSet:
     def move(self, claim_id: str, intent: Intent) -> RecordSet:
         """Claimed messages begin to move, by the durable intent. Nothing but the transfer's end changes them now."""
         claim, ticket = self.claims[claim_id], intent.ticket
-        newest = self.slots.get(ticket.slot, 0)
-        if ticket.slot in self.intents or (ticket.nonce == self.nonce and ticket.number <= newest):
+        of_this_life = ticket.nonce == (self.nonce or ticket.nonce)
+        if not of_this_life or ticket.slot in self.intents or ticket.number <= self.slots.get(ticket.slot, 0):
             raise AssertionError(f"slot {ticket.slot} cannot take transfer {ticket}")
         if intent.picks - claim.picks or not intent.picks:
             raise AssertionError(f"transfer {ticket} moves messages that claim {claim_id} does not hold")
         after = self._move(claim, intent.picks, MessageEvent.MOVE)
-        slots = {**(self.slots if ticket.nonce == self.nonce else {}), ticket.slot: ticket.number}
+        slots = {**self.slots, ticket.slot: ticket.number}
         return replace(after, nonce=ticket.nonce, slots=slots, intents={**self.intents, ticket.slot: intent})
 
     @_noted

@@ -130,6 +130,17 @@ def test_a_step_of_certain_messages_is_planned_again_when_they_are_not_as_planne
         done_to(taken(before.revoke("a1"), "b1", "b", 9, 3), plan)
 
 
+def test_a_ticket_of_a_former_life_is_planned_again() -> None:
+    """C18: one consumer has ended transfer 1 when another finds the number used and begins a new life. A third one has planned with
+    number 1 before: the target has other messages under it, which would count as those of the third one."""
+    before = taken(attached("a", "b", "c"), "a1", "a", 9, 2)
+    ended = before.move("a1", intent()).moved(TICKET, 1, 0)
+    late = planned(taken(before, "c1", "c", 9, 2)).move("c1", replace(intent(), picks=Ranges.of((3, 4)), claim="c1"))
+    newest = taken(ended.renewed("b" * 16), "c1", "c", 9, 2)
+    with pytest.raises(StateChangedError, match="slot 0 cannot take transfer"):
+        done_to(newest, late)
+
+
 def test_the_end_of_a_transfer_is_done_once() -> None:
     """C18: two consumers finish the same transfer; another one may have its slot by then."""
     before = taken(attached("a", "b"), "a1", "a", 9, 2).move("a1", intent())
