@@ -46,11 +46,11 @@ log = logging.getLogger("spark_jms")
 AcknowledgeMode = Literal["client", "individual", "auto", "dups-ok"]
 AUTOMATIC: tuple[AcknowledgeMode, ...] = ("auto", "dups-ok")
 Transacted = Literal["transacted"]  # the mode of a transacted session's consumers: its commit acknowledges
-HAND_OVER_TIMEOUT_S = 15.0  # wait for a record needed to acknowledge or release
+WRITE_TIMEOUT_S = 15.0  # wait for a record set that another session has opened, to acknowledge or release
 CLOSE_TIMEOUT_S = 5.0
 _REPLAN_S = 0.1  # for changes without a new file: a delay ends, a consumer dies
-_POLL_S = 0.01  # between two polls of the store
-_BOUNDARY_S = 0.02  # between two hand-overs while prefetched messages are delivered
+_POLL_S = 0.01  # between two looks at the context
+_SESSION_S = 0.02  # between two looks at the session while prefetched messages are delivered
 _LAZY_S = 1.0
 _HELD_BACK_AFTER_S = 5.0  # of waiting, until units of order that a refused message blocks are named
 _ASIDE_RETRY_S = 5.0  # between two attempts to set a message aside
@@ -110,12 +110,12 @@ class Receiver:
         self._delivery = Delivery()
         self._writer = AcknowledgementWriter(subscriber, self._delivery, self._lock)
         self._reader = BatchReader(subscriber, pipeline)  # guarded by `_claiming`
-        self.transacted = TransactedDelivery(subscriber, self._delivery, self._lock, self._boundary)
+        self.transacted = TransactedDelivery(subscriber, self._delivery, self._lock)
         self._held_back = HeldBackWarning(subscriber)
         self.failure: JmsqError | None = None
         self._untold = False  # no call of the application has raised the failure
         self._seen_version = -1
-        self._boundary_s = time.monotonic()
+        self._session_s = time.monotonic()
 
     # -- receiving ------------------------------------------------------------------------------------------------
     def next_message(self, timeout_s: float | None, interrupted: threading.Event | None = None) -> Message | None:
@@ -150,8 +150,8 @@ class Receiver:
             return self._delivery.show(message)
 
     def _take(self, *, hurries: bool = False, holds: bool) -> Message | None:
-        if self._delivery.prefetched and time.monotonic() - self._boundary_s >= _BOUNDARY_S:
-            self._boundary()  # before it takes one: what fails here must not lose it
+        if self._delivery.prefetched and time.monotonic() - self._session_s >= _SESSION_S:
+            self._check_session()  # before it takes one: others may have it by now
         message = self._prefetched(holds)
         if message is not None:
             return message
@@ -169,7 +169,7 @@ class Receiver:
     def _claim(self, hurries: bool) -> None:
         """Claim and read the next messages, if any are available and none are on their way back: later ones of their units would
         overtake them. `hurries`: without waiting for a full batch."""
-        self._boundary_s = time.monotonic()
+        self._session_s = time.monotonic()
         self._reader.forget()
         self._write(0)
         self._seen_version = self._table.snapshot.version
@@ -256,8 +256,6 @@ class Receiver:
             if now >= poll:
                 poll = now + _POLL_S
                 self.check_open()
-                if self._boundary() or self._subscriber.has_new_records():
-                    return True
 
     # -- acknowledging --------------------------------------------------------------------------------------------
     def acknowledge(self, message: Message, generation: int) -> None:
@@ -279,7 +277,7 @@ class Receiver:
             self._delivery.acknowledge(keys if self.mode == "individual" else None)
             count = before - len(self._delivery.delivered)
         with traced_acknowledge(self.destination, message, count):
-            self._write(HAND_OVER_TIMEOUT_S)
+            self._write(WRITE_TIMEOUT_S)
 
     def acknowledge_delivered(self) -> None:
         """In the modes "auto" and "dups-ok": the application has finished with everything delivered so far."""
@@ -292,14 +290,14 @@ class Receiver:
         lazy = self.mode == "dups-ok" and few and time.monotonic() - self._writer.written_s < _LAZY_S
         if count and not lazy:
             with traced_acknowledge(self.destination, None, count):
-                self._write(HAND_OVER_TIMEOUT_S)
+                self._write(WRITE_TIMEOUT_S)
 
     def recover(self) -> None:
         """Release everything delivered and not acknowledged: it is delivered again, flagged and counted, to this or another
         consumer."""
         self.check_open()
         self.give_back()
-        self._write(HAND_OVER_TIMEOUT_S)
+        self._write(WRITE_TIMEOUT_S)
 
     def give_back(self) -> None:
         """The first half of `recover`, in memory: what was delivered is on its way back, and nothing acknowledges it any more."""
@@ -307,16 +305,14 @@ class Receiver:
             self._delivery.give_back(delivered=True)
 
     def rest(self, *, orderly: bool) -> bool:
-        """Release everything, as `close` does, and hold no member until the next message is asked for. False: that is not possible,
-        and the receiver can only be closed."""
+        """Release everything, as `close` does. False: that is not possible, and the receiver can only be closed."""
         if self.failure is not None:
             return False
         self._check_context()
         with self._lock:
             self._settle(acknowledges=orderly)
         try:
-            self._write_settled(HAND_OVER_TIMEOUT_S)
-            self._subscriber.leave_all()
+            self._write_settled(WRITE_TIMEOUT_S)
         except ConsumerClosedException as error:
             self._fail(error)
         except MemberUnavailableError:
@@ -354,35 +350,34 @@ class Receiver:
                     )
                 delay_ms = None if delay_s is None else whole_ms(delay_s * 1000)
                 self._delivery.reject(keys, delay_ms, unit=message.group_id is not None)
-            self._write(HAND_OVER_TIMEOUT_S)
+            self._write(WRITE_TIMEOUT_S)
 
     def release(self, message: Message) -> None:
         """Release this one message, if it is delivered and not acknowledged: it is delivered again, flagged and counted."""
         with self._lock:
             self._delivery.give_back(delivered=False, keys=keys_of(message))
-        self._write(HAND_OVER_TIMEOUT_S)
+        self._write(WRITE_TIMEOUT_S)
 
     def _write(self, timeout_s: float) -> None:
         try:
-            self._writer.write(timeout_s, self._boundary)
+            self._writer.write(timeout_s)
         except ConsumerClosedException as error:
             raise self._fail(error) from None
 
-    # -- boundaries -----------------------------------------------------------------------------------------------
-    def _boundary(self) -> int:
-        self._boundary_s = time.monotonic()
+    # -- beside the application -----------------------------------------------------------------------------------
+    def _check_session(self) -> None:
+        self._session_s = time.monotonic()
         try:
-            return self._subscriber.hand_over()
+            self._subscriber.check_session()
         except ConsumerClosedException as error:
             raise self._fail(error) from None
 
-    def hand_over(self) -> None:
-        """The context's background thread calls this several times a second: hand records over to waiting consumers,
-        and write acknowledgements and releases that are overdue."""
+    def write_overdue(self) -> None:
+        """The context's background thread calls this several times a second: write acknowledgements and releases that are
+        overdue."""
         if self.failure is not None or self._closing.is_set():
             return
         try:
-            self._boundary()
             overdue = time.monotonic() - self._writer.written_s >= _LAZY_S
             if self._delivery.returning or (overdue and self._delivery.finished):
                 self._write(0)

@@ -184,6 +184,10 @@ class RecordSet:
     def speaks_for(self, consumer: str, session: str) -> bool:
         return self.consumers.get(consumer) == session
 
+    def is_attended(self, live_sessions: Set[str]) -> bool:
+        """A consumer of it lives, and does what housekeeping does elsewhere."""
+        return not live_sessions.isdisjoint(self.consumers.values())
+
     # -- changing -------------------------------------------------------------------------------------------------
     def noting(self, before: RecordSet, change: Noted) -> RecordSet:
         """As what the change has made of `before`."""

@@ -27,8 +27,6 @@ from spark_jms.log.upkeep.compaction import compact
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, members_of, records_of
 
-pytestmark = pytest.mark.usefixtures("sharing")
-
 HIGH = "JMSPriority > 6"
 
 
@@ -113,10 +111,8 @@ def test_refused_message_blocks_the_later_ones_of_its_unit(context: Context) -> 
     assert picky.take() == []
     picky.subscriber.close()
     assert other.take(1, keep=True) == [2]
-    other.subscriber.hand_over()
     again = Reader(context, HIGH, "again")
     assert again.take() == [], "the other consumer has not acknowledged it"
-    again.subscriber.hand_over()
     other.subscriber.close()  # its claim is released
     assert again.take() == []
     again.subscriber.close()

@@ -12,28 +12,24 @@ import pytest
 from spark_jms import connect
 from spark_jms.claims.batches.batch import ConsumerSettings
 from spark_jms.claims.consumers.subscriber import Subscriber
-from spark_jms.claims.records import shared
+from spark_jms.claims.records import members, shared
 from spark_jms.claims.records.shared import change_record_sets
-from spark_jms.claims.servers.stores import store_of
+from spark_jms.claims.servers.stores import opened_state, operations, store_of
 from spark_jms.client import Context
 from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.core.records.journal import PlannedChange
 from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.redelivery import Claim
 from spark_jms.core.records.stored_form import to_objects
 from spark_jms.errors import ConsumerClosedException, MemberUnavailableError
 from spark_jms.log.destinations.domain import Domain
-from spark_jms.store import MemoryStore, RecordView, RuleCall
+from spark_jms.store import Handle, MemoryStore, RecordHeldError, RecordView, RuleCall, Store
 from spark_jms.store.ledger.rules import RULES
 from spark_jms.testing import memory_domain
-from spark_jms.testing.domain import PATIENCE
+from spark_jms.testing.domain import PATIENCE, wait_until
 from spark_jms.testing.inside import members_of, records_of
-
-
-@pytest.fixture(autouse=True)
-def _shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "SHARES", True)
 
 
 @pytest.fixture(params=["memory", "file", "sqlite"])
@@ -165,13 +161,13 @@ def test_administrators_and_earlier_releases_have_a_record_to_themselves(
     own = {batch.claim: {0: batch.members[0].picks}}
     session = store_of(records_of(context), HOME).connect("jmsq purge")
     handle = session.open(members_of(one).record(0))
-    monkeypatch.setattr(shared, "CHANGE_S", 0.3)
+    assert one.acknowledge(own) == own  # to be tried again
+    monkeypatch.setattr(members, "CHANGE_S", 0.3)
     with pytest.raises(MemberUnavailableError, match="another session has opened"):
-        one.acknowledge(own)
-    monkeypatch.setattr(shared, "CHANGE_S", 60.0)
-    closes = threading.Timer(0.5, handle.close)
+        members_of(one).commit({0: members_of(one).attached_state(0).start_at(1)})
+    closes = threading.Timer(0.3, handle.close)
     closes.start()
-    assert one.acknowledge(own) == {}
+    wait_until(lambda: not one.acknowledge(own))
     closes.join()
     handle = session.open(members_of(one).record(0))
     assert one.next_batch(Batch("one"), Limits(max_messages=2)) is None
@@ -182,34 +178,72 @@ def test_administrators_and_earlier_releases_have_a_record_to_themselves(
     session.close()
 
 
-def test_a_consumer_that_hands_over_works_beside_those_that_share(
-    context: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """C9: consumers of both releases on one member, until everything is received once."""
+class ConsumerOfEarlierRelease:
+    """Has the record set to itself, and hands it over at a boundary to the session that waits in line."""
+
+    def __init__(self, store: Store, record: str) -> None:
+        self._session, self._record = store.connect("orders/- old"), record
+        self._handle: Handle | None = None
+
+    def receive(self, count: int) -> list[int]:
+        """Take and acknowledge."""
+        try:
+            self._handle = self._handle or self._session.open(self._record, timeout_ms=0)
+        except RecordHeldError:
+            return []
+        before = opened_state(self._handle)
+        picks = before.available(1, 40).take(count)
+        if not picks:
+            return []
+        session = self._session.session_id
+        claim = Claim(f"old-{picks.first}", "old", session, picks, 0, replayable=False)
+        after = before.attach("old", session).claim(claim).acknowledge("old", session, claim.id, 1, 0)
+        self._handle.commit(operations(before, after))
+        return picks.numbers().to_pylist()
+
+    def boundary(self) -> None:
+        if self._handle is not None and self._handle.waiters():
+            self._handle.close()
+            self._handle = None
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def test_a_consumer_that_hands_over_works_beside_those_that_share(context: Context) -> None:
+    """C9, C16: consumers of both releases on one member, until everything is received once."""
     send(context, 40)
     new = [consumer(context, name) for name in "ab"]
-    monkeypatch.setattr(shared, "SHARES", False)
-    old = consumer(context, "old")
-    assert not members_of(old).shares
-    got: dict[str, list[int]] = {one.consumer: [] for one in (*new, old)}
-    end = time.monotonic() + 60 * PATIENCE
-    while sum(map(len, got.values())) < 40:
-        assert time.monotonic() < end, got
-        for one in (old, *new):
-            batch = one.next_batch(Batch(one.consumer), Limits(max_messages=2))
-            if batch is None:
-                old.hand_over()
-                continue
-            picks = batch.members[0].picks
-            got[one.consumer] += picks.numbers().to_pylist()
-            left = one.acknowledge({batch.claim: {0: picks}})
-            while left:
-                assert time.monotonic() < end
-                for other in new:
-                    other.hand_over()
-                left = one.acknowledge(left)
-            old.hand_over()
+    old = ConsumerOfEarlierRelease(store_of(records_of(context), HOME), members_of(new[0]).record(0))
+    got: dict[str, list[int]] = {"a": [], "b": [], "old": []}
+    stop = threading.Event()
+
+    def hand_over() -> None:
+        while not stop.is_set():
+            got["old"] += old.receive(2)
+            time.sleep(0.02)
+            old.boundary()
+
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(hand_over)
+        try:
+            end = time.monotonic() + 60 * PATIENCE
+            while sum(map(len, got.values())) < 40:
+                assert time.monotonic() < end, got
+                for one in new:
+                    batch = one.next_batch(Batch(one.consumer), Limits(max_messages=2))
+                    if batch is not None:
+                        picks = batch.members[0].picks
+                        got[one.consumer] += picks.numbers().to_pylist()
+                        wait_until(
+                            lambda one=one, batch=batch, picks=picks: not one.acknowledge({batch.claim: {0: picks}})
+                        )
+        finally:
+            stop.set()
+        done.result()
     assert sorted(number for numbers in got.values() for number in numbers) == list(range(1, 41))
+    assert got["old"]
+    assert got["a"] or got["b"]
     for one in (*new, old):
         one.close()
 
