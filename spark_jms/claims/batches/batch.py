@@ -167,6 +167,7 @@ class BatchMaker:
         self._barriers = BarrierWatch(table)
         self.passed_barrier = False  # by the last batch: what was behind it may be available now
         self.planned_version = -1
+        self.paused: Set[int] = frozenset()  # members, at the last plan
         self._prepared: Mapping[int, Offer] = {}  # offers of a batch that is not concluded
 
     def prepare(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> PreparedBatch:
@@ -469,7 +470,7 @@ class BatchMaker:
         if declared.handles_units_of_work and self._settings.isolates_poison:
             raise unit_not_narrowed(declared.name)
         limits = self._offered(limits, changed.values())
-        paused = declared.pauses.members(CONSUMPTION, declared.member_ids)
+        self.paused = paused = declared.pauses.members(CONSUMPTION, declared.member_ids)
         for member in paused:
             self._planner.restart(member)  # there is nothing more to plan until it is resumed
         planned: dict[int, Offer] = {}

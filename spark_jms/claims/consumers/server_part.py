@@ -110,8 +110,8 @@ class ServerPart:
         return self.batches.previous.protect(batch)
 
     def has_news(self) -> bool:
-        """Something changed since the last plan: a commit (which another thread may have read already), or the end of a redelivery
-        delay; or a destination that refuses messages for good may have changed. Cheap enough for 200 calls a second."""
+        """Something changed since the last plan: a commit (which another thread may have read already), or the end of a delay;
+        or a destination that refuses messages for good may have changed. Cheap enough for 200 calls a second."""
         return (
             self._table.snapshot.version != self.batches.planned_version
             or self._table.has_news()
@@ -126,7 +126,7 @@ class ServerPart:
     def _has_due(self) -> bool:
         now = self._clock_ms()
         is_over = any(until <= now for known in self.members.known.values() for until in known.state.delays)
-        return is_over or self.batches.may_reconsider()
+        return is_over or self.planner.is_due(now, self.batches.paused) or self.batches.may_reconsider()
 
     # -- messages -------------------------------------------------------------------------------------------------
     def set_aside(self, claim: str, member: int, reasons: Mapping[int, str]) -> bool:

@@ -283,6 +283,11 @@ class Subscriber:
                 return True
             return self.is_due() or any(self._each_if_open(ServerPart.has_news))
 
+    def have_records_changed(self) -> bool:
+        """Others have changed a record set since this consumer has seen it: messages may be available again. Cheap enough for ten
+        calls a second."""
+        return any(self._each_if_open(lambda part: part.members.have_changed()))
+
     def is_due(self) -> bool:
         """Messages have waited for a full batch as long as they may."""
         return self._admission.is_due(self._monotonic_s() * 1000)

@@ -23,7 +23,7 @@ from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.batch import PROGRESS, QueryProgress, preferred
 from spark_jms.core.records.journal import PlannedChange, found_dead
 from spark_jms.core.records.record_set import Noted, RecordSet
-from spark_jms.core.records.stored_form import consumer_record, member_record
+from spark_jms.core.records.stored_form import consumer_record, member_record, members_prefix
 from spark_jms.errors import ConsumerClosedException, MemberUnavailableError, QueryRunningError, SessionEndedException
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import now_ms
@@ -99,6 +99,7 @@ class Members:
             self.progress = ProgressRecord(store, self.session, record, f"query {consumer} of {destination}")
         self.known: dict[int, KnownRecord] = {}
         self.attached: set[int] = set()
+        self._followed: set[int] = set()
         self._met: dict[int, tuple[int, float]] = {}  # opened by another session: with which version, and since when
         self._committed: dict[int, tuple[Noted, ...]] = {}  # of each member: the journal that was committed last
         self._undelivered: dict[int, set[str]] = {}  # member -> claims that a write of unknown outcome may have made
@@ -127,9 +128,19 @@ class Members:
     # -- following ------------------------------------------------------------------------------------------------
     def follow(self, members: Collection[int]) -> None:
         """Know these as they are now, and no others."""
+        self._followed = set(members)
         for member in self.known.keys() - set(members):
             del self.known[member]
         self._look(members)
+
+    def have_changed(self) -> bool:
+        """Others have changed one since this consumer has seen it. Cheap enough for ten calls a second."""
+        infos = self.store.infos(members_prefix(self.table_id, self.subscription))
+        for member in self._followed:
+            known, info = self.known.get(member), infos.get(self.record(member))
+            if known is None or (info is not None and info.epoch != known.epoch):
+                return True
+        return False
 
     def refresh(self) -> None:
         """Know those that are known as they are now."""

@@ -48,7 +48,8 @@ AUTOMATIC: tuple[AcknowledgeMode, ...] = ("auto", "dups-ok")
 Transacted = Literal["transacted"]  # the mode of a transacted session's consumers: its commit acknowledges
 WRITE_TIMEOUT_S = 15.0  # wait for a record set that another session has opened, to acknowledge or release
 CLOSE_TIMEOUT_S = 5.0
-_REPLAN_S = 0.1  # for changes without a new file: a delay ends, a consumer dies
+_RECORDS_S = 0.1  # between two looks whether others have changed a record set
+_REPLAN_S = 1.0  # for what no look tells: a consumer dies, a server answers again
 _POLL_S = 0.01  # between two looks at the context
 _SESSION_S = 0.02  # between two looks at the session while prefetched messages are delivered
 _LAZY_S = 1.0
@@ -234,8 +235,8 @@ class Receiver:
 
     def _wait(self, started: float, deadline: float | None, interrupted: threading.Event | None) -> bool:
         """True when new messages may be available; False when the time is up or the consumer closes."""
-        replan = time.monotonic() + _REPLAN_S
-        poll = 0.0
+        begun = time.monotonic()
+        looked = poll = begun
         while True:
             now = time.monotonic()
             pause = pause_s(now - started, self.watched)
@@ -251,8 +252,12 @@ class Receiver:
             if self._table.snapshot.version != self._seen_version or self._table.has_news():
                 self.watched = rung
                 return True
-            if now >= replan or self._subscriber.is_due():
+            if now >= begun + _REPLAN_S or self._subscriber.is_due():
                 return True
+            if now >= looked + _RECORDS_S:
+                looked = now
+                if self._subscriber.has_news() or self._subscriber.have_records_changed():
+                    return True
             if now >= poll:
                 poll = now + _POLL_S
                 self.check_open()
