@@ -74,13 +74,14 @@ def _consumer(where: str, batch: int) -> Iterator[Receive]:
         with _artemis(int(port), queue) as receive:
             yield receive
     else:
-        with _context(where) as context, context.consumer(QUEUE, prefetch=batch) as consumer:
+        mode: Any = "auto" if batch == 1 else "client"
+        with _context(where) as context, context.consumer(QUEUE, prefetch=batch, acknowledge=mode) as consumer:
 
             def receive_ours(place: int) -> Callable[[], object]:
                 message = consumer.receive(timeout=TIMEOUT_S)
                 if message is None:
                     raise SystemExit("no message came")
-                return message.acknowledge  # and all before it
+                return message.acknowledge  # and all before it; in the mode auto the next receive does it
 
             yield receive_ours
 

@@ -302,6 +302,27 @@ class Subscriber:
         return any(self._each_if_open(ServerPart.has_more))
 
     # -- acknowledging --------------------------------------------------------------------------------------------
+    @property
+    def acknowledges_with_claims(self) -> bool:
+        """`finish` needs no write of its own: the destination is on no servers."""
+        return self._branches.in_place
+
+    def finish(self, parts: Parts) -> None:
+        """The next plan acknowledges these parts of open claims in its write: `unfinished` tells what it has left."""
+        with self._lock:
+            for part in self.parts.values() if self._branches.in_place else ():
+                part.members.finish(parts)
+
+    def unfinished(self, parts: Parts) -> Parts:
+        """Of the parts that `finish` was told, those that no write has acknowledged: another session has opened a record, or the
+        destination is on servers."""
+        with self._lock:
+            if not self._branches.in_place:
+                return parts
+            left = {member for part in self.parts.values() for member in part.members.unfinished}
+            found = {c: {m: picks for m, picks in members.items() if m in left} for c, members in parts.items()}
+            return {claim: members for claim, members in found.items() if members}
+
     def acknowledge(self, parts: Mapping[str, Mapping[int, Ranges]], *, whole: bool = False) -> Parts:
         """Acknowledge parts (member -> messages) of open claims, in one write on each server. Returns the parts on members whose
         record another session has opened: nothing of those members is acknowledged; try again. `whole`:

@@ -103,6 +103,7 @@ class Members:
         self._met: dict[int, tuple[int, float]] = {}  # opened by another session: with which version, and since when
         self._committed: dict[int, tuple[Noted, ...]] = {}  # of each member: the journal that was committed last
         self._undelivered: dict[int, set[str]] = {}  # member -> claims that a write of unknown outcome may have made
+        self._finished: dict[int, dict[str, Ranges]] = {}  # member -> what the next change of it acknowledges, by claim
         self._fenced: FencedError | None = None  # for good
         self._monotonic_s, self._clock_ms, self._is_logged = monotonic_s, clock_ms, is_logged
 
@@ -219,12 +220,29 @@ class Members:
 
     # -- sharing --------------------------------------------------------------------------------------------------
     def attached_state(self, member: int) -> RecordSet:
-        """The state of a known member, with this session speaking for the consumer."""
-        state, is_on = self.known[member].state, self._is_logged()
-        state = state.logging(is_on=is_on, now_ms=self._clock_ms() if is_on else 0)
+        """The state of a known member, with this session speaking for the consumer, and with what `finish` was told of. Raises
+        ConsumerClosedException when the consumer does not hold that any more."""
+        known, is_on = self.known[member], self._is_logged()
+        state = known.state.logging(is_on=is_on, now_ms=self._clock_ms() if is_on else 0)
         for claim in self._undelivered.get(member, ()):
             state = state.release(claim, delivered=False)
-        return state if member in self.attached else state.attach(self.consumer, self.session_id)
+        if member not in self.attached:
+            state = state.attach(self.consumer, self.session_id)
+        for claim, part in self._finished.get(member, {}).items():
+            state = state.acknowledge(self.consumer, self.session_id, claim, known.epoch, self._clock_ms(), part)
+        return state
+
+    def finish(self, parts: Mapping[str, Mapping[int, Ranges]]) -> None:
+        """The next change of each member acknowledges these parts of open claims."""
+        self._finished = {}
+        for claim, members in parts.items():
+            for member, part in members.items():
+                self._finished.setdefault(member, {})[claim] = part
+
+    @property
+    def unfinished(self) -> Set[int]:
+        """The members for which `finish` was called, and which have not been changed since."""
+        return self._finished.keys()
 
     def attach(self, member: int) -> None:
         """Others see from now on that this consumer is there."""
@@ -314,6 +332,7 @@ class Members:
             state = self.known[member].state
             if member in self._undelivered:
                 self._undelivered[member] &= state.claims.keys()
+            self._finished.pop(member, None)
             if state.speaks_for(self.consumer, self.session_id):
                 self.attached.add(member)
 

@@ -336,10 +336,14 @@ class AcknowledgementWriter:
         if not finished:
             return True
         left = self._subscriber.acknowledge(parts_of(finished))
-        with self._lock:
-            self._delivery.stored([key for key, claim in finished.items() if key[0] not in left.get(claim, ())])
-            self.written_s = time.monotonic()
+        self.wrote([key for key, claim in finished.items() if key[0] not in left.get(claim, ())])
         return not left
+
+    def wrote(self, keys: Iterable[Key]) -> None:
+        """The store has these acknowledgements."""
+        with self._lock:
+            self._delivery.stored(keys)
+            self.written_s = time.monotonic()
 
     def _write_returning(self, returning: list[Return]) -> bool:
         written = True

@@ -28,10 +28,11 @@ from spark_jms.client.receiving.delivery import (
     Return,
     TransactedDelivery,
     keys_of,
+    parts_of,
 )
 from spark_jms.client.receiving.pipeline import BatchReader, Pipeline
 from spark_jms.client.sending.tracing import traced_acknowledge
-from spark_jms.core.records.batch import Batch
+from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.errors import (
     ClosedError,
     ConsumerClosedException,
@@ -127,7 +128,7 @@ class Receiver:
         started = time.monotonic()
         deadline = None if timeout_s is None else started + timeout_s
         try:
-            self.acknowledge_delivered()
+            self._acknowledge_before()
             while not self._closing.is_set():
                 message = self._take(holds=interrupted is not None)
                 if message is None and self._wait(started, deadline, interrupted):
@@ -172,15 +173,16 @@ class Receiver:
         overtake them. `hurries`: without waiting for a full batch."""
         self._session_s = time.monotonic()
         self._reader.forget()
-        self._write(0)
+        if self._delivery.returning or not self._subscriber.acknowledges_with_claims:
+            self._write(0)
         self._seen_version = self._table.snapshot.version
         if self._delivery.returning and not self._subscriber.away():  # a server may be away for long
             return
         try:
             limits = self._pipeline.limits(self._table.snapshot.destination, self._reader.first_member, hurries=hurries)
-            batch = self._subscriber.next_batch(Batch(self.name), limits)
+            batch = self._next_batch(limits)
             while batch is None and self._subscriber.has_more() and not self._closing.is_set():
-                batch = self._subscriber.next_batch(Batch(self.name), limits)
+                batch = self._next_batch(limits)
         except ConsumerClosedException as error:
             raise self._fail(error) from None
         if batch is None:
@@ -205,6 +207,23 @@ class Receiver:
             self._write(0)
         if read.undecodable:
             self._set_aside()
+
+    def _next_batch(self, limits: Limits) -> Batch | None:
+        """What is finished is acknowledged in the write that claims, or, where that leaves some, in another one."""
+        with self._lock:
+            finished = dict(self._delivery.finished)
+        if not finished:
+            return self._subscriber.next_batch(Batch(self.name), limits)
+        parts, automatic = parts_of(finished), self.mode in AUTOMATIC
+        with traced_acknowledge(self.destination, None, len(finished) if automatic else 0):
+            self._subscriber.finish(parts)
+            try:
+                return self._subscriber.next_batch(Batch(self.name), limits)
+            finally:
+                left = self._subscriber.unfinished(parts)
+                self._writer.wrote([key for key, claim in finished.items() if key[0] not in left.get(claim, ())])
+                if left:
+                    self._write(WRITE_TIMEOUT_S if automatic else 0)
 
     def _set_aside(self) -> None:
         """Move undecodable messages to their queue. What fails is tried again later: it stays claimed, and no call of the
@@ -283,6 +302,14 @@ class Receiver:
             count = before - len(self._delivery.delivered)
         with traced_acknowledge(self.destination, message, count):
             self._write(WRITE_TIMEOUT_S)
+
+    def _acknowledge_before(self) -> None:
+        """As `acknowledge_delivered`, before the next message: where that has to be claimed, the claim acknowledges, too."""
+        if self._delivery.prefetched or not self._subscriber.acknowledges_with_claims:
+            self.acknowledge_delivered()
+        elif self.mode in AUTOMATIC:
+            with self._lock:
+                self._delivery.finish()
 
     def acknowledge_delivered(self) -> None:
         """In the modes "auto" and "dups-ok": the application has finished with everything delivered so far."""
