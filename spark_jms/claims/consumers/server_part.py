@@ -31,6 +31,7 @@ from spark_jms.claims.servers.stores import home_of, store_of
 from spark_jms.claims.transactions.transfer import Pledges, Transfers
 from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.destinations.subscriptions import recorded_on
+from spark_jms.core.messages.ranges import EMPTY
 from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.core.records.life_cycle import Acknowledgement, LoggedEvent
 from spark_jms.log.destinations.domain import Domain
@@ -112,12 +113,11 @@ class ServerPart:
     def has_news(self) -> bool:
         """Something changed since the last plan: a commit (which another thread may have read already), or the end of a delay;
         or a destination that refuses messages for good may have changed. Cheap enough for 200 calls a second."""
-        return (
-            self._table.snapshot.version != self.batches.planned_version
-            or self._table.has_news()
-            or self.has_more()
-            or self._has_due()
-        )
+        return self._table.snapshot.version != self.batches.planned_version or self._table.has_news() or self.has_due()
+
+    def has_due(self) -> bool:
+        """The same without commits: what the last plan knew of is to be looked at again."""
+        return self.has_more() or self._has_due()
 
     def has_more(self) -> bool:
         """The last plan did not get through all messages: the next one continues behind it."""
@@ -127,6 +127,25 @@ class ServerPart:
         now = self._clock_ms()
         is_over = any(until <= now for known in self.members.known.values() for until in known.state.delays)
         return is_over or self.planner.is_due(now, self.batches.paused) or self.batches.may_reconsider()
+
+    def has_available(self, more_than: int = 0) -> bool:
+        """More messages than so many are available, as far as record sets tell, and what the selector was seen to refuse."""
+        self.members.refresh()
+        snapshot, count = self._table.refresh(), 0
+        for member, known in self.members.known.items():
+            left_out = known.state.waiting | self.planner.refused.get(member, EMPTY)
+            for window in known.state.available_windows(1, snapshot.last_sequence(member)):
+                count += (window - left_out).count
+                if count > more_than:
+                    return True
+        return False
+
+    def is_turn_of_others(self) -> bool:
+        """Enough other consumers have nothing to do for what is available."""
+        newest = sum(self._table.refresh().last_sequence(member) for member in self.members.known)
+        self.members.refresh()
+        place = self.members.turn(newest)
+        return place > 0 and not self.has_available(place)
 
     # -- messages -------------------------------------------------------------------------------------------------
     def set_aside(self, claim: str, member: int, reasons: Mapping[int, str]) -> bool:

@@ -278,15 +278,31 @@ class Subscriber:
     def has_news(self) -> bool:
         """Something changed since the last plan, on a server that answers, or a server may answer again. Cheap enough for 200 calls
         a second."""
+        return self._has(ServerPart.has_news)
+
+    def has_due(self) -> bool:
+        """The same without commits: what the last plan knew of is to be looked at again."""
+        return self._has(ServerPart.has_due)
+
+    def _has(self, what: Callable[[ServerPart], bool]) -> bool:
         with self._lock:
             if any(branch.is_due() for branch in self._branches.values()):
                 return True
-            return self.is_due() or any(self._each_if_open(ServerPart.has_news))
+            return self.is_due() or any(self._each_if_open(what))
 
     def have_records_changed(self) -> bool:
         """Others have changed a record set since this consumer has seen it: messages may be available again. Cheap enough for ten
         calls a second."""
         return any(self._each_if_open(lambda part: part.members.have_changed()))
+
+    def has_available(self) -> bool:
+        """Messages are available, as far as the record sets tell."""
+        return any(self._each_if_open(ServerPart.has_available))
+
+    def is_turn_of_others(self) -> bool:
+        """Other consumers that have nothing to do are enough for what is available: if each looked at each message, a message would
+        cost as much as there are consumers."""
+        return all(self._each_if_open(ServerPart.is_turn_of_others))
 
     def is_due(self) -> bool:
         """Messages have waited for a full batch as long as they may."""

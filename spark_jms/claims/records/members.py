@@ -144,8 +144,8 @@ class Members:
         return False
 
     def refresh(self) -> None:
-        """Know those that are known as they are now."""
-        self._look(list(self.known))
+        """Know those that are followed as they are now, but for those that another session has opened."""
+        self._look(self._followed, waits=False)
 
     def open(self, member: int) -> bool:
         """Whether it is known; False: another session has opened it."""
@@ -166,14 +166,17 @@ class Members:
             view = self.session.look([self.record(member)])[self.record(member)]
         return follow(self.record(member), view.objects, self.label(member))
 
-    def _look(self, members: Collection[int]) -> None:
+    def _look(self, members: Collection[int], *, waits: bool = True) -> None:
         if not members:
             return
         records = {member: self.record(member) for member in members}
         with self._unfenced():
             views = self.session.look(list(records.values()))
         for member, record in records.items():
-            view = views[record] if views[record].holder is None else self._passed(member, views[record].version)
+            view: RecordView | None = views[record]
+            if view is not None and view.holder is not None:
+                self.known.pop(member, None)
+                view = self._passed(member, view.version) if waits else None
             if view is not None and view.holder is None:
                 self._see(member, view)
 
@@ -188,7 +191,6 @@ class Members:
         """The record set that another session has opened, once that has closed it; None: not yet. One that keeps it for long is a
         consumer of an earlier release, which hands it over to who waits in line."""
         record, now = self.record(member), self._monotonic_s()
-        self.known.pop(member, None)
         met, since = self._met.get(member, (0, 0.0))
         if met != version:
             self._met[member] = version, now
@@ -263,6 +265,15 @@ class Members:
             if session in live_sessions
         }
         return preferred(self.consumer, beside, members)
+
+    def turn(self, newest: int) -> int:
+        """Of the live consumers that have no message, in an order that changes with the `newest` one, the place of this one."""
+        live = self.store.sessions().keys()
+        states = [known.state for known in self.known.values()]
+        there = {consumer for state in states for consumer, session in state.consumers.items() if session in live}
+        busy = {claim.consumer for state in states for claim in state.claims.values()}
+        idle = sorted(there - busy | {self.consumer})
+        return (idle.index(self.consumer) - newest) % len(idle)
 
     # -- changing -------------------------------------------------------------------------------------------------
     def commit(

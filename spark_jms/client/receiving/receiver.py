@@ -49,6 +49,7 @@ AUTOMATIC: tuple[AcknowledgeMode, ...] = ("auto", "dups-ok")
 Transacted = Literal["transacted"]  # the mode of a transacted session's consumers: its commit acknowledges
 WRITE_TIMEOUT_S = 15.0  # wait for a record set that another session has opened, to acknowledge or release
 CLOSE_TIMEOUT_S = 5.0
+_TURN_S = 0.01  # that another consumer may take for a message
 _RECORDS_S = 0.1  # between two looks whether others have changed a record set
 _REPLAN_S = 1.0  # for what no look tells: a consumer dies, a server answers again
 _POLL_S = 0.01  # between two looks at the context
@@ -270,12 +271,19 @@ class Receiver:
             now = time.monotonic()
             if self._table.snapshot.version != self._seen_version or self._table.has_news():
                 self.watched = rung
-                return True
+                if not self._subscriber.is_turn_of_others():
+                    return True
+                self._closing.wait(_TURN_S)
+                if self._subscriber.has_available():
+                    return True
+                self._seen_version = self._table.snapshot.version
             if now >= begun + _REPLAN_S or self._subscriber.is_due():
                 return True
             if now >= looked + _RECORDS_S:
                 looked = now
-                if self._subscriber.has_news() or self._subscriber.have_records_changed():
+                if self._subscriber.has_due():
+                    return True
+                if self._subscriber.have_records_changed() and self._subscriber.has_available():
                     return True
             if now >= poll:
                 poll = now + _POLL_S

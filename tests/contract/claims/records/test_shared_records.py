@@ -6,16 +6,18 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from spark_jms import connect
-from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.batches.batch import BatchMaker, ConsumerSettings
 from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.records import members, shared
 from spark_jms.claims.records.shared import change_record_sets
-from spark_jms.claims.servers.stores import opened_state, operations, store_of
+from spark_jms.claims.servers.stores import opened_state, operations, read_state, record_of, store_of
 from spark_jms.client import Context
+from spark_jms.client.receiving import receiver
 from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.batch import Batch, Limits
@@ -29,7 +31,7 @@ from spark_jms.store import Handle, MemoryStore, RecordHeldError, RecordView, Ru
 from spark_jms.store.ledger.rules import RULES
 from spark_jms.testing import memory_domain
 from spark_jms.testing.domain import PATIENCE, wait_until
-from spark_jms.testing.inside import members_of, records_of
+from spark_jms.testing.inside import domain_of, members_of, records_of
 
 
 @pytest.fixture(params=["memory", "file", "sqlite"])
@@ -92,6 +94,39 @@ def test_threads_receive_each_message_once(context: Context) -> None:
         for done in [threads.submit(work) for _ in range(8)]:
             done.result()
     assert sorted(got, key=int) == [str(n) for n in range(1, 121)]
+
+
+def test_a_message_wakes_few_of_many_that_wait(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C9, C11: of the consumers that wait, those plan whose turn it is; all would be 8 + 7 + ... + 1 plans."""
+    plans, lock = list[str](), threading.Lock()
+    prepare = BatchMaker.prepare
+
+    def counted(self: BatchMaker, *arguments: Any) -> Any:
+        with lock:
+            plans.append(threading.current_thread().name)
+        return prepare(self, *arguments)
+
+    def work() -> str | None:
+        with context.consumer("orders", acknowledge="auto", prefetch=1) as own:
+            message = own.receive(60 * PATIENCE)
+            return message and message.text
+
+    def state() -> RecordSet:
+        snapshot = domain_of(context).log("orders").refresh()
+        return read_state(records_of(context), record_of(snapshot, "-", 0))
+
+    monkeypatch.setattr(receiver, "_REPLAN_S", 600.0)
+    monkeypatch.setattr(receiver, "_TURN_S", 0.2 * PATIENCE)  # longer than a busy machine takes for a plan
+    with ThreadPoolExecutor(8) as threads:
+        working = [threads.submit(work) for _ in range(8)]
+        wait_until(lambda: len(state().consumers) == 8)
+        time.sleep(0.2 * PATIENCE)  # the last of them begins to wait
+        monkeypatch.setattr(BatchMaker, "prepare", counted)
+        for number in range(1, 9):
+            send(context, 1)
+            wait_until(lambda number=number: state().floor == number)
+        assert [one.result() for one in working] == ["1"] * 8
+    assert len(plans) < 20
 
 
 def test_messages_of_a_unit_go_to_one_consumer_at_a_time(context: Context) -> None:
