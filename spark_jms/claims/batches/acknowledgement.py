@@ -27,6 +27,7 @@ from contextlib import suppress
 from spark_jms.claims.batches.planner import Planner
 from spark_jms.claims.failures.poison import ProtectedPart, TrialCopy
 from spark_jms.claims.records.members import LINE_S, Members, RecordInUseError
+from spark_jms.claims.records.shared import PlanOutdatedError
 from spark_jms.claims.servers.stores import names_everywhere, read_state, timed_stores
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.records.batch import PROGRESS, Batch, QueryProgress
@@ -110,7 +111,7 @@ class Acknowledger:
                 changed[member] = change(state, epoch, self._clock_ms(), claim, part)
         try:
             self._members.commit(changed, wait_s=LINE_S)
-        except RecordInUseError:
+        except (RecordInUseError, PlanOutdatedError):
             return _all_of(parts)
         return left
 
@@ -125,7 +126,7 @@ class Acknowledger:
         released = {m: s.release(claim, parts[m], delivered=delivered, until_ms=until) for m, s in states.items()}
         try:
             self._members.commit(released, wait_s=LINE_S)
-        except RecordInUseError:
+        except (RecordInUseError, PlanOutdatedError):
             return False
         return True
 

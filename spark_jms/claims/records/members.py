@@ -291,7 +291,11 @@ class Members:
             held = own.operations(progress)
         states = {member: self.known[member].state for member in journals if member in self.known}
         dead = set[str]().union(*(found_dead(state, journals[member]) for member, state in states.items()))
-        change = PlannedChange({self.record(member): new for member, new in journals.items()}, dead - {self.session_id})
+        change = PlannedChange(
+            {self.record(member): new for member, new in journals.items()},
+            dead - {self.session_id},
+            {self.record(member): changed[member].clears for member in journals},
+        )
         try:
             call, limit_s = RuleCall(RULE, change.to_bytes()), CHANGE_S if wait_s is None else wait_s
             answer = self._asked(list(change.journals), call, held, limit_s)

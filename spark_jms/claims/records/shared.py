@@ -43,7 +43,7 @@ def change_record_sets(argument: bytes, records: Mapping[str, RecordView], sessi
     try:
         for name, journal in change.journals.items():
             before = follow(name, records[name].objects)
-            decided[name] = operations(before, replayed(before, journal, sessions, dead))
+            decided[name] = operations(before, replayed(before, journal, sessions, dead, change.clears.get(name)))
     except StateChangedError as error:
         return RuleResult({}, answer=json.dumps([_AGAIN, name, str(error)]).encode())
     except JmsqError as error:

@@ -109,6 +109,7 @@ class RecordSet:
     left_orders: Set[str] = frozenset()  # in the store, of claims that ended: see stored_form.py
     refusals: Refusals = ()  # of unfinished messages
     returns: int = 0  # how often messages have become available again
+    clears: int = 0  # how often it was cleared
     journal: tuple[Noted, ...] | None = field(default=None, compare=False, repr=False)  # None: it is not kept
 
     # -- reading --------------------------------------------------------------------------------------------------
@@ -393,8 +394,8 @@ class RecordSet:
     def cleared(self) -> RecordSet:
         """As a subscription that was never used, for one that was dropped. The position in the acknowledgement table stays,
         or rows of a new subscription of this name would look like rows that are written; so do the rows that wait for it, the
-        life-cycle log, transfers and pledges."""
-        return RecordSet(
+        life-cycle log, transfers and pledges. What consumers had planned before is not done to it."""
+        empty = RecordSet(
             outbox=self.outbox,
             position=self.position,
             intents=self.intents,
@@ -402,7 +403,9 @@ class RecordSet:
             slots=self.slots,
             life=self.life,
             pledges=self.pledges,
+            clears=self.clears,
         )
+        return self if self == empty else replace(empty, clears=self.clears + 1)
 
     # -- transfers ------------------------------------------------------------------------------------------------
     def ticket(self, nonce: str) -> Ticket | None:
