@@ -393,8 +393,8 @@ class Members:
 
 
 class ProgressRecord:
-    """The record of a query's progress: only its owner commits claims and acknowledgements. It is never handed over; closing the
-    session frees it. Not thread-safe: the subscriber's lock guards it."""
+    """The record of a query's progress: only its owner commits claims and acknowledgements. Closing the session
+    frees it. Not thread-safe: the subscriber's lock guards it."""
 
     def __init__(self, store: Store, session: Session, record: str, label: str) -> None:
         self._store, self._session, self._record, self._label = store, session, record, label

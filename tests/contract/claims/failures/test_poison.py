@@ -345,7 +345,7 @@ def test_claim_released_by_an_administrator_ends_the_trial(root: str) -> None:
 
 
 def test_query_isolates_beside_another_consumer(root: str) -> None:
-    """M4, C9: the records are handed over during the isolation; the query gets all it needs at once."""
+    """M4, C9: the other consumer changes the record sets during the isolation; the query gets all it needs at once."""
     texts = numbers(1, 30)
     send(root, "spread", *texts)
     sink = Sink(bad={"30"})
@@ -354,7 +354,7 @@ def test_query_isolates_beside_another_consumer(root: str) -> None:
         connect(root, housekeeping=False) as context,
         context.consumer("spread", selector="JMSType = 'none'") as other,
     ):
-        for _ in range(100):  # it finds no more messages while the other consumer has the records
+        for _ in range(100):
             assert other.receive(0) is None
             query.drain()
             if len(sink.texts) == 29:

@@ -253,14 +253,14 @@ def test_a_consumer_that_hands_over_works_beside_those_that_share(context: Conte
     got: dict[str, list[int]] = {"a": [], "b": [], "old": []}
     stop = threading.Event()
 
-    def hand_over() -> None:
+    def work() -> None:
         while not stop.is_set():
             got["old"] += old.receive(2)
             time.sleep(0.02)
             old.boundary()
 
     with ThreadPoolExecutor(1) as thread:
-        done = thread.submit(hand_over)
+        done = thread.submit(work)
         try:
             end = time.monotonic() + 60 * PATIENCE
             while sum(map(len, got.values())) < 40:
