@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from spark_jms.claims.records.shared import RULE, follow, raise_refusal
+from spark_jms.claims.records.shared import RULE, decided, follow, raise_refusal
 from spark_jms.claims.servers.stores import is_sibling, label_of, this_process
 from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.destinations.subscriptions import LiveSubscription, recorded_on
@@ -101,6 +101,9 @@ class Members:
         self.attached: set[int] = set()
         self._followed: set[int] = set()
         self._met: dict[int, tuple[int, float]] = {}  # opened by another session: with which version, and since when
+        self._opened: dict[
+            int, Handle
+        ] = {}  # by this session, in line behind a consumer of an earlier release, for one plan
         self._committed: dict[int, tuple[Noted, ...]] = {}  # of each member: the journal that was committed last
         self._undelivered: dict[int, set[str]] = {}  # member -> claims that a write of unknown outcome may have made
         self._finished: dict[int, dict[str, Ranges]] = {}  # member -> what the next change of it acknowledges, by claim
@@ -130,6 +133,7 @@ class Members:
     def follow(self, members: Collection[int]) -> None:
         """Know these as they are now, and no others."""
         self._followed = set(members)
+        self._close_opened()
         for member in self.known.keys() - set(members):
             del self.known[member]
         self._look(members)
@@ -173,12 +177,13 @@ class Members:
         with self._unfenced():
             views = self.session.look(list(records.values()))
         for member, record in records.items():
-            view: RecordView | None = views[record]
-            if view is not None and view.holder is not None:
-                self.known.pop(member, None)
-                view = self._passed(member, view.version) if waits else None
-            if view is not None and view.holder is None:
+            view = views[record]
+            if view.holder is not None and waits and self._is_kept_open(member, view.version):
+                view = self._view_in_line(member, view)
+            if view.holder is None:
                 self._see(member, view)
+            else:
+                self.known.pop(member, None)
 
     def _see(self, member: int, view: RecordView) -> None:
         state = replace(follow(self.record(member), view.objects, self.label(member)), journal=())
@@ -187,28 +192,40 @@ class Members:
         self._check_speaks(state, member)
         self.known[member] = KnownRecord(state, view.version)
 
-    def _passed(self, member: int, version: int) -> RecordView | None:
-        """The record set that another session has opened, once that has closed it; None: not yet. One that keeps it for long is a
-        consumer of an earlier release, which hands it over to who waits in line."""
-        record, now = self.record(member), self._monotonic_s()
+    def _is_kept_open(self, member: int, version: int) -> bool:
+        """Another session has it open for longer than administrators do: it is a consumer of an earlier release, which hands it over
+        to who waits in line. The answer is yes once in a while: a plan without the member has its turn, too."""
+        now = self._monotonic_s()
         met, since = self._met.get(member, (0, 0.0))
+        if met == version and now - since >= SHORT_S:
+            del self._met[member]
+            return True
         if met != version:
             self._met[member] = version, now
-        if met != version or now - since < SHORT_S:
-            return None
-        with self._unfenced():
-            passed = self._wait_in_line(record, LINE_S)
-            del self._met[member]  # not again at once
-            return self.session.look([record])[record] if passed else None
+        return False
 
-    def _wait_in_line(self, record: str, limit_s: float) -> bool:
-        """Whether it was this session's turn; then the record set is open to all again."""
+    def _view_in_line(self, member: int, view: RecordView) -> RecordView:
+        """As it is once this session has it open, until the plan is written; the same view when that does not come soon."""
         try:
-            self.session.open(record, timeout_ms=int(limit_s * 1000)).close()
+            handle = self._open_in_line(self.record(member), LINE_S)
         except RecordHeldError:
-            self.session.cancel(record)
-            return False
-        return True
+            return view
+        self._opened[member] = handle
+        return RecordView(handle.epoch, handle.objects())
+
+    def _open_in_line(self, record: str, limit_s: float) -> Handle:
+        """Raises RecordHeldError."""
+        with self._unfenced():
+            try:
+                return self.session.open(record, timeout_ms=int(limit_s * 1000))
+            except RecordHeldError:
+                self.session.cancel(record)
+                raise
+
+    def _close_opened(self) -> None:
+        while self._opened:
+            with suppress(StoreError):
+                self._opened.popitem()[1].close()
 
     def _check_speaks(self, state: RecordSet, member: int) -> None:
         """Raises ConsumerClosedException when another session speaks for this consumer now."""
@@ -285,6 +302,7 @@ class Members:
         journals = {member: new for member, state in changed.items() if (new := self._new(member, state))}
         own, held = self.progress, dict[Handle, list[Operation]]()
         if not journals and (own is None or progress in (None, own.value)):
+            self._close_opened()
             return
         if own is not None:
             progress = progress or self.open_progress()
@@ -297,12 +315,13 @@ class Members:
             {self.record(member): changed[member].clears for member in journals},
         )
         try:
-            call, limit_s = RuleCall(RULE, change.to_bytes()), CHANGE_S if wait_s is None else wait_s
-            answer = self._asked(list(change.journals), call, held, limit_s)
+            answer = self._asked(change, held, CHANGE_S if wait_s is None else wait_s)
         except OutcomeUnknownError:
             self._forget_unknown({member: changed[member] for member in states})
             raise
-        raise_refusal(answer, ", ".join(self.label(member) for member in journals))
+        finally:
+            self._close_opened()
+        raise_refusal(answer)
         for member in journals:
             self._committed[member] = changed[member].journal or ()
         with self._unfenced():
@@ -318,26 +337,40 @@ class Members:
             journal = journal[len(committed) :]
         return journal if any(noted.method != "logging" for noted in journal) else ()
 
-    def _asked(
-        self, records: Sequence[str], call: RuleCall, held: Mapping[Handle, Sequence[Operation]], limit_s: float
-    ) -> bytes:
+    def _asked(self, change: PlannedChange, held: Mapping[Handle, Sequence[Operation]], limit_s: float) -> bytes:
+        """The rule's answer. What a session keeps open is opened in line, and changed by this one."""
         began_s = since_s = self._monotonic_s()
         holder: str | None = None
+        writes, rest = {**held}, change
+        opened = [self._opened[member] for member in self._opened if self.record(member) in change.journals]
         while True:
+            for handle in opened:
+                writes[handle] = decided(change, handle.name, handle.objects(), self.store.sessions().keys())
+                rest = rest.without(handle.name)
             try:
                 with self._unfenced():
-                    return self.session.change(records, call, held)
+                    if rest.journals:
+                        return self.session.change(list(rest.journals), RuleCall(RULE, rest.to_bytes()), writes)
+                    self.session.commit(writes)
+                    return b""
             except RecordHeldError as error:
-                now = self._monotonic_s()
+                now, opened = self._monotonic_s(), []
                 if error.holder != holder:
                     holder, since_s = error.holder, now
                 if now - since_s < SHORT_S:
                     time.sleep(_PAUSE_S)
-                elif now - began_s >= limit_s or not self._wait_in_line(error.name, limit_s - (now - began_s)):
+                    continue
+                try:
+                    opened = [self._open_in_line(error.name, max(limit_s - (now - began_s), 0.0))]
+                except RecordHeldError:
                     raise RecordInUseError(
-                        f"another session has opened {error.name} for {limit_s:g} s: nothing was changed; see who it is with "
-                        "`jmsq claims`, and try again"
+                        f"another session has had {error.name} open for {limit_s:g} s: nothing was changed; see who it is "
+                        "with `jmsq claims`, and try again"
                     ) from error
+                self._opened[self._member_of(error.name)] = opened[0]
+
+    def _member_of(self, record: str) -> int:
+        return int(record.rsplit("/", 1)[1])
 
     def _note_written(self, members: Iterable[int], progress: QueryProgress | None) -> None:
         """The store has what is known of these members now."""

@@ -15,7 +15,7 @@ Features: C9 (docs/FEATURES.md)
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from spark_jms import errors
 from spark_jms.claims.servers.stores import operations
@@ -38,17 +38,27 @@ class PlanOutdatedError(MemberUnavailableError):
 def change_record_sets(argument: bytes, records: Mapping[str, RecordView], sessions: frozenset[str]) -> RuleResult:
     """The rule. A session that the plan found dead ends in the same write, so that it cannot act any more."""
     change = PlannedChange.from_bytes(argument)
-    dead = sessions.intersection(change.dead)
-    decided: dict[str, list[Operation]] = {}
+    found: dict[str, list[Operation]] = {}
     try:
-        for name, journal in change.journals.items():
-            before = follow(name, records[name].objects)
-            decided[name] = operations(before, replayed(before, journal, sessions, dead, change.clears.get(name)))
-    except StateChangedError as error:
+        for name in change.journals:
+            found[name] = decided(change, name, records[name].objects, sessions)
+    except PlanOutdatedError as error:
         return RuleResult({}, answer=json.dumps([_AGAIN, name, str(error)]).encode())
     except JmsqError as error:
         return RuleResult({}, answer=json.dumps([_REFUSED, type(error).__name__, str(error)]).encode())
-    return RuleResult(decided, dead)
+    return RuleResult(found, sessions.intersection(change.dead))
+
+
+def decided(change: PlannedChange, name: str, objects: Mapping[str, bytes], sessions: Set[str]) -> list[Operation]:
+    """What the change does to one record set, which has these objects now. Raises PlanOutdatedError, and ConsumerClosedException."""
+    before = follow(name, objects)
+    dead = sessions & set(change.dead)
+    try:
+        return operations(before, replayed(before, change.journals[name], sessions, dead, change.clears.get(name)))
+    except StateChangedError as error:
+        raise PlanOutdatedError(
+            f"others have changed {name} meanwhile ({error}): nothing was changed; try again"
+        ) from error
 
 
 def follow(record: str, objects: Mapping[str, bytes], label: str = "") -> RecordSet:
@@ -62,11 +72,11 @@ def follow(record: str, objects: Mapping[str, bytes], label: str = "") -> Record
     return found.state
 
 
-def raise_refusal(answer: bytes, label: str) -> None:
-    """What an answer of the rule says, if anything. `label`: of the record sets."""
+def raise_refusal(answer: bytes) -> None:
+    """What an answer of the rule says, if anything."""
     if not answer:
         return
     kind, what, text = json.loads(answer)
     if kind == _AGAIN:
-        raise PlanOutdatedError(f"others have changed {label} meanwhile ({text}): nothing was changed; try again")
+        raise PlanOutdatedError(text)
     raise getattr(errors, what)(text)

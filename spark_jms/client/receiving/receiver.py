@@ -50,6 +50,7 @@ Transacted = Literal["transacted"]  # the mode of a transacted session's consume
 WRITE_TIMEOUT_S = 15.0  # wait for a record set that another session has opened, to acknowledge or release
 CLOSE_TIMEOUT_S = 5.0
 _TURN_S = 0.01  # that another consumer may take for a message
+_MOST_TURNS = 10  # left to others: messages that come meanwhile have their own
 _RECORDS_S = 0.1  # between two looks whether others have changed a record set
 _REPLAN_S = 1.0  # for what no look tells: a consumer dies, a server answers again
 _POLL_S = 0.01  # between two looks at the context
@@ -271,10 +272,7 @@ class Receiver:
             now = time.monotonic()
             if self._table.snapshot.version != self._seen_version or self._table.has_news():
                 self.watched = rung
-                if not self._subscriber.is_turn_of_others():
-                    return True
-                self._closing.wait(_TURN_S)
-                if self._subscriber.has_available():
+                if self._finds_some():
                     return True
                 self._seen_version = self._table.snapshot.version
             if now >= begun + _REPLAN_S or self._subscriber.is_due():
@@ -283,11 +281,24 @@ class Receiver:
                 looked = now
                 if self._subscriber.has_due():
                     return True
-                if self._subscriber.have_records_changed() and self._subscriber.has_available():
+                if self._subscriber.have_records_changed() and self._finds_some():
                     return True
             if now >= poll:
                 poll = now + _POLL_S
                 self.check_open()
+
+    def _finds_some(self) -> bool:
+        """Messages are available that no other consumer takes whose turn it is."""
+        for _ in range(_MOST_TURNS):
+            if not self._subscriber.is_turn_of_others():
+                break
+            seen = self._table.snapshot.version
+            self._closing.wait(_TURN_S)
+            if not self._subscriber.has_available():
+                return False
+            if self._table.snapshot.version == seen:
+                break  # no other consumer has taken it
+        return self._subscriber.has_available()
 
     # -- acknowledging --------------------------------------------------------------------------------------------
     def acknowledge(self, message: Message, generation: int) -> None:

@@ -101,6 +101,9 @@ class PlannedChange(NamedTuple):
     dead: Collection[str] = ()
     clears: Mapping[str, int] = MappingProxyType({})
 
+    def without(self, name: str) -> PlannedChange:
+        return self._replace(journals={other: journal for other, journal in self.journals.items() if other != name})
+
     def to_bytes(self) -> bytes:
         noted = {
             name: [

@@ -21,7 +21,6 @@ from spark_jms.claims.upkeep.housekeeping import Housekeeper
 from spark_jms.client import Consumer, Context
 from spark_jms.core.destinations.destination import FORMAT_VERSION, Destination
 from spark_jms.core.records.batch import Batch, Limits, MemberPick
-from spark_jms.core.records.record_set import RecordSet
 from spark_jms.errors import (
     ConsumerClosedException,
     FormatVersionError,
@@ -227,7 +226,7 @@ def test_consumers_share_a_subscription_that_is_not_durable(context: Context) ->
     assert uses(context) == set()
     server = name[1:].split("@")[0]
     states = [read_state(records_of(context), record) for record in records_of(context).names(f"@{server}/members/")]
-    assert all(state == RecordSet(position=state.position) for state in states)
+    assert all(state == state.cleared() for state in states)
 
 
 def test_consumers_of_their_own_are_spread_over_the_servers(context: Context) -> None:

@@ -12,7 +12,6 @@ from spark_jms import connect
 from spark_jms.admin.claims import find_claim, release_claim
 from spark_jms.admin.destinations import pause, resume
 from spark_jms.admin.transfer import RedriveOrder, redrive
-from spark_jms.claims.failures.poison import pinned
 from spark_jms.claims.upkeep import views
 from spark_jms.core.destinations.pause import CONSUMPTION
 from spark_jms.core.records.endings import ISOLATION
@@ -362,14 +361,3 @@ def test_query_isolates_beside_another_consumer(root: str) -> None:
         assert other.receive(0) is None
     assert sorted(sink.texts, key=int) == texts[:-1]
     assert [m.text for m in received(root, "failed")] == ["30"]
-
-
-@pytest.mark.parametrize(
-    ("wanted", "held", "kept"),
-    [({0, 2, 3}, {2, 3}, set()), ({0, 2, 3}, {0, 3, 7}, {0}), ({1, 2}, {1, 2}, {1, 2}), (set(), {1}, set())],
-)
-def test_records_of_a_narrowed_batch_are_kept_in_ascending_order(
-    wanted: set[int], held: set[int], kept: set[int]
-) -> None:
-    """M4, C9: two queries that need the same members do not wait for each other."""
-    assert pinned(wanted, held) == kept

@@ -15,7 +15,6 @@ from spark_jms.claims.servers.stores import active_subscriptions, read_state
 from spark_jms.claims.upkeep import views
 from spark_jms.claims.upkeep.housekeeping import Housekeeper
 from spark_jms.client import Consumer, Context
-from spark_jms.core.records.record_set import RecordSet
 from spark_jms.errors import ConsumerClosedException, InvalidClientIDException, OptionError, SubscriptionInUseError
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.log.upkeep.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
@@ -50,11 +49,11 @@ def uses(context: Context) -> set[str]:
 
 
 def filled_records(context: Context) -> list[str]:
-    """Record sets with anything but their position in the acknowledgement table, and rows that wait for it."""
+    """Record sets that are not cleared."""
     return [
         name
         for name in records_of(context).names("members/")
-        if (state := read_state(records_of(context), name)) != RecordSet(position=state.position, outbox=state.outbox)
+        if (state := read_state(records_of(context), name)) != state.cleared()
     ]
 
 
