@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from spark_jms.claims.servers.stores import OpenRecords, addressed, opened_state, operations, read_state
+from spark_jms.claims.servers.stores import OpenRecords, addressed, opened_state, operations, read_state, store_of
 from spark_jms.core.messages.arrays import arrow_array
 from spark_jms.core.messages.ranges import Ranges, union
 from spark_jms.core.records.endings import HullClaim, counts_apart
@@ -200,7 +200,7 @@ class FreeOutboxes:
     def flush_named(self, store: Store, session: Session, table_id: str, server: str) -> int:
         """Those of all record sets of the table that the server's store has: of subscriptions and members that are no more, too.
         Returns how many rows were written."""
-        live = store.sessions().keys()
+        live = store_of(store, server).sessions().keys()
         found: dict[str, dict[int, str]] = defaultdict(dict)
         for record in store.names(addressed(server, f"{MEMBERS_PREFIX}{table_id}/")):
             state = read_state(store, record)

@@ -261,7 +261,7 @@ class Housekeeper:
         self._lease: Handle | None = None
         self._table_id = ""  # of the lease
         self._states: dict[tuple[str, str, int], RecordSet] = {}  # of this round
-        self._sessions: Set[str] | None = None  # that lived in this round
+        self._sessions: dict[str, Set[str]] = {}  # that lived in this round, by server
         self._away: dict[str, StoreError] = {}  # servers that did not answer in this round
         logs = {"messages": domain.log(destination), "acknowledgements": domain.acknowledgements(destination)}
         logs["messages"].refresh()
@@ -350,10 +350,13 @@ class Housekeeper:
 
     def _unattended(self, subscription: str, member: int) -> RecordSet | None:
         """The same; None where a consumer lives."""
-        state = self._state(subscription, member)
-        if self._sessions is None:
-            self._sessions = self._store.sessions().keys()
-        return None if state.is_attended(self._sessions) else state
+        state, server = (
+            self._state(subscription, member),
+            record_server(self._messages.snapshot.destination, subscription, member),
+        )
+        if server not in self._sessions:
+            self._sessions[server] = store_of(self._store, server).sessions().keys()
+        return None if state.is_attended(self._sessions[server]) else state
 
     def state_now(self, subscription: str, member: int) -> RecordSet:
         label = label_of(self._destination, subscription, member)
@@ -507,7 +510,7 @@ class Housekeeper:
     def begin_round(self) -> None:
         """States are read once in a round, and servers asked."""
         self._states.clear()
-        self._sessions = None
+        self._sessions.clear()
         self._away.clear()
 
     def _leave_stopped(self) -> None:

@@ -51,9 +51,7 @@ def left_behind(context: Context) -> list[str]:
     store = records_of(context)
     names = [name for prefix in ("", "@a/", "@b/", "@c/") for name in store.names(f"{prefix}members/")]
     states = {name: read_state(store, name) for name in names}
-    filled = [
-        name for name, state in states.items() if state != state.cleared()
-    ]
+    filled = [name for name, state in states.items() if state != state.cleared()]
     return filled + [name for name in store.names("subscribers/") if store.peek(name)]
 
 
