@@ -49,6 +49,7 @@ from spark_jms.claims.consumers.replay import BatchReplay
 from spark_jms.claims.consumers.server_part import ServerPart
 from spark_jms.claims.failures.poison import Isolation
 from spark_jms.claims.records.life_cycle import AcknowledgementTable, LifeCycleTable, opened_table
+from spark_jms.claims.records.members import Members
 from spark_jms.claims.records.shared import PlanOutdatedError
 from spark_jms.claims.records.subscriptions import SubscriptionRequest, SubscriptionUse, use_subscription
 from spark_jms.claims.servers.stores import keep_servers, note_late
@@ -276,8 +277,7 @@ class Subscriber:
             return False
 
     def has_news(self) -> bool:
-        """Something changed since the last plan, on a server that answers, or a server may answer again. Cheap enough for 200 calls
-        a second."""
+        """Something changed since the last plan, on a server that answers, or one may answer again. Cheap enough for 200 calls a second."""
         return self._has(ServerPart.has_news)
 
     def has_due(self) -> bool:
@@ -291,17 +291,15 @@ class Subscriber:
             return self.is_due() or any(self._each_if_open(what))
 
     def have_records_changed(self) -> bool:
-        """Others have changed a record set since this consumer has seen it: messages may be available again. Cheap enough for ten
-        calls a second."""
+        """Others have changed one since this consumer has seen it. Cheap enough for ten calls a second."""
         return any(self._each_if_open(lambda part: part.members.have_changed()))
 
     def has_available(self) -> bool:
-        """Messages are available, as far as the record sets tell."""
+        """Messages are available, as far as record sets tell."""
         return any(self._each_if_open(ServerPart.has_available))
 
     def is_turn_of_others(self) -> bool:
-        """Other consumers that have nothing to do are enough for what is available: if each looked at each message, a message would
-        cost as much as there are consumers."""
+        """Other consumers that have nothing to do are enough for what is available."""
         return all(self._each_if_open(ServerPart.is_turn_of_others))
 
     def is_due(self) -> bool:
@@ -319,25 +317,9 @@ class Subscriber:
 
     # -- acknowledging --------------------------------------------------------------------------------------------
     @property
-    def acknowledges_with_claims(self) -> bool:
-        """`finish` needs no write of its own: the destination is on no servers."""
-        return self._branches.in_place
-
-    def finish(self, parts: Parts) -> None:
-        """The next plan acknowledges these parts of open claims in its write: `unfinished` tells what it has left."""
-        with self._lock:
-            for part in self.parts.values() if self._branches.in_place else ():
-                part.members.finish(parts)
-
-    def unfinished(self, parts: Parts) -> Parts:
-        """Of the parts that `finish` was told, those that no write has acknowledged: another session has opened a record, or the
-        destination is on servers."""
-        with self._lock:
-            if not self._branches.in_place:
-                return parts
-            left = {member for part in self.parts.values() for member in part.members.unfinished}
-            found = {c: {m: picks for m, picks in members.items() if m in left} for c, members in parts.items()}
-            return {claim: members for claim, members in found.items() if members}
+    def members(self) -> Members | None:
+        """Of a destination without servers, where what `Members.finish` is told is acknowledged in the write of the next plan."""
+        return next(iter(self.parts.values())).members if self._branches.in_place else None
 
     def acknowledge(self, parts: Mapping[str, Mapping[int, Ranges]], *, whole: bool = False) -> Parts:
         """Acknowledge parts (member -> messages) of open claims, in one write on each server. Returns the parts on members whose
@@ -436,8 +418,7 @@ class Subscriber:
                 raise
 
     def flush_outbox(self) -> None:
-        """End the pledges of decided transactions, and write waiting acknowledgements to their table. A background thread calls this
-        about once a second."""
+        """End pledges of decided transactions, and write waiting acknowledgements to their table. To be called about once a second."""
         waiting = {m: rows for found in self._each_if_open(ServerPart.outboxes) for m, rows in found.items()}
         if waiting:
             written = self._acknowledgements.write(waiting)

@@ -252,16 +252,17 @@ class Members:
         return state
 
     def finish(self, parts: Mapping[str, Mapping[int, Ranges]]) -> None:
-        """The next change of each member acknowledges these parts of open claims."""
-        self._finished = {}
+        """The next change of each member acknowledges these parts of open claims. Thread-safe, as `unfinished` is."""
+        finished: dict[int, dict[str, Ranges]] = {}
         for claim, members in parts.items():
             for member, part in members.items():
-                self._finished.setdefault(member, {})[claim] = part
+                finished.setdefault(member, {})[claim] = part
+        self._finished = finished
 
     @property
     def unfinished(self) -> Set[int]:
-        """The members for which `finish` was called, and which have not been changed since."""
-        return self._finished.keys()
+        """The members of which `finish` was told, and which no change has reached since."""
+        return set(self._finished)
 
     def attach(self, member: int) -> None:
         """Others see from now on that this consumer is there."""

@@ -175,7 +175,7 @@ class Receiver:
         overtake them. `hurries`: without waiting for a full batch."""
         self._session_s = time.monotonic()
         self._reader.forget()
-        if self._delivery.returning or not self._subscriber.acknowledges_with_claims:
+        if self._delivery.returning or self._subscriber.members is None:
             self._write(0)
         self._seen_version = self._table.snapshot.version
         if self._delivery.returning and not self._subscriber.away():  # a server may be away for long
@@ -214,16 +214,16 @@ class Receiver:
         """What is finished is acknowledged in the write that claims, or, where that leaves some, in another one."""
         with self._lock:
             finished = dict(self._delivery.finished)
-        if not finished:
+        members, automatic = self._subscriber.members, self.mode in AUTOMATIC
+        if not finished or members is None:
             return self._subscriber.next_batch(Batch(self.name), limits)
-        parts, automatic = parts_of(finished), self.mode in AUTOMATIC
         with traced_acknowledge(self.destination, None, len(finished) if automatic else 0):
-            self._subscriber.finish(parts)
+            members.finish(parts_of(finished))
             try:
                 return self._subscriber.next_batch(Batch(self.name), limits)
             finally:
-                left = self._subscriber.unfinished(parts)
-                self._writer.wrote([key for key, claim in finished.items() if key[0] not in left.get(claim, ())])
+                left = members.unfinished
+                self._writer.wrote([key for key in finished if key[0] not in left])
                 if left:
                     self._write(WRITE_TIMEOUT_S if automatic else 0)
 
@@ -324,7 +324,7 @@ class Receiver:
 
     def _acknowledge_before(self) -> None:
         """As `acknowledge_delivered`, before the next message: where that has to be claimed, the claim acknowledges, too."""
-        if self._delivery.prefetched or not self._subscriber.acknowledges_with_claims:
+        if self._delivery.prefetched or self._subscriber.members is None:
             self.acknowledge_delivered()
         elif self.mode in AUTOMATIC:
             with self._lock:
