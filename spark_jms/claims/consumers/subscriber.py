@@ -277,7 +277,7 @@ class Subscriber:
             return False
 
     def has_news(self) -> bool:
-        """Something changed since the last plan, on a server that answers, or one may answer again. Cheap enough for 200 calls a second."""
+        """Something changed since the last plan, on a server that answers, or one may answer again. Cheap for 200 calls a second."""
         return self._has(ServerPart.has_news)
 
     def has_due(self) -> bool:
