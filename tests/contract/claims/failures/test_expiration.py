@@ -130,6 +130,7 @@ def test_consumers_and_search_meet_the_same_messages(
     with caplog.at_level(logging.WARNING, "spark_jms.expiration"):
         consumes.start()
         try:
+            wait_until(lambda: expired(context, "logged") > 0)  # the consumer has found some
             found = search.run()
         finally:
             stop.set()
