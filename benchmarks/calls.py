@@ -26,6 +26,14 @@ def apply(root: Path, destinations: Mapping[str, Mapping[str, Any]]) -> None:
     spark_jms.apply(str(root), {"destinations": {name: dict(kind) for name, kind in destinations.items()}})
 
 
+def create(root: Path, store: str) -> None:
+    """A domain on this store."""
+    from spark_jms.log.destinations.domain import create_domain
+
+    root.mkdir(parents=True, exist_ok=True)
+    create_domain(str(root), store)
+
+
 @contextlib.contextmanager
 def idle_senders() -> Iterator[None]:
     """Inside, senders of this process do no housekeeping."""

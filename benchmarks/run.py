@@ -31,6 +31,7 @@ from rich.console import Console  # noqa: E402
 
 from benchmarks import (  # noqa: E402
     client,
+    competing,
     compression,
     growth,
     jars,
@@ -166,6 +167,8 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
         ranking.run(bench)
     if options.wants("client") and "jmsq" in only:
         client.run(bench)
+    if options.wants("competing") and "jmsq" in only:
+        competing.run(bench)
     if options.wants("modes") and "jmsq" in only:
         send_modes.run(bench)
     if options.wants("pipeline") and "jmsq" in only:

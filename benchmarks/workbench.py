@@ -29,6 +29,7 @@ PARTS = (
     "quotas",
     "ranking",
     "client",
+    "competing",
     "modes",
     "pipeline",
     "compression",
@@ -36,7 +37,17 @@ PARTS = (
     "selectors",
     "subscriptions",
 )
-SPARKLESS = ("ranking", "client", "modes", "pipeline", "compression", "growth", "selectors", "subscriptions")
+SPARKLESS = (
+    "ranking",
+    "client",
+    "competing",
+    "modes",
+    "pipeline",
+    "compression",
+    "growth",
+    "selectors",
+    "subscriptions",
+)
 FAMILIES = ("jmsq", "kafka", "delta")
 
 

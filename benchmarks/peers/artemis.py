@@ -123,6 +123,12 @@ class ArtemisClient:
         self._connection.send(self._queue, body, headers={"persistent": "true"}, receipt=str(self._sent))
         self._receipts.get(timeout=CALL_TIMEOUT_S)
 
+    def send_many(self, bodies: list[bytes]) -> None:
+        """Returns when the broker has them all."""
+        for body in bodies[:-1]:
+            self._connection.send(self._queue, body, headers={"persistent": "true"})
+        self.send(bodies[-1])
+
     def subscribe(self) -> None:
         self._connection.subscribe(self._queue, id="1", ack="client-individual")
 

@@ -55,8 +55,8 @@ class Administrator(Closable):
     """Looks at a domain and changes it. Thread-safe; a forked child connects for itself. Made by `spark_jms.admin.connect`.
 
     `destination` is the name of a destination, or `server@destination` for its member on a server. `members` are the ids of some
-    members (None: all; an empty list is an error). `selector` is a JMS selector. `wait`: how long to wait for a record that a
-    running consumer has to hand over, before MemberUnavailableError. With `dry_run=True` nothing changes, and the result is what
+    members (None: all; an empty list is an error). `selector` is a JMS selector. `wait`: how long to wait for a record that
+    another administrator has open, before MemberUnavailableError. With `dry_run=True` nothing changes, and the result is what
     would be done now. Times are datetimes in UTC.
 
     Every call raises InvalidDestinationError for a destination, subscription or member that is not there, StoreError or

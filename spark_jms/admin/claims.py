@@ -34,8 +34,7 @@ from spark_jms.store import Store
 @dataclass(frozen=True)
 class ConsumerRow:
     """A query or client that lives. `consumer` is its id, as in its claims; of a query that of its checkpoint. `process` says
-    where a query runs, "" of a client. It holds the records of `members` now, and has claimed `claimed` messages that it has not
-    finished."""
+    where a query runs, "" of a client. It takes messages of `members`, and has claimed `claimed` ones that it has not finished."""
 
     destination: str
     subscription: str
@@ -127,31 +126,25 @@ def _known(rows: list[views.ClaimRow], claim: str) -> list[views.ClaimRow]:
 
 
 def consumers(domain: Domain, store: Store, destination: str) -> list[ConsumerRow]:
-    """The live consumers of a destination, by subscription and consumer: who they are, and which members they hold; one without
-    messages is there too. Only reads. Raises InvalidDestinationError."""
-    held = views.subscriptions(domain, store, destination)
+    """The live consumers of a destination, by subscription and consumer: who they are, and the members that they take messages of;
+    one without messages is there too. Only reads. Raises InvalidDestinationError."""
+    rows = views.subscriptions(domain, store, destination)
     claims = views.claims(domain, store, destination)
     labels = sorted(session.label for session in store.sessions().values())
     found = []
-    for name in dict.fromkeys(row.subscription for row in held):
+    for name in dict.fromkeys(row.subscription for row in rows):
         begins = session_label(destination, name, "")
         processes: dict[str, str] = {}  # a consumer of several servers has a session on each
         for label in (label for label in labels if label.startswith(begins)):
             consumer, _, process = label.removeprefix(begins).partition(", ")
             processes.setdefault(consumer, process)
         for consumer, process in processes.items():
-            members = tuple(
-                row.member for row in held if row.subscription == name and _is_of(row.holder, begins + consumer)
-            )
+            members = tuple(row.member for row in rows if row.subscription == name and consumer in row.consumers)
             claimed = sum(
                 row.messages for row in claims if row.subscription == name and row.consumer == consumer and row.live
             )
             found.append(ConsumerRow(destination, name, consumer, process, members, claimed))
     return found
-
-
-def _is_of(holder: str | None, label: str) -> bool:
-    return holder is not None and holder.partition(", ")[0] == label
 
 
 def acknowledgement_states(

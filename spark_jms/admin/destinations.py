@@ -17,20 +17,21 @@ from datetime import datetime
 import attrs
 
 from spark_jms.claims.consumers.absent_servers import LEFT_OUT, QUERY_PROGRESS
-from spark_jms.claims.servers.stores import addressed
+from spark_jms.claims.servers.stores import addressed, read_state
 from spark_jms.claims.upkeep import views
 from spark_jms.claims.upkeep.views import moment
 from spark_jms.core.destinations.destination import Destination, check_name
 from spark_jms.core.destinations.pause import CONSUMPTION, INSERTION, OPERATIONS, PRODUCTION
 from spark_jms.core.destinations.routing import DestinationAddress
 from spark_jms.core.destinations.servers import HOME
-from spark_jms.core.records.stored_form import lease_record, prefixes_of_table
+from spark_jms.core.records.stored_form import MEMBERS_PREFIX, lease_record, prefixes_of_table
 from spark_jms.errors import (
     DestinationDroppedError,
     DestinationInUseError,
     InvalidDestinationError,
     MemberUnavailableError,
     OptionError,
+    RecordSetError,
 )
 from spark_jms.log.destinations.declarations import PauseOrder, referring, set_pauses
 from spark_jms.log.destinations.domain import Domain, RegisterEntry
@@ -248,7 +249,7 @@ def drop_destination(
     The first of a send and step 1 decides: messages that were sent before it are counted, and nothing is sent after it.
 
     Raises DestinationInUseError, and changes nothing, while it has unfinished messages or live consumers, unless forced;
-    MemberUnavailableError when a consumer does not hand over a record within `wait_s`: then drop again.
+    MemberUnavailableError when another session has a record open for `wait_s`: then drop again.
     """
     entry = _entry(domain, destination)
     plan = plan_drop(domain, store, destination, force=force)
@@ -273,11 +274,16 @@ def drop_destination(
 
 
 def consumers_alive(domain: Domain, store: Store, table_id: str) -> list[str]:
-    """What the sessions that hold records of this table call themselves, without those that do its housekeeping."""
+    """What the sessions call themselves that take messages of this table or have opened records of it, without those that do its
+    housekeeping."""
     sessions = store.sessions()
     infos = [info for prefix in _prefixes(domain, table_id) for info in store.infos(prefix).values()]
-    holders = {info.holder for info in infos if info.holder and info.name != lease_record(table_id)}
-    return sorted({sessions[holder].label for holder in holders if holder in sessions})
+    found = {info.holder or "" for info in infos if info.name != lease_record(table_id)}
+    for server in _servers(domain):
+        for record in store.names(addressed(server, f"{MEMBERS_PREFIX}{table_id}/")):
+            with suppress(RecordCorruptError, RecordSetError):
+                found.update(read_state(store, record).consumers.values())
+    return sorted({sessions[session].label for session in found if session in sessions})
 
 
 def _entry(domain: Domain, destination: str) -> RegisterEntry:
@@ -343,8 +349,11 @@ def _mark_dropped(domain: Domain, store: Store, destination: str, entry: Registe
 
 def _prefixes(domain: Domain, table_id: str) -> list[str]:
     """Of the table's records, on every server: while a drop is finished, nothing tells where its members were."""
-    servers = (HOME, *domain.servers.names())
-    return [addressed(server, prefix) for server in servers for prefix in prefixes_of_table(table_id)]
+    return [addressed(server, prefix) for server in _servers(domain) for prefix in prefixes_of_table(table_id)]
+
+
+def _servers(domain: Domain) -> tuple[str, ...]:
+    return (HOME, *domain.servers.names())
 
 
 def _empty_records(domain: Domain, store: Store, table_id: str, destination: str, wait_s: float) -> None:

@@ -2,7 +2,7 @@
 
 Messages move in transfers of at most `BATCH` messages (claims/transactions/transfer.py), so each is in one member at any time,
 whenever this process dies: the transfer that it leaves open is finished by the next process that opens the record. Between two
-transfers the record is handed over, so consumers of the source continue. Claimed and moving messages stay where they are.
+transfers the record is open to all, so consumers of the source continue. Claimed and moving messages stay where they are.
 
 `redrive` brings messages back to where they failed. Each origin's messages go in moves of their own. They arrive as they were
 sent: without the properties that the error destination added, and with their expiration if it lies ahead.

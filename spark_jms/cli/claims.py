@@ -286,7 +286,7 @@ def explain(settings: CommandSettings, destination: str, selector: str, subscrip
 def subscriptions(
     settings: CommandSettings, destination: str | None, drop: str | None, dry_run: bool, wait_s: float
 ) -> None:
-    """List subscriptions with position, backlog and holder; the subscription of a queue is called '-'. One called '~…' is not
+    """List subscriptions with position, backlog and consumers; the subscription of a queue is called '-'. One called '~…' is not
     durable: it ends with its last consumer. One called 'east@…' is on the server east, of a replicated distributed topic.
 
     A topic with messagesLimitOverride has the columns limit (SubscriptionMessagesLimit) and deleted
@@ -340,14 +340,16 @@ def subscriptions(
         "last",
         "backlog",
         "claimed",
-        "holder",
+        "consumers",
         "epoch",
         "delayed",
         "expired",
     )
     if any(row.has_limit for row in rows):
         columns = (*columns, "limit", "deleted")
-    shown_rows = [views.as_row(row)[: len(columns)] for row in rows]
+    at = columns.index("consumers")
+    all_shown = [(views.as_row(row), row.consumers_shown) for row in rows]
+    shown_rows = [(*row[:at], consumers, *row[at + 1 : len(columns)]) for row, consumers in all_shown]
     if any(row.refused for row in rows):
         columns = (*columns, "refused")
         shown_rows = [(*shown, row.refused) for shown, row in zip(shown_rows, rows, strict=True)]

@@ -231,7 +231,7 @@ def wait_option(function: _Function) -> _Function:
         type=DURATION,
         default="15s",
         show_default=True,
-        help="How long to wait for a record that a running consumer has to hand over.",
+        help="How long to wait for a record that another administrator has open.",
     )(function)
 
 

@@ -1,4 +1,4 @@
-"""`jmsq stat`: backlog, claims, holders, files and rates of destinations, once or repeatedly.
+"""`jmsq stat`: backlog, claims, consumers, files and rates of destinations, once or repeatedly.
 
 Features: C13, C14, R14, T17 (docs/FEATURES.md)
 """
@@ -36,7 +36,7 @@ _FAILING = "Housekeeping that fails"
 _PAUSED = "Paused by an administrator"
 
 
-@command("stat", short_help="Show backlog, claims, holders, files and rates.")
+@command("stat", short_help="Show backlog, claims, consumers, files and rates.")
 @destinations_argument
 @click.option(
     "--watch",
@@ -61,7 +61,7 @@ def stat(
     selector: str | None,
     reset: bool,
 ) -> None:
-    """Show backlog, claims, holders, files and rates of all destinations, or of those named; `server@destination` is the
+    """Show backlog, claims, consumers, files and rates of all destinations, or of those named; `server@destination` is the
     member of a destination on that server. High marks and bytes received are those that `jmsq services` has seen."""
     from spark_jms.admin.servers import LOOK_S
     from spark_jms.admin.statistics import collect, high_marks
@@ -286,9 +286,13 @@ def _of_members(found: Sequence[DestinationStatistics]) -> _Columns:
             lines: list[SubscriptionRow | None] = [row for row in s.subscriptions if row.member == member.member]
             for i, row in enumerate(lines or [None]):
                 here = (member.files, human_bytes(member.bytes)) if i == 0 else (None, None)
-                kept = (row.subscription, row.backlog, row.claimed, row.holder) if row else (None, None, None, None)
+                kept = (
+                    (row.subscription, row.backlog, row.claimed, row.consumers_shown)
+                    if row
+                    else (None, None, None, None)
+                )
                 rows.append((s.destination, member.member, kept[0], member.last_sequence, *kept[1:], *here))
-    columns = ("destination", "member", "subscription", "last", "backlog", "claimed", "holder", "files", "size")
+    columns = ("destination", "member", "subscription", "last", "backlog", "claimed", "consumers", "files", "size")
     return _Columns("Members", columns, rows, ("size", "files", "last", "claimed"))
 
 

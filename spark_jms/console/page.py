@@ -169,11 +169,19 @@ def _paused(rows: Sequence[PauseRow]) -> str:
 
 def _subscriptions(sample: DomainSample) -> str:
     rows = [
-        (row.destination, row.subscription, row.member, row.floor, row.last_sequence, row.backlog, row.holder or "–")
+        (
+            row.destination,
+            row.subscription,
+            row.member,
+            row.floor,
+            row.last_sequence,
+            row.backlog,
+            row.consumers_shown or "–",
+        )
         for one in sample.destinations
         for row in one.subscriptions
     ]
-    return _table(("destination", "subscription", "member", "floor", "last", "lag", "holder"), rows)
+    return _table(("destination", "subscription", "member", "floor", "last", "lag", "consumers"), rows)
 
 
 def _claims(sample: DomainSample) -> str:

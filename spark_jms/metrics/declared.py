@@ -393,10 +393,10 @@ DOMAIN_METRICS = (
         _subscription_highs,
     ),
     DomainMetric(
-        "jmsq_subscription_held",
-        "Subscriptions whose record set a consumer holds.",
+        "jmsq_subscription_consumers",
+        "Live consumers of a subscription's member; of a Spark query its driver is one.",
         _SUBSCRIPTION,
-        _of_subscription(lambda row: row.is_held),
+        _of_subscription(lambda row: len(row.consumers)),
     ),
     DomainMetric(
         "jmsq_subscription_finished_messages_total",

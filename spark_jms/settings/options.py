@@ -18,7 +18,7 @@ VIEWS = {
     "acknowledgements": "which consumer acknowledged which sequences when (`ranges`: `1-3, 7`), including rows that are not in "
     "their table yet",
     "claims": "the messages that consumers hold",
-    "subscriptions": "position, backlog and holder of each subscription and member",
+    "subscriptions": "position, backlog and consumers of each subscription and member",
     "events": "the [life-cycle log](MONITORING.md#the-life-cycle-log) of a destination with `messageLoggingEnabled`, including "
     "rows that are not in its table yet",
     "changes": "[what happened to messages](CHANGES.md): sent, finished, expired, dropped, moved …, a row for each range; the one "

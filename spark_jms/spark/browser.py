@@ -43,7 +43,7 @@ VIEW_SCHEMAS = {
     "live boolean, messages bigint, first bigint, last bigint, made timestamp, in_doubt_since timestamp, attempts int, "
     "deaths int, withheld bigint, ranges string",
     "subscriptions": "destination string, subscription string, member int, floor bigint, last_sequence bigint, "
-    "backlog bigint, claimed bigint, holder string, epoch bigint, delayed bigint, expired bigint, "
+    "backlog bigint, claimed bigint, consumers array<string>, epoch bigint, delayed bigint, expired bigint, "
     "subscription_messages_limit bigint, subscription_limit_deleted_count bigint, durable boolean, away boolean, refused bigint",
     "events": "destination string, subscription string, member int, event string, happened timestamp, consumer string, "
     "claim string, messages bigint, first bigint, last bigint, ranges string, detail string, key string",

@@ -49,7 +49,7 @@ IDLE_WAIT_S = 0.2  # latestOffset waits this long for messages: Spark would call
 _POLL_S = 0.02  # between two looks; a commit of this host ends the wait
 TABLE_EVERY_S = 5.0  # the acknowledgement table: views add what waits for it, and each write is a commit
 _QUERY = "query-"  # the names of the consumers begin with it
-AVAILABLE_NOW_WAIT_S = 10.0  # for members that other consumers hold
+AVAILABLE_NOW_WAIT_S = 10.0  # for record sets that other sessions have opened, and for claims in doubt
 
 
 def _parsed(selector: str | None) -> Selector | None:
@@ -156,19 +156,17 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._closing.callback(self._background.close)
         self._background.add_consumer(
             consumer,
-            subscriber.hand_over,
-            0.25,
             subscriber.flush_outbox,
             subscriber.make_room,
             subscriber.flush_life_cycle,
-            TABLE_EVERY_S,
+            table_every_s=TABLE_EVERY_S,
         )
         watch = LogWatch()
         self._closing.callback(watch.close)
         watch.add(table, self._bell.set)
         usage = UsagePublisher(domain, store, self._name)
         self._background.add(f"usage of {self._name}", usage.publish, PUBLISH_EVERY_S)
-        # A thread of its own: compaction must not delay a hand-over.
+        # A thread of its own: compaction must not delay the acknowledgement table.
         self._housekeeping_thread = BackgroundThread(f"{self._name} housekeeping")
         self._closing.callback(self._housekeeping_thread.close)
         self._housekeeping_thread.add(f"housekeeping of {self._name}", housekeeper.run, every_s=2.0)
@@ -315,21 +313,21 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Limits(o.max_messages, o.max_bytes, o.min_messages, o.max_delay_ms)
 
     def _wait(self, subscriber: Subscriber, before: Batch) -> Batch | None:
-        """The next batch, or None after a short wait. A commit of this host ends the wait at once; what another host commits, a
-        member that is handed over and a delay that ends are seen at the next look."""
+        """The next batch, or None after a short wait. A commit of this host ends the wait at once; what another host commits, and a
+        delay that ends, are seen at the next look."""
         deadline = time.monotonic() + IDLE_WAIT_S
         self._bell.clear()
         batch = subscriber.next_batch(before, self.limits_for(subscriber))
         while batch is None and time.monotonic() < deadline and not self._stops():
             self._bell.wait(_POLL_S)
             self._bell.clear()
-            if subscriber.hand_over() or subscriber.has_news():
+            if subscriber.has_news():
                 batch = subscriber.next_batch(before, self.limits_for(subscriber))
         return batch
 
     def _drain(self, subscriber: Subscriber, before: Batch) -> Batch | None:
-        """Trigger.AvailableNow: the messages present at the start, from every member handed over within a bounded wait. What another
-        live consumer has claimed is not waited for: two sources of one query would wait for each other."""
+        """Trigger.AvailableNow: the messages present at the start. What another live consumer has claimed is not waited for; a claim
+        in doubt is, and a record set that an administrator has opened, for a bounded time."""
         deadline = time.monotonic() + AVAILABLE_NOW_WAIT_S
         targets, within_ms = self._targets or {}, int(AVAILABLE_NOW_WAIT_S * 1000)
         while True:
@@ -347,9 +345,9 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if time.monotonic() > deadline:
                 if subscriber.is_unacknowledged(before):
                     raise MemberUnavailableError(
-                        f"{self._name}: the last batch is not acknowledged, because another consumer holds a "
-                        f"member and did not hand it over within {AVAILABLE_NOW_WAIT_S:.0f} s: start the query again "
-                        "within inDoubtTimeout, or its messages are delivered a second time; see `jmsq claims`"
+                        f"{self._name}: the last batch is not acknowledged, because another session has had a record set open "
+                        f"for {AVAILABLE_NOW_WAIT_S:.0f} s: start the query again within inDoubtTimeout, or its messages are "
+                        "delivered a second time; see `jmsq claims`"
                     )
                 self._warn_of_what_is_left(subscriber)
                 return None
@@ -360,7 +358,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._signal is not None and self._signal.arrived
 
     def _warn_of_what_is_left(self, subscriber: Subscriber) -> None:
-        """Trigger.AvailableNow ends without what another consumer holds, what is delayed or blocked, and while consumption is
+        """Trigger.AvailableNow ends without what another consumer has claimed, what is delayed or blocked, and while consumption is
         paused or a server is away: to wait would hold the job for as long. Each reason once."""
         for left in subscriber.left(self._targets or {}):
             if (left.member, left.why) not in self._told:

@@ -47,7 +47,7 @@ def coordinators_of(context: Context) -> Coordinators:
 
 
 def receiver_of(consumer: Consumer) -> Receiver:
-    """Delivers the consumer's messages, and hands over members at its boundaries."""
+    """Delivers the consumer's messages."""
     return consumer._receiver
 
 
@@ -63,7 +63,7 @@ def part_of(subscriber: Subscriber) -> ServerPart:
 
 
 def members_of(subscriber: Subscriber) -> Members:
-    """The records that it holds, and its session, of a destination without servers."""
+    """The record sets that it follows, and its session, of a destination without servers."""
     return part_of(subscriber).members
 
 

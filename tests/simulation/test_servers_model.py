@@ -46,7 +46,7 @@ from spark_jms.testing.memory_storage import MemoryStorage
 from tests.models.queue.clock import Clock
 from tests.models.topics.emulated_query import EmulatedQuery
 from tests.models.topics.faults import Faults
-from tests.models.topics.in_memory import in_memory
+from tests.models.topics.in_memory import in_memory, others_act
 from tests.models.topics.life import Delivery, Key, deliveries
 
 ROOT = "memory://servers-model"
@@ -134,12 +134,10 @@ class World:
         self.queries = [Query("q1", self), Query("q2", self)]
         self.unit_of: dict[Key, str] = {}  # in the order of the commits
         self.seen: Counter[str] = Counter()
-        clock.while_waiting = self.boundary
+        others_act(patch, random.Random(f"others {seed}"), self.another)
 
-    def boundary(self) -> None:
-        """What each process's background thread does, also while another one waits."""
-        for query in self.queries:
-            query.hand_over()
+    def another(self) -> None:
+        self.random.choice([query for query in self.queries if not query.acts]).step()
 
     def apply(self, *servers: str) -> None:
         wanted = Destination(

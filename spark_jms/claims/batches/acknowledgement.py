@@ -26,7 +26,8 @@ from contextlib import suppress
 
 from spark_jms.claims.batches.planner import Planner
 from spark_jms.claims.failures.poison import ProtectedPart, TrialCopy
-from spark_jms.claims.records.members import Members
+from spark_jms.claims.records.members import LINE_S, Members, RecordInUseError
+from spark_jms.claims.records.shared import PlanOutdatedError
 from spark_jms.claims.servers.stores import names_everywhere, read_state, timed_stores
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.records.batch import PROGRESS, Batch, QueryProgress
@@ -61,7 +62,7 @@ class Acknowledger:
     def acknowledge(self, parts: Mapping[str, Mapping[int, Ranges]], *, whole: bool = False) -> Parts:
         """See `Subscriber.acknowledge`."""
         if whole and not all(self._members.open(member) for members in parts.values() for member in members):
-            return {claim: dict(members) for claim, members in parts.items()}
+            return _all_of(parts)
         session = self._members.session_id
 
         def finished(state: RecordSet, epoch: int, now: int, claim: str, part: Ranges) -> RecordSet:
@@ -84,7 +85,7 @@ class Acknowledger:
         for member in members:
             if not self._members.open(member):
                 continue
-            state, epoch = self._members.attached_state(member), self._members.held[member].epoch
+            state, epoch = self._members.attached_state(member), self._members.known[member].epoch
             if committed:
                 changed[member] = state.fulfilled(ticket, epoch, now)
             else:
@@ -97,7 +98,7 @@ class Acknowledger:
         parts: Mapping[str, Mapping[int, Ranges]],
         change: Callable[[RecordSet, int, int, str, Ranges], RecordSet],
     ) -> Parts:
-        """In one write. Returns the parts on members whose record another consumer holds."""
+        """In one write. Returns the parts on members whose record another session has opened."""
         changed: dict[int, RecordSet] = {}
         left: Parts = {}
         for claim, members in parts.items():
@@ -106,9 +107,12 @@ class Acknowledger:
                     left.setdefault(claim, {})[member] = part
                     continue
                 state = changed.get(member) or self._members.attached_state(member)
-                epoch = self._members.held[member].epoch
+                epoch = self._members.known[member].epoch
                 changed[member] = change(state, epoch, self._clock_ms(), claim, part)
-        self._members.commit(changed)
+        try:
+            self._members.commit(changed, wait_s=LINE_S)
+        except (RecordInUseError, PlanOutdatedError):
+            return _all_of(parts)
         return left
 
     def release(self, claim: str, parts: Mapping[int, Ranges], *, delivered: bool, delay_ms: int) -> bool:
@@ -119,10 +123,16 @@ class Acknowledger:
             self._planner.restart(member)  # released messages lie before what the pass has looked at
         until = delay_end_ms(self._clock_ms(), delay_ms)
         states = {m: self._members.attached_state(m) for m in parts}
-        self._members.commit(
-            {m: s.release(claim, parts[m], delivered=delivered, until_ms=until) for m, s in states.items()}
-        )
+        released = {m: s.release(claim, parts[m], delivered=delivered, until_ms=until) for m, s in states.items()}
+        try:
+            self._members.commit(released, wait_s=LINE_S)
+        except (RecordInUseError, PlanOutdatedError):
+            return False
         return True
+
+
+def _all_of(parts: Mapping[str, Mapping[int, Ranges]]) -> Parts:
+    return {claim: dict(members) for claim, members in parts.items()}
 
 
 # -- the batch before the next one -------------------------------------------------------------------------------------
@@ -162,7 +172,7 @@ class PreviousBatch:
     def acknowledged_in(self, state: RecordSet, start: Batch, member: int, *, fresh: bool) -> RecordSet:
         """The state of a held member with `start` acknowledged. `fresh`: this session has not changed the member yet."""
         if start.claim in state.claims:
-            epoch, picks = self._members.held[member].epoch, self._finishes(state, start.claim, member)
+            epoch, picks = self._members.known[member].epoch, self._finishes(state, start.claim, member)
             session = self._members.session_id
             return state.acknowledge(self._members.consumer, session, start.claim, epoch, self._clock_ms(), picks)
         revoked = start.claim in self._revoked or (fresh and start.claim not in self._own)
@@ -181,7 +191,7 @@ class PreviousBatch:
 
     def with_finished(self, progress: QueryProgress, start: Batch, members: Collection[int]) -> QueryProgress:
         """The query's progress once `start` is acknowledged on these held members."""
-        finished = {m: self._finishes(self._members.held[m].state, start.claim, m) for m in members}
+        finished = {m: self._finishes(self._members.known[m].state, start.claim, m) for m in members}
         return progress.with_finished(start.claim, finished)
 
     def without_unlogged(self, state: RecordSet, held: RecordSet, live_sessions: Set[str]) -> RecordSet:
@@ -206,7 +216,7 @@ class PreviousBatch:
     def finish(self, start: Batch, missing: Set[int]) -> None:
         """Once it is written: note where `start` could not be acknowledged."""
         if missing:
-            self._left[start.claim] = set(missing)  # acknowledged when its holder hands the record over
+            self._left[start.claim] = set(missing)  # acknowledged when its record is open to all again
             return
         self._left.pop(start.claim, None)
         self._revoked.discard(start.claim)
@@ -234,7 +244,7 @@ class PreviousBatch:
     # -- resuming -------------------------------------------------------------------------------------------------
     def protect(self, batch: Batch) -> ProtectedPart:
         """Protect the claim of a logged batch after a restart. For a batch that this instance made, this only reads the store.
-        Raises MemberUnavailableError while another consumer holds a record, StaleCheckpointError, and StaleDomainError."""
+        Raises MemberUnavailableError while another session has opened a record, StaleCheckpointError, and StaleDomainError."""
         known, own = self._members.open_progress(), batch.claim in self._own
         self._check_place(known, batch)
         acknowledged = known.acknowledged == batch.claim

@@ -22,8 +22,8 @@ from spark_jms.claims.batches.units_of_order import BarrierWatch
 from spark_jms.claims.batches.units_of_work import WorkPlanner
 from spark_jms.claims.failures.error_destination import ErrorDestination, Reconsideration, RedeliveryLimit
 from spark_jms.claims.failures.expiration import Expiration
-from spark_jms.claims.failures.poison import TrialCopy, pinned, waiting_in
-from spark_jms.claims.records.members import Held, Members
+from spark_jms.claims.failures.poison import TrialCopy, waiting_in
+from spark_jms.claims.records.members import KnownRecord, Members
 from spark_jms.claims.records.subscriptions import check_selector
 from spark_jms.claims.servers.stores import without_lost
 from spark_jms.claims.transactions.transfer import Pledges, Transfers
@@ -81,8 +81,8 @@ class ConsumerSettings:
 
 @dataclass(frozen=True)
 class PreparedBatch:
-    """The next batch before its claim: the held records are up to date, and nothing of that is written. `missing` are the
-    members where `start` stays unacknowledged, because another consumer holds the record; then nothing is planned."""
+    """The next batch before its claim: the record sets are up to date, and nothing of that is written. `missing` are the
+    members where `start` stays unacknowledged, because another session has opened the record; then nothing is planned."""
 
     start: Batch
     snapshot: Snapshot
@@ -90,7 +90,6 @@ class PreparedBatch:
     changed: dict[int, RecordSet]
     planned: Mapping[int, Offer]
     missing: frozenset[int]
-    waiting: frozenset[int]  # members whose records a narrowed batch needs, all at once
     looked_at: frozenset[int]  # members whose messages may be planned
     draining: bool = False  # it is asked for what was there at some moment, and no more
 
@@ -110,7 +109,7 @@ class Continuation(NamedTuple):
 
 def continuation(prepared: Mapping[str, PreparedBatch], claim: str) -> Continuation | None:
     """Of the oldest finished trial, of which `prepared` has the copies by server. None: it waits, because a server is away,
-    another consumer holds a record, or consumption is paused."""
+    another session has opened a record, or consumption is paused."""
     copies = [one.trial for one in prepared.values() if one.trial is not None]
     if not copies:
         return None
@@ -168,6 +167,7 @@ class BatchMaker:
         self._barriers = BarrierWatch(table)
         self.passed_barrier = False  # by the last batch: what was behind it may be available now
         self.planned_version = -1
+        self.paused: Set[int] = frozenset()  # members, at the last plan
         self._prepared: Mapping[int, Offer] = {}  # offers of a batch that is not concluded
 
     def prepare(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> PreparedBatch:
@@ -183,12 +183,8 @@ class BatchMaker:
         progress = self.previous.checked_progress(start)
         needed = self.previous.members_left(start)
         own = set(recorded_on(snapshot.destination, self._server, self._members.subscription))
-        waiting = self.trial_copy.waiting(progress, start) & own
-        self._acquire(snapshot, own | needed, needed | waiting)  # a needed one may be removed by now
-        self._members.pinned = pinned(waiting, self._members.held.keys())
+        self._members.follow(self._followed(snapshot, own | needed))  # a needed one may be removed by now
         self._check_new_records()
-        # These are brought up to date, but nothing new is claimed there: it is another consumer's turn.
-        leaving = self._members.contested() | self._members.borrowed()
         live = set(self._store.sessions())
         changed = self._up_to_date(snapshot, start, needed, live)
         missing = frozenset(needed - set(changed))
@@ -196,14 +192,12 @@ class BatchMaker:
         if not missing:
             progress = self.trial_copy.acknowledged(progress, start, own)
         narrowed = progress.trial is not None
-        looked_at = frozenset() if missing or narrowed else frozenset(changed.keys() - leaving)
+        looked_at = frozenset() if missing or narrowed else frozenset(changed)
         draining = targets is not None
         plan = partial(self._plan, snapshot, changed, limits, targets)
         planned = self._planned(plan, looked_at, live, draining=draining) if looked_at else {}
         self._prepared = planned
-        return PreparedBatch(
-            start, snapshot, progress, changed, planned, missing, frozenset(waiting), looked_at, draining
-        )
+        return PreparedBatch(start, snapshot, progress, changed, planned, missing, looked_at, draining)
 
     def conclude(
         self,
@@ -211,23 +205,20 @@ class BatchMaker:
         claim: str | None,
         shares: Mapping[int, int],
         continued: Continuation | None,
-        pins: Set[int],
     ) -> Batch | None:
         """Claim the first so many of each member's offer, and write everything; None claims nothing. `shares` has the members of the
         batch, also those on other servers, in the order in which their messages are shown. `continued`: what
-        becomes of the finished trial; None: it waits. `pins`: the records to keep."""
+        becomes of the finished trial; None: it waits."""
         snapshot, changed, progress = prepared.snapshot, prepared.changed, prepared.progress
         claimed = claim if claim and self._claim_next(prepared, claim, shares) else None
-        self._members.pinned = set(pins & prepared.waiting)
         if continued is not None:
             claimed, progress = self.trial_copy.claim_again(
                 progress, changed, continued.trial, self._settings.in_doubt_timeout_ms
             )
         if claimed is not None:
-            self._members.pinned = set()
             progress = replace(progress, claimed=max(progress.claimed + 1, claim_number(claimed)))
-        held = self._members.held
-        begun = {m for m, state in changed.items() if state.intents.keys() - held[m].state.intents.keys()}
+        known = self._members.known
+        begun = {m for m, state in changed.items() if state.intents.keys() - known[m].state.intents.keys()}
         self._members.commit(changed, progress)
         picks = self._picks(claimed, [*shares, *(changed.keys() - shares.keys())]) if claimed else {}
         for member, offer in prepared.planned.items():
@@ -240,14 +231,10 @@ class BatchMaker:
         self.passed_barrier = snapshot.destination.slots is not None and self._barriers.look(
             snapshot,
             self._members.subscription,
-            {m: partial(_state_of, one) for m, one in held.items()},
+            {m: partial(_state_of, one) for m, one in known.items()},
             self._settings.floors,
             at_once=prepared.draining,
         )
-        looked_at = self._left_to_others(snapshot)
-        for member in {*looked_at, *(self._members.borrowed() & set(changed))}:
-            self._members.leave(member, snapshot.last_sequence(member), looked_at=member in looked_at)
-        self._members.hand_over({m: snapshot.last_sequence(m) for m in self._members.held})
         if batch is not None:
             self.previous.claimed(prepared.start, batch)
         return batch
@@ -292,84 +279,81 @@ class BatchMaker:
     def _check_new_records(self) -> None:
         """A record set that knows no message waits for its first claim; or a drop has emptied it, and has deleted the log
         before we read its last commit."""
-        fresh = self._members.held.keys() - self._members.attached
-        if any(not self._members.held[member].state.newest_known for member in fresh):
+        fresh = self._members.known.keys() - self._members.attached
+        if any(not self._members.known[member].state.newest_known for member in fresh):
             self._check_declared()
 
     def _check_declared(self) -> None:
         self._check_subscription(self._table.verify())
 
-    def _acquire(self, snapshot: Snapshot, members: set[int], needed: set[int]) -> None:
-        only, declared = self._settings.members, snapshot.destination
+    def _followed(self, snapshot: Snapshot, members: set[int]) -> list[int]:
+        only = self._settings.members
         if only is not None:
-            members = set(only) & members if declared.placement else set(only)
-        last = {m: snapshot.last_sequence(m) for m in members}
-        visits_all = self._settings.selector is not None
-        self._members.acquire(sorted(members), last, visits_all=visits_all, needed=needed)
+            members = set(only) & members if snapshot.destination.placement else set(only)
+        return sorted(members)
 
     def _up_to_date(self, snapshot: Snapshot, start: Batch, needed: set[int], live: Set[str]) -> dict[int, RecordSet]:
-        """The states of the held members with `start` acknowledged, unlogged claims dropped and dead sessions swept."""
+        """The states of the known members with `start` acknowledged, unlogged claims dropped and dead sessions swept."""
         self._check_use()
         now, destination = self._clock_ms(), snapshot.destination
         changed: dict[int, RecordSet] = {}
-        for member, held in self._members.held.items():
-            self._check_not_ahead(held.state, snapshot, member)
+        for member, known in self._members.known.items():
+            self._check_not_ahead(known.state, snapshot, member)
             state = self._members.attached_state(member)
             if member in needed:
                 fresh = member not in self._members.attached
                 state = self.previous.acknowledged_in(state, start, member, fresh=fresh)
-            state = self.previous.without_unlogged(state, held.state, live)
+            state = self.previous.without_unlogged(state, known.state, live)
             floor = destination.start_floor(self._members.subscription, member, self._settings.floors)
             before = state.delays
             due = destination.due_ms(member, now)
             state = state.sweep(live, now, destination.in_doubt_timeout_ms, destination.redelivery_delay_ms, due)
             if before and before.keys() - state.delays.keys():
                 self._planner.restart(member)  # messages behind the pass are available again
-            stamp = Stamp(held.epoch, now)
+            stamp = Stamp(known.epoch, now)
             state = without_lost(state.start_at(floor), snapshot, member, self._members.label(member), stamp)
             if not destination.store_enabled:
                 lost = missed(destination, self._members.subscription, member, snapshot.last_sequence(member))
                 if state.unfinished_of(lost) - state.claimed - state.moving:
                     state = state.skip(lost, SERVER_WAS_DOWN, stamp)
             if state.intents:
-                state = self._transfers.finish(state, held.epoch, patient=True).state
+                state = self._transfers.finish(state, known.epoch, patient=True).state
             if state.pledges:
-                state = self._pledges.ended(state, held.epoch)
+                state = self._pledges.ended(state, known.epoch)
             refusals = state.refusals
-            state = self._reconsidered.look(state, destination, member, held.epoch)
+            state = self._reconsidered.look(state, destination, member, known.epoch)
             if state.refusals is not refusals:
                 self._planner.restart(member)  # messages behind the pass may be available again
-            state = self._limit.enforce(state, destination, member, held.epoch)
-            changed[member] = self._room.enforce(state, snapshot, member, held.epoch)
+            state = self._limit.enforce(state, destination, member, known.epoch)
+            changed[member] = self._room.enforce(state, snapshot, member, known.epoch)
         return changed
 
     def end_pledges(self) -> None:
         """Of transactions that were decided, however long this consumer does not plan."""
-        held = self._members.held
-        pledged = {m: one for m, one in held.items() if one.state.pledges}
+        pledged = {m: one for m, one in self._members.known.items() if one.state.pledges}
         if pledged:
             self._members.commit({m: self._pledges.ended(one.state, one.epoch) for m, one in pledged.items()})
 
     def may_reconsider(self) -> bool:
         """Messages are refused for good, and it is time to look at their targets again."""
-        return self._reconsidered.is_due({member: one.state for member, one in self._members.held.items()})
+        return self._reconsidered.is_due({member: one.state for member, one in self._members.known.items()})
 
     def make_room(self) -> None:
-        """Apply the subscription's limit to the held members, however long this consumer does not plan."""
+        """Apply the subscription's limit, however long this consumer does not plan."""
         if self._table.snapshot.destination.messages_limit_override == UNLIMITED:
             return
         snapshot = self._table.refresh()
         if snapshot.table_id != self._members.table_id:
             return  # the next plan tells
-        known = {m: self._members.attached_state(m) for m in self._members.held.keys() & self._members.attached}
-        held = self._members.held
-        self._members.commit({m: self._room.enforce(state, snapshot, m, held[m].epoch) for m, state in known.items()})
+        members = self._members
+        states = {m: members.attached_state(m) for m in members.known.keys() & members.attached}
+        members.commit({m: self._room.enforce(one, snapshot, m, members.known[m].epoch) for m, one in states.items()})
 
     def _finish(self, members: Set[int]) -> None:
         """Finish the transfers that this batch has begun; what does not end now is tried with the next batch."""
-        for member in members & self._members.held.keys():
-            held = self._members.held[member]
-            ended = self._transfers.finish(held.state, held.epoch, patient=True)
+        for member in members & self._members.known.keys():
+            known = self._members.known[member]
+            ended = self._transfers.finish(known.state, known.epoch, patient=True)
             self._members.commit({member: ended.state})
 
     def _check_not_ahead(self, state: RecordSet, snapshot: Snapshot, member: int) -> None:
@@ -385,26 +369,15 @@ class BatchMaker:
                     "of one moment (docs/OPERATING.md, backup)."
                 )
 
-    def _left_to_others(self, snapshot: Snapshot) -> list[int]:
-        """Held members with messages that our selector refuses. Other consumers that have their share of members ask for
-        no more, so the messages would wait for ever if we kept the record; any consumer takes a free one."""
-        return [
-            member
-            for member, refused in self._planner.refused.items()
-            if member in self._members.held
-            and not self._planner.has_more(member)
-            and refused & self._members.held[member].state.available(1, snapshot.last_sequence(member))
-        ]
-
     # -- claiming -------------------------------------------------------------------------------------------------
     def _picks(self, claim: str, members: Iterable[int]) -> dict[int, MemberPick]:
         """What was claimed: less than was planned, where other consumers were first."""
         found: dict[int, MemberPick] = {}
         for member in members:
-            held = self._members.held.get(member)
-            made = held.state.claims.get(claim) if held else None
-            if held and made:
-                found[member] = MemberPick(held.epoch, made.picks, held.state.redelivered(made.picks))
+            known = self._members.known.get(member)
+            made = known.state.claims.get(claim) if known else None
+            if known and made:
+                found[member] = MemberPick(known.epoch, made.picks, known.state.redelivered(made.picks))
         return found
 
     def _claim_next(self, prepared: PreparedBatch, claim: str, shares: Mapping[int, int]) -> bool:
@@ -454,7 +427,7 @@ class BatchMaker:
     def _offered(self, limits: Limits, states: Collection[RecordSet]) -> Limits:
         """Where others may take the same messages meanwhile, an offer has some for each of them."""
         others = max((len(state.consumers.keys() - {self._members.consumer}) for state in states), default=0)
-        if not self._members.shares or limits.max_messages is None or not others:
+        if limits.max_messages is None or not others:
             return limits
         return replace(limits, max_messages=limits.max_messages * (others + 2))
 
@@ -497,7 +470,7 @@ class BatchMaker:
         if declared.handles_units_of_work and self._settings.isolates_poison:
             raise unit_not_narrowed(declared.name)
         limits = self._offered(limits, changed.values())
-        paused = declared.pauses.members(CONSUMPTION, declared.member_ids)
+        self.paused = paused = declared.pauses.members(CONSUMPTION, declared.member_ids)
         for member in paused:
             self._planner.restart(member)  # there is nothing more to plan until it is resumed
         planned: dict[int, Offer] = {}
@@ -505,7 +478,7 @@ class BatchMaker:
             last = snapshot.last_sequence(member)
             if targets is not None:
                 last = min(last, targets.get(member, 0))
-            epoch = self._members.held[member].epoch
+            epoch = self._members.known[member].epoch
             planner = self._work_planner if declared.handles_units_of_work else self._planner
             changed[member], offer = planner.picks(snapshot, member, changed[member], last, limits, epoch)
             if offer.expired:
@@ -526,5 +499,5 @@ def unit_not_narrowed(destination: str) -> OptionError:
     )
 
 
-def _state_of(held: Held) -> RecordSet:
-    return held.state
+def _state_of(known: KnownRecord) -> RecordSet:
+    return known.state

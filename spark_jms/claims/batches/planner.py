@@ -19,7 +19,7 @@ Features: C6, C7, C12, T10 (docs/FEATURES.md)
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -56,9 +56,7 @@ _MINUTE_MS = 60_000
 class _Pass:
     behind: int  # the last sequence looked at
     blocked: BlockedUnits  # at any time during this pass
-    # Messages may have become available since if another one is found: the epoch of the record, or where others change it
-    # meanwhile, how often that has happened.
-    mark: int
+    returns: int  # `RecordSet.returns`: messages may have become available since if it is another one
 
 
 class _Windows:
@@ -132,10 +130,21 @@ class DelayedMessages(RememberedMessages):
     def __init__(self) -> None:
         super().__init__()
         self._minutes: dict[int, Ranges] = {}
+        self._soon_ms: int | None = None  # when the first is due of those that this minute's plans look at
+
+    @property
+    def due_ms(self) -> int | None:
+        """When a plan may find one due."""
+        minute = min(self._minutes, default=None)
+        times = (self._soon_ms, None if minute is None else minute * _MINUTE_MS)
+        return min((time for time in times if time is not None), default=None)
 
     def add_later(self, state: RecordSet, later: Later, now_ms: int) -> None:
         minutes = pc.divide(later.times, _MINUTE_MS)
         ahead = pc.greater(minutes, now_ms // _MINUTE_MS)
+        soon = pc.min(pc.filter(later.times, pc.invert(ahead))).as_py()
+        if soon is not None:
+            self._soon_ms = soon if self._soon_ms is None else min(soon, self._soon_ms)
         rows = pa.table({"minute": minutes, "sequence": later.sequences}).filter(ahead)
         sequences = rows["sequence"].combine_chunks()
         by_minute = rows.sort_by([("minute", "ascending"), ("sequence", "ascending")])
@@ -147,6 +156,7 @@ class DelayedMessages(RememberedMessages):
         self.add(state, Ranges.from_numbers(sequences), later.units.only(remembered))
 
     def forget_due(self, now_ms: int) -> None:
+        self._soon_ms = None
         due = [minute for minute in self._minutes if minute <= now_ms // _MINUTE_MS]
         if due:
             self.forget(union(self._minutes.pop(minute) for minute in due))
@@ -204,6 +214,11 @@ class Planner:
         """The pass has not reached the end: plan again, there may be more."""
         return member in self._passes
 
+    def is_due(self, now_ms: int, paused: Set[int]) -> bool:
+        """A message that the last plans have seen may have its delivery time now, on a member that is not paused."""
+        times = (delayed.due_ms for member, delayed in self._delayed.items() if member not in paused)
+        return any(due_ms is not None and due_ms <= now_ms for due_ms in times)
+
     def restart(self, member: int) -> None:
         """This consumer made messages available that the pass has left behind."""
         self._passes.pop(member, None)
@@ -212,7 +227,7 @@ class Planner:
         """These picks were not claimed: the pass continues with them."""
         known = self._passes.get(member)
         if known and picks and picks.first <= known.behind:
-            self._passes[member] = _Pass(picks.first - 1, known.blocked, known.mark)
+            self._passes[member] = _Pass(picks.first - 1, known.blocked, known.returns)
 
     def picks(
         self,
@@ -229,8 +244,11 @@ class Planner:
         whatever the backlog. Of a sorted destination it looks at all. `apart` are messages that another plan looks at."""
         order = SortOrder.of(snapshot.destination.destination_keys)
         current, max_rows = (None, None) if order else (self._passes.get(member), self._max_rows(limits))
-        mark = epoch if state.journal is None else state.returns
-        if current and current.mark != mark and any(f.has_groups for f in snapshot.member_files(member).files):
+        if (
+            current
+            and current.returns != state.returns
+            and any(f.has_groups for f in snapshot.member_files(member).files)
+        ):
             current, max_rows = None, None  # units may have become available meanwhile: from the start to the end
         begin = current.behind + 1 if current else 1
         waiting = state.waiting
@@ -270,7 +288,7 @@ class Planner:
                     self._delayed.setdefault(member, DelayedMessages()).add_later(state, later, now)
                 windows.give_back(found.left)
         if windows.next and (current or (max_rows is not None and read >= max_rows)):
-            self._passes[member] = _Pass(windows.next.first - 1, blocked, mark)
+            self._passes[member] = _Pass(windows.next.first - 1, blocked, state.returns)
         else:
             self._passes.pop(member, None)
         self._waiting[member] = UnitMessages.together(held)
@@ -278,7 +296,7 @@ class Planner:
         self._over[member] = over | expired
         near = snapshot.member_files(member).overlapping(picks.first, picks.last) if picks else ()
         units = None if any(file.has_groups for file in near) else NO_UNITS
-        if units is None and len(state.consumers) > 1 and state.journal is not None:
+        if units is None and len(state.consumers) > 1:
             units = units_of(self.table, member, picks, table_id=snapshot.table_id)
         return state, replace(offer.beside(self._over[member]), units=units, returns=state.returns)
 

@@ -1,8 +1,7 @@
 """Applying the limit of a subscription to what has arrived in a member.
 
-The holder of the record set applies it: a consumer with each plan, and once a second while it does not plan; housekeeping, where
-no consumer holds the record. In between, a subscription may have more messages than its limit. core/destinations/subscriptions.py
-has the rules.
+A consumer applies it with each plan, and once a second while it does not plan; housekeeping, where no consumer lives. In between, a
+subscription may have more messages than its limit. core/destinations/subscriptions.py has the rules.
 
 Features: T4 (docs/FEATURES.md)
 """
@@ -42,7 +41,7 @@ log = logging.getLogger("spark_jms")
 
 
 class SubscriptionLimit:
-    """Applies the limit to a held record. Of one subscription. Not thread-safe: the holder of its records calls it."""
+    """Applies the limit to a record set. Of one subscription. Not thread-safe."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class SubscriptionLimit:
         self._sorted = SortedBacklogs(table)
 
     def enforce(self, state: RecordSet, snapshot: Snapshot, member: int, epoch: int) -> RecordSet:
-        """The state of a held member without the messages that have made room, and without those that the subscription's
+        """The state of a member without the messages that have made room, and without those that the subscription's
         selector refuses. The same state when nothing has arrived, or there is room."""
         last = snapshot.last_sequence(member)
         if not is_over(state, snapshot, member) or state.outbox_is_full:
@@ -147,7 +146,7 @@ def is_over(state: RecordSet, snapshot: Snapshot, member: int) -> bool:
 
 
 class FreeRecordLimits:
-    """Applies the limit to the records of a destination that no consumer holds: housekeeping calls it."""
+    """Applies the limit to the record sets of a destination without a live consumer: housekeeping calls it."""
 
     def __init__(self, table: DeltaLog, clock_ms: Callable[[], int]) -> None:
         self._table, self._clock_ms = table, clock_ms
@@ -158,11 +157,11 @@ class FreeRecordLimits:
         session: Session,
         snapshot: Snapshot,
         subscriptions: Iterable[Subscription],
-        state_of: Callable[[str, int], RecordSet],
+        state_of: Callable[[str, int], RecordSet | None],
         away: Container[str],
     ) -> None:
-        """`state_of` reads the record set of a subscription and member; an old state will do. Servers of `away` are not asked,
-        and one whose store fails waits for the next round."""
+        """`state_of` reads the record set of a subscription and member, and returns None where a consumer lives; an old state will
+        do. Servers of `away` are not asked, and one whose store fails waits for the next round."""
         declared = snapshot.destination
         for subscription in subscriptions:
             for member in declared.member_ids:
@@ -170,7 +169,8 @@ class FreeRecordLimits:
                 if server in away:
                     continue
                 try:
-                    if is_over(state_of(subscription.name, member), snapshot, member):
+                    state = state_of(subscription.name, member)
+                    if state is not None and is_over(state, snapshot, member):
                         self._enforce(session, snapshot, subscription, member)
                 except RecordCorruptError:
                     raise
@@ -183,7 +183,7 @@ class FreeRecordLimits:
         record = record_of(snapshot, subscription.name, member)
         try:
             handle = session.open(record)
-        except RecordHeldError:  # its holder applies the limit
+        except RecordHeldError:  # an administrator has it, or a consumer of an earlier release, which applies the limit
             session.cancel(record)
             return
         with handle:

@@ -154,7 +154,7 @@ class Branch:
         )
 
     def follow(self, *, stopped: bool) -> None:
-        """What the table says of the server. When an administrator has stopped it, its records are handed back. While its lease
+        """What the table says of the server. When an administrator has stopped it, its session ends. While its lease
         has lapsed, the branch asks it as before: whatever process reaches the store first ends the lapse."""
         if stopped == self._stopped:
             return
@@ -356,7 +356,7 @@ class Branches(Mapping[str, Branch | BranchInPlace]):
     def insist(
         self, acts: Mapping[str, Callable[[ServerPart], T]], *, writes: bool = False, waits: Collection[str] = ()
     ) -> tuple[dict[str, T], dict[str, ServerAwayError]]:
-        """For a batch that is to be delivered: asks all these servers at once, until other consumers have handed records over, and
+        """For a batch that is to be delivered: asks all these servers at once, until no other session has their records open, and
         those of `waits` answer; for RESUME_S at most. Returns the answers, and why the other servers are away. Raises
         MemberUnavailableError."""
         deadline = self._monotonic_s() + RESUME_S
@@ -378,7 +378,6 @@ class Branches(Mapping[str, Branch | BranchInPlace]):
             if held and self._monotonic_s() > deadline:
                 raise held[0]
             if acts.keys() - found.keys() - away.keys():
-                self.each(ServerPart.hand_over)  # the other consumer may wait for a record of ours, on another server
                 time.sleep(_POLL_S)
         return found, away
 

@@ -3,9 +3,9 @@
 What keeps a message is looked up, in the store and in the table; it does not follow from this consumer's lack of it. Reasons that may
 end within moments are waited for before (`waits_for`):
 
-    another consumer holds or wants the member's record     it hands the record over at its next boundary
-    a claim is in doubt                                     its time-out may end within the wait
-    anything else                                           is not waited for: a live consumer's claim is that consumer's
+    another session has opened the member's record set     an administrator closes it within moments
+    a claim is in doubt                                    its time-out may end within the wait
+    anything else                                          is not waited for: a live consumer's claim is that consumer's
 
 Features: C6, C9 (docs/FEATURES.md)
 """
@@ -25,7 +25,6 @@ from spark_jms.core.destinations.pause import CONSUMPTION
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import Claim
-from spark_jms.core.records.stored_form import members_prefix
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
 
@@ -61,16 +60,12 @@ class LeftReader:
         self._clock_ms = clock_ms
 
     def waits_for(self, snapshot: Snapshot, targets: Mapping[int, int], within_ms: int) -> bool:
-        """Some message up to `targets` may become available within this time, because another consumer hands a record over, or a
+        """Some message up to `targets` may become available within this time, because another session closes a record set, or a
         claim is revoked."""
-        infos = self._members.store.infos(members_prefix(self._members.table_id, self._members.subscription))
         soon = self._clock_ms() + within_ms
         for member, last in targets.items():
             state, rest = self._rest(snapshot, member, last)
-            info = infos.get(self._members.record(member))
-            others = {info.holder, *info.waiters} - {None, self._members.session_id} if info else set()
-            free = not others and self._members.has_looked_at(member)
-            if rest and member not in self._members.held and not free:
+            if rest and member not in self._members.known:
                 return True
             for claim in self._of_others(state):
                 ends_ms = self._doubt_ends_ms(snapshot, claim)
@@ -109,9 +104,9 @@ class LeftReader:
             if picks := rest & ranges.all():
                 yield f"their redelivery is delayed until {_moment(until_ms)}", picks
         rest = rest - state.claimed - state.moving - state.waiting
-        holder = self._holder(member)
-        if rest and holder is not None:
-            yield f"{holder} holds the member, and did not hand it over", rest
+        opener = self._opener(member)
+        if rest and opener is not None:
+            yield f"{opener} has opened the member's record set", rest
         elif rest:
             yield from self._of_headers(snapshot, member, state, rest)
 
@@ -124,7 +119,7 @@ class LeftReader:
     def _of_headers(
         self, snapshot: Snapshot, member: int, state: RecordSet, rest: Ranges
     ) -> Iterator[tuple[str, Ranges]]:
-        """Of available messages whose record no other consumer holds: what their headers tell."""
+        """Of available messages: what their headers tell."""
         rest, now_ms = rest.take(LOOKED_AT), self._clock_ms()
         question = Question(now_ms=now_ms, due_ms=snapshot.destination.due_ms(member, now_ms))
         found = scan(self._table, member, rest, question, table_id=snapshot.table_id)
@@ -188,8 +183,8 @@ class LeftReader:
         timeout_ms = snapshot.destination.in_doubt_timeout_ms if timeout_ms is None else timeout_ms
         return (claim.in_doubt_since_ms or self._clock_ms()) + (timeout_ms if claim.replayable else 0)
 
-    def _holder(self, member: int) -> str | None:
-        """The session, as people know it, that holds the member's record; None: this consumer, or none."""
+    def _opener(self, member: int) -> str | None:
+        """The session, as people know it, that has opened the member's record set; None: no other one."""
         info = self._members.store.info(self._members.record(member))
         if info is None or info.holder in (None, self._members.session_id):
             return None

@@ -1,9 +1,9 @@
-"""What a consumer has on one server: a session, the records that it holds there, and what it knows of their messages.
+"""What a consumer has on one server: a session, the record sets that it follows there, and what it knows of their messages.
 
 A Subscriber (subscriber.py) has one for each server of its destination, and a single one for a destination without servers. It asks
 the leaves of a part directly:
 
-    records/members.py           the records it holds: opened, changed in one write, handed over at boundaries
+    records/members.py           the record sets it follows: looked at, and changed in one write
     batches/batch.py             the next batch: acknowledge the previous one, drop, sweep, plan, claim
     batches/planner.py           which messages a batch may take
     batches/acknowledgement.py   the batch before, acknowledged when Spark asks for more and resumed after a restart; parts of
@@ -27,11 +27,11 @@ from spark_jms.claims.consumers.left_messages import LeftReader
 from spark_jms.claims.failures.error_destination import set_aside
 from spark_jms.claims.failures.poison import ProtectedPart
 from spark_jms.claims.records.members import BacklogReader, Members
-from spark_jms.claims.records.shared import members_kind
 from spark_jms.claims.servers.stores import home_of, store_of
 from spark_jms.claims.transactions.transfer import Pledges, Transfers
 from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.destinations.subscriptions import recorded_on
+from spark_jms.core.messages.ranges import EMPTY
 from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.core.records.life_cycle import Acknowledgement, LoggedEvent
 from spark_jms.log.destinations.domain import Domain
@@ -63,7 +63,7 @@ class ServerPart:
         home, store = home_of(store), store_of(store, server)
         self._domain, self._settings, self._server, self._clock_ms = domain, settings, server, clock_ms
         self._table = domain.log(destination)
-        self.members: Members = members_kind()(
+        self.members = Members(
             store,
             destination,
             table_id,
@@ -105,31 +105,47 @@ class ServerPart:
         return self.batches.prepare(start, limits, targets)
 
     def protect(self, batch: Batch) -> ProtectedPart:
-        """The part of `Subscriber.resume` that is this server's. Raises MemberUnavailableError while another consumer holds a
+        """The part of `Subscriber.resume` that is this server's. Raises MemberUnavailableError while another session has opened a
         record."""
         self._check_bound(batch)
         return self.batches.previous.protect(batch)
 
     def has_news(self) -> bool:
-        """Something changed since the last plan: a commit (which another thread may have read already), a record that was
-        handed over, or the end of a redelivery delay; or a destination that refuses messages for good may have changed. Cheap enough
-        for 200 calls a second."""
-        return (
-            self._table.snapshot.version != self.batches.planned_version
-            or self._table.has_news()
-            or self.has_more()
-            or self.members.granted()
-            or self._has_due()
-        )
+        """Something changed since the last plan: a commit (which another thread may have read already), or the end of a delay;
+        or a destination that refuses messages for good may have changed. Cheap enough for 200 calls a second."""
+        return self._table.snapshot.version != self.batches.planned_version or self._table.has_news() or self.has_due()
+
+    def has_due(self) -> bool:
+        """The same without commits: what the last plan knew of is to be looked at again."""
+        return self.has_more() or self._has_due()
 
     def has_more(self) -> bool:
         """The last plan did not get through all messages: the next one continues behind it."""
-        return self.batches.passed_barrier or any(self.planner.has_more(member) for member in self.members.held)
+        return self.batches.passed_barrier or any(self.planner.has_more(member) for member in self.members.known)
 
     def _has_due(self) -> bool:
         now = self._clock_ms()
-        is_over = any(until <= now for held in self.members.held.values() for until in held.state.delays)
-        return is_over or self.batches.may_reconsider()
+        is_over = any(until <= now for known in self.members.known.values() for until in known.state.delays)
+        return is_over or self.planner.is_due(now, self.batches.paused) or self.batches.may_reconsider()
+
+    def has_available(self, more_than: int = 0) -> bool:
+        """More messages than so many are available, as far as record sets tell, and what the selector was seen to refuse."""
+        self.members.refresh()
+        snapshot, count = self._table.refresh(), 0
+        for member, known in self.members.known.items():
+            left_out = known.state.waiting | self.planner.refused.get(member, EMPTY)
+            for window in known.state.available_windows(1, snapshot.last_sequence(member)):
+                count += (window - left_out).count
+                if count > more_than:
+                    return True
+        return False
+
+    def is_turn_of_others(self) -> bool:
+        """Enough other consumers have nothing to do for what is available."""
+        newest = sum(self._table.refresh().last_sequence(member) for member in self.members.known)
+        self.members.refresh()
+        place = self.members.turn(newest)
+        return place > 0 and not self.has_available(place)
 
     # -- messages -------------------------------------------------------------------------------------------------
     def set_aside(self, claim: str, member: int, reasons: Mapping[int, str]) -> bool:
@@ -137,39 +153,34 @@ class ServerPart:
         return set_aside(self._domain, self._table, self.members, self._transfers, claim, member, reasons)
 
     def outboxes(self) -> dict[int, Sequence[Acknowledgement]]:
-        """Acknowledgements of the held members that wait for their table."""
+        """Acknowledgements that wait for their table, of the members that this consumer keeps."""
         self.members.refresh()
-        waiting = {m: held.state.outbox for m, held in self.members.held.items() if held.state.outbox}
+        self.batches.end_pledges()
+        waiting = {m: known.state.outbox for m, known in self.members.known.items() if known.state.outbox}
         return {m: rows for m, rows in waiting.items() if self.members.keeps(m)}
 
     def delivered(self, written: Mapping[int, int]) -> None:
         """The acknowledgements of each member up to this one are in their table."""
-        held = self.members.held
-        self.members.commit({m: held[m].state.delivered_to_table(p) for m, p in written.items() if m in held})
+        known = self.members.known
+        self.members.commit({m: known[m].state.delivered_to_table(p) for m, p in written.items() if m in known})
 
     def events(self) -> dict[int, Sequence[LoggedEvent]]:
-        """Of the held members, those that wait for the life-cycle table."""
+        """Those that wait for the life-cycle table, of the members that this consumer keeps."""
         self.members.refresh()
-        waiting = {m: held.state.life.waiting for m, held in self.members.held.items() if held.state.life.waiting}
+        waiting = {m: known.state.life.waiting for m, known in self.members.known.items() if known.state.life.waiting}
         return {m: events for m, events in waiting.items() if self.members.keeps(m)}
 
     def logged(self, written: Mapping[int, int]) -> None:
         """The events of each member up to this one are in their table."""
-        held = self.members.held
-        self.members.commit({m: held[m].state.logged_to_table(p) for m, p in written.items() if m in held})
+        known = self.members.known
+        self.members.commit({m: known[m].state.logged_to_table(p) for m, p in written.items() if m in known})
 
     # -- sharing --------------------------------------------------------------------------------------------------
-    def take_up(self) -> None:
-        """See `Subscriber.take_up`."""
+    def attach(self) -> None:
+        """See `Subscriber.attach`."""
         declared = self._table.snapshot.destination
         for member in sorted(self._settings.members or recorded_on(declared, self._server, self.members.subscription)):
-            self.members.take_up(member)
-
-    def hand_over(self) -> int:
-        """See `Subscriber.hand_over`."""
-        self.batches.end_pledges()
-        snapshot = self._table.snapshot
-        return self.members.hand_over({m: snapshot.last_sequence(m) for m in self.members.held})
+            self.members.attach(member)
 
     def held_back(self) -> list[HeldBack]:
         """See `Subscriber.held_back`."""
@@ -177,7 +188,7 @@ class ServerPart:
         return [one for member in members for one in self.planner.held_back(member, self.backlog.state(member))]
 
     def close(self) -> None:
-        """Give up all records. Open claims stay: a replayable one is in doubt, the messages of any other become available."""
+        """End the session. Open claims stay: a replayable one is in doubt, the messages of any other become available."""
         self.members.close()
 
     def _check_bound(self, batch: Batch) -> None:

@@ -11,7 +11,7 @@ claims them on each under one claim id, one write a server. What that leaves ope
     ------------                          ------------------
     acknowledged the batch before         has what it claimed for this batch, or nothing
     did not, because it was away,         keeps its messages of the batch before, under their old claim; they are not delivered
-    or a record was held                  again, and acknowledged when the server answers
+    or a record was open                  again, and acknowledged when the server answers
 
 While another instance of the same query lives on one of the servers, this one claims nothing on the others: both would give
 different messages the same batch number, and their sink would drop one of the two batches.
@@ -47,9 +47,10 @@ from spark_jms.claims.consumers.branches import Branches, UnfinishedMessages
 from spark_jms.claims.consumers.left_messages import LeftMessages, merged
 from spark_jms.claims.consumers.replay import BatchReplay
 from spark_jms.claims.consumers.server_part import ServerPart
-from spark_jms.claims.failures.poison import Isolation, pinned
+from spark_jms.claims.failures.poison import Isolation
 from spark_jms.claims.records.life_cycle import AcknowledgementTable, LifeCycleTable, opened_table
-from spark_jms.claims.records.shared import PlanOutdatedError, members_kind
+from spark_jms.claims.records.members import Members
+from spark_jms.claims.records.shared import PlanOutdatedError
 from spark_jms.claims.records.subscriptions import SubscriptionRequest, SubscriptionUse, use_subscription
 from spark_jms.claims.servers.stores import keep_servers, note_late
 from spark_jms.claims.servers.timed_stores import AnswerLostError, Runs, StoreThread
@@ -205,9 +206,7 @@ class Subscriber:
         shares = self._shares(prepared, limits, targets) if alone and not narrowed else {}
         trial = continued.trial if continued else None
         servers = {self._branches.server_of(m) for m in continued.members} if continued else set()
-        waiting = {m for one in prepared.values() for m in one.waiting}
-        pins = pinned(waiting, {m for one in prepared.values() for m in one.changed})
-        done = _Concluded(claim, overtaken=bool(shares) and members_kind().shares)
+        done = _Concluded(claim, overtaken=bool(shares))
         for server, one in prepared.items():
             conclude = partial(
                 BatchMaker.conclude,
@@ -215,7 +214,6 @@ class Subscriber:
                 claim=claim if shares else None,
                 shares=shares,
                 continued=continued if server in servers else None,
-                pins=pins,
             )
             for batch in self._branches.answers(server, _of_batches(conclude), writes=True):
                 done.wrote.add(server)
@@ -247,9 +245,9 @@ class Subscriber:
     def resume(self, batch: Batch) -> dict[int, Ranges]:
         """Protect the claim of a logged batch after a restart. Returns the messages of each member that the batch does not
         deliver: they do not belong to this consumer any more, or its isolation withholds them, or their server is away
-        (absent_servers.py). For a batch that this instance made, this only reads the store. Waits for records that other consumers
-        hold. Raises MemberUnavailableError, also when a server is away and the query narrows failing batches, and QueryRunningError
-        when another instance of the query runs."""
+        (absent_servers.py). For a batch that this instance made, this only reads the store. Waits for records that other sessions
+        have opened. Raises MemberUnavailableError, also when a server is away and the query narrows failing batches, and
+        QueryRunningError when another instance of the query runs."""
         with self._lock:
             self._follow(batch)
             return self._replay.resume(batch)
@@ -266,7 +264,7 @@ class Subscriber:
                 self._replay.note_failure()
 
     def is_unacknowledged(self, start: Batch) -> bool:
-        """`start` is not acknowledged on all its members yet: a server is away, or another consumer holds a record."""
+        """`start` is not acknowledged on all its members yet: a server is away, or another session has opened a record."""
         with self._lock:
             self._follow()
             start = self._left_out.delivered_of(start)
@@ -279,12 +277,30 @@ class Subscriber:
             return False
 
     def has_news(self) -> bool:
-        """Something changed since the last plan, on a server that answers, or a server may answer again. Cheap enough for 200 calls
-        a second."""
+        """Something changed since the last plan, on a server that answers, or one may answer again. Cheap for 200 calls a second."""
+        return self._has(ServerPart.has_news)
+
+    def has_due(self) -> bool:
+        """The same without commits: what the last plan knew of is to be looked at again."""
+        return self._has(ServerPart.has_due)
+
+    def _has(self, what: Callable[[ServerPart], bool]) -> bool:
         with self._lock:
             if any(branch.is_due() for branch in self._branches.values()):
                 return True
-            return self.is_due() or any(self._each_if_open(ServerPart.has_news))
+            return self.is_due() or any(self._each_if_open(what))
+
+    def have_records_changed(self) -> bool:
+        """Others have changed one since this consumer has seen it. Cheap enough for ten calls a second."""
+        return any(self._each_if_open(lambda part: part.members.have_changed()))
+
+    def has_available(self) -> bool:
+        """Messages are available, as far as record sets tell."""
+        return any(self._each_if_open(ServerPart.has_available))
+
+    def is_turn_of_others(self) -> bool:
+        """Other consumers that have nothing to do are enough for what is available."""
+        return all(self._each_if_open(ServerPart.is_turn_of_others))
 
     def is_due(self) -> bool:
         """Messages have waited for a full batch as long as they may."""
@@ -299,14 +315,15 @@ class Subscriber:
         """The last plan did not get through all messages: the next one continues behind it."""
         return any(self._each_if_open(ServerPart.has_more))
 
-    def has_new_records(self) -> bool:
-        """Another consumer has handed over a record that `next_batch` has not taken up yet."""
-        return any(self._each_if_open(lambda part: part.members.granted()))
-
     # -- acknowledging --------------------------------------------------------------------------------------------
+    @property
+    def members(self) -> Members | None:
+        """Of a destination without servers, where what `Members.finish` is told is acknowledged in the write of the next plan."""
+        return next(iter(self.parts.values())).members if self._branches.in_place else None
+
     def acknowledge(self, parts: Mapping[str, Mapping[int, Ranges]], *, whole: bool = False) -> Parts:
-        """Acknowledge parts (member -> messages) of open claims, in one write on each server. Returns the parts on members that
-        another consumer holds: it has been asked for the record, and nothing of those members is acknowledged; try again. `whole`:
+        """Acknowledge parts (member -> messages) of open claims, in one write on each server. Returns the parts on members whose
+        record another session has opened: nothing of those members is acknowledged; try again. `whole`:
         all or nothing; parts on several servers never are. Those of the first servers stay acknowledged when a later one fails."""
         by_server = self._branches.by_server(parts)
         if whole and len(by_server) > 1:
@@ -327,7 +344,7 @@ class Subscriber:
 
     def end_pledges(self, members: Iterable[int], ticket: Ticket, *, committed: bool) -> None:
         """Acknowledge or return what this consumer has pledged to a decided transaction, on every server that answers. Where
-        another consumer holds the record, that one does so before it plans."""
+        another session has opened the record, the next consumer that plans does so."""
         delay_ms = self.table.snapshot.destination.redelivery_delay_ms
         with self._lock:
             self._check_open()
@@ -351,7 +368,7 @@ class Subscriber:
         by_server: Mapping[str, Mapping[str, Mapping[int, Ranges]]],
         change: Callable[[Mapping[str, Mapping[int, Ranges]]], Callable[[ServerPart], Parts]],
     ) -> Parts:
-        """Returns the parts on members whose record another consumer holds. The others are not this session's any more."""
+        """Returns the parts on members whose record another session has opened. The others are not this session's any more."""
         with self._lock:
             self._check_open()
             left: Parts = {}
@@ -367,8 +384,8 @@ class Subscriber:
 
     def release(self, claim: str, parts: Mapping[int, Ranges], *, delivered: bool, delay_ms: int | None = None) -> bool:
         """Make parts of a claim available again; `delivered` ones come again flagged, after `delay_ms` (None: after the
-        destination's redelivery delay). False when another consumer holds a record: it has been asked for it, and nothing
-        is released on that server; try again."""
+        destination's redelivery delay). False when another session has opened a record: nothing is released on that server;
+        try again."""
         if delay_ms is None:
             delay_ms = self.table.snapshot.destination.redelivery_delay_ms
         with self._lock:
@@ -388,7 +405,7 @@ class Subscriber:
 
     def set_aside(self, claim: str, member: int, reasons: Mapping[int, str]) -> bool:
         """Move claimed messages that cannot be decoded out of the way, all or none; `reasons` by sequence. False when another
-        consumer holds the record: it has been asked for it; try again. Raises JmsqError or OSError when the transfer cannot begin;
+        session has opened the record: try again. Raises JmsqError or OSError when the transfer cannot begin;
         the messages stay claimed."""
         with self._lock:
             self._check_open()
@@ -401,9 +418,7 @@ class Subscriber:
                 raise
 
     def flush_outbox(self) -> None:
-        """Write waiting acknowledgements to their table, after a hand-over. A background thread calls this about once a
-        second."""
-        self.hand_over()
+        """End pledges of decided transactions, and write waiting acknowledgements to their table. To be called about once a second."""
         waiting = {m: rows for found in self._each_if_open(ServerPart.outboxes) for m, rows in found.items()}
         if waiting:
             written = self._acknowledgements.write(waiting)
@@ -426,27 +441,21 @@ class Subscriber:
         written = self._life_cycle.write(self.subscription, waiting)
         self._each_if_open(lambda part: part.logged(written))
 
-    def take_up(self) -> None:
-        """Ask for the records of the members that this consumer is pinned to, before it needs them: others see it there."""
-        self._each(ServerPart.take_up)
+    def attach(self) -> None:
+        """To the members that this consumer is pinned to, before it needs them: others see it there."""
+        self._each(ServerPart.attach)
 
-    # -- sharing --------------------------------------------------------------------------------------------------
+    # -- beside the batches ---------------------------------------------------------------------------------------
     def has_session(self) -> bool:
         """Whether the stores still know this consumer: one that stalled for longer than its session's time-out can only be closed."""
         return not self.closed and all(self._each_if_open(lambda part: part.members.has_session()))
 
-    def leave_all(self) -> None:
-        """Free the records for other consumers until the next plan. A consumer that has its share of members would not ask for
-        those that this one holds."""
-        self._each_if_open(lambda part: part.members.leave_all())
-
-    def hand_over(self) -> int:
-        """A boundary: hand over the records that other consumers wait for; returns how many. Called often; it looks at one
-        file."""
-        return sum(self._each_if_open(ServerPart.hand_over))
+    def check_session(self) -> None:
+        """Raises SessionEndedException when a store knows this consumer no more. Cheap enough for 50 calls a second."""
+        self._each_if_open(lambda part: part.members.check_session())
 
     def backlog(self) -> dict[int, int]:
-        """member -> unfinished messages of the subscription, whichever consumer holds the member."""
+        """member -> unfinished messages of the subscription."""
         found = self._each(lambda part: part.backlog.backlog(self.table.snapshot))
         return {m: n for one in found for m, n in one.items()}
 
@@ -458,7 +467,7 @@ class Subscriber:
 
     def held_back(self) -> list[HeldBack]:
         """What this consumer's selector takes and units of order keep from it, behind messages that the selector refuses; as far as
-        it has looked at the members that it holds or held."""
+        it has looked."""
         return [one for found in self._each(ServerPart.held_back) for one in found]
 
     def waits_for(self, targets: Mapping[int, int], within_ms: int) -> bool:
@@ -479,7 +488,7 @@ class Subscriber:
             return {server: branch.why_away for server, branch in self._branches.items() if branch.why_away}
 
     def close(self) -> None:
-        """Give up all records. Open claims stay: a replayable one is in doubt, the messages of any other become available."""
+        """End its sessions. Open claims stay: a replayable one is in doubt, the messages of any other become available."""
         with self._lock:
             if not self.closed:
                 self.closed = True

@@ -86,7 +86,7 @@ class ErrorDestination:
         self._clock_ms, self._fail_on_data_loss = clock_ms, fail_on_data_loss
 
     def take(self, state: RecordSet, failed: FailedMessages, destination: Destination, epoch: int) -> RecordSet:
-        """The state of a held member without the messages in their claim. The caller writes it, and finishes the transfer when it has
+        """The state of a member without the messages in their claim. The caller writes it, and finishes the transfer when it has
         a new intent. What the error destination refuses for good is available again, to administrators alone, and so is what its quota
         has no room for at once. Raises DataLossError for messages that are gone, and JmsqError or OSError when the error destination
         cannot take any now: then nothing has changed."""
@@ -223,7 +223,7 @@ class UnclaimedMessages:
 
 
 class RedeliveryLimit:
-    """Moves or discards messages that were delivered too often. A consumer that holds a member enforces the limit before it plans
+    """Moves or discards messages that were delivered too often. A consumer enforces the limit before it plans
     its next batch. While the error destination cannot take the messages, they stay where they are, and no consumer gets them. Of
     one consumer. Not thread-safe: the subscriber's lock guards it."""
 
@@ -237,7 +237,7 @@ class RedeliveryLimit:
         self._unclaimed = UnclaimedMessages(error_destination, LIMITER, session, label, clock_ms)
 
     def enforce(self, state: RecordSet, destination: Destination, member: int, epoch: int) -> RecordSet:
-        """The state of a held member without messages beyond the limit, as far as possible. The caller writes it, and finishes the
+        """The state of a member without messages beyond the limit, as far as possible. The caller writes it, and finishes the
         transfer when it has a new intent. Raises DataLossError for messages that are gone."""
         if destination.redelivery_limit == UNLIMITED or not state.deliveries.shown:
             return state
@@ -250,9 +250,9 @@ class RedeliveryLimit:
 
 
 class Reconsideration:
-    """Tries messages that were refused for good again, when that may help. The holder of a record set looks, before it plans and
+    """Tries messages that were refused for good again, when that may help. A consumer looks, before it plans and
     while it is idle, at what the targets declare; the scan for expired messages does so for what has expired. A target that cannot
-    be reached now has not changed its mind: its messages stay refused. Of one holder. Not thread-safe: the holder's lock guards it."""
+    be reached now has not changed its mind: its messages stay refused. Not thread-safe: the lock of its consumer or scan guards it."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ class Reconsideration:
         return any(state.refusals and self._is_due(member) for member, state in states.items())
 
     def look(self, state: RecordSet, destination: Destination, member: int, epoch: int) -> RecordSet:
-        """The state of a held member without what is refused no longer: it moves, or is as any other message. The caller writes the
+        """The state of a member without what is refused no longer: it moves, or is as any other message. The caller writes the
         state, and finishes the transfers that are new in it. Raises DataLossError for messages that are gone."""
         if not state.refusals:
             return state
@@ -355,8 +355,8 @@ def set_aside(
 ) -> bool:
     """Move claimed messages to the queue `jmsq-set-aside` of the domain, by a transfer: one, or the parts of a unit of work, all or
     none, because a part of a unit that stayed would never be complete. `reasons` tells by sequence why each cannot be delivered.
-    What the queue refuses for good stays, and no client gets it. False when another consumer holds the record: it has been asked
-    for it; try again. Messages that this consumer does not hold any more are left to their new holder.
+    What the queue refuses for good stays, and no client gets it. False when another session has opened the record set: try
+    again. Messages that this consumer has not claimed any more are left to the others.
 
     The queue is created when it is first needed, and `jmsq move jmsq-set-aside orders` brings a message back. In the queue its
     properties are text, without their types; text that is not UTF-8 is readable (core/messages/types.py), and as `text` it becomes
@@ -368,14 +368,14 @@ def set_aside(
     if not members.open(member):
         return False
     state = members.attached_state(member)
-    held = state.claims.get(claim)
-    picks = EMPTY if held is None else held.picks & Ranges.from_numbers(sorted(reasons))
+    own = state.claims.get(claim)
+    picks = EMPTY if own is None else own.picks & Ranges.from_numbers(sorted(reasons))
     if not picks:
         return True
     if SET_ASIDE not in domain.destinations():
         queue = Destination(SET_ASIDE, "queue", 1, max_message_bytes=_MAX_MESSAGE_BYTES)
         apply_destinations(domain, [queue], lambda destination, member: False)
-    epoch, label = members.held[member].epoch, members.label(member)
+    epoch, label = members.known[member].epoch, members.label(member)
     while picks:
         state = members.attached_state(member)
         declared = transfers.declared(SET_ASIDE)

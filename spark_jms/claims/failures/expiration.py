@@ -1,12 +1,12 @@
 """Expired messages leave their member by the policy of the destination: core/records/expiration.py has the rules.
 
-The holder of a record set calls Expiration: a consumer for what its plan has found, the search of a process for the rest. The log
+A consumer calls Expiration for what its plan has found, the search of a process for the rest. The log
 tells of a message once its end is written, so never twice; a process that dies in between has not logged it.
 
 ExpirationScan is that search, for messages that no consumer comes to, because their consumers are busy or dead, or refuse them, or
 because there are none. The process with the housekeeping lease of a destination searches, so one at a time. It looks at the log
 and at the record sets first, and a file only when a message of it may have expired since; the statistics of a file tell that most
-have none. Then it takes a record as an administrator does: its holder hands it over at its next boundary, and claims stay in it. A
+have none. Then it opens a record set as an administrator does, and claims stay in it. A
 message that a consumer has, or a dead query whose batch is in doubt, does not expire.
 
 Features: T6, T12 (docs/FEATURES.md)
@@ -68,15 +68,15 @@ IDLE = 500  # of a plan of a consumer that delivers nothing
 DELIVERING, DELIVERING_EVERY_MS = 100, 1_000  # of one that does, and how often; the search takes the others
 _STEP_ROWS = 25  # of the log: about a millisecond of Python
 SCATTERED = 20_000  # ranges of one step: their row waits in the outbox, and a full outbox stops consumers
-WAIT_S = 1.0  # for a record that a consumer holds; it is tried again with the next search
+WAIT_S = 1.0  # for a record set that another session has opened; it is tried again with the next search
 _MAX_S = 5.0  # of a search, at about the end of a step: then other housekeeping gets its turn
 _SINGLES = empty_table(pa.schema([("sequence", pa.int64()), ("expires_ms", pa.int64())]))
 
-# -- by the holder of a record set -------------------------------------------------------------------------------------
+# -- in a plan ---------------------------------------------------------------------------------------------------------
 
 
 class Expiration:
-    """Ends expired messages by the policy of their destination. Of one holder. Not thread-safe: the holder's lock guards it."""
+    """Ends expired messages by the policy of their destination. Of one consumer, or of the search. Not thread-safe."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Expiration:
         *,
         beside: bool,
     ) -> None:
-        """`beside`: the holder is a consumer."""
+        """`beside`: of a consumer."""
         self._table, self._beside = table, beside
         self._unclaimed = UnclaimedMessages(errors, EXPIRER, session, label, clock_ms)
         self._unlogged: list[_Unlogged] = []
@@ -253,7 +253,7 @@ class ExpirationScan:
                 break
             try:
                 count += self._expire(place, over, until_s)
-            except MemberUnavailableError:  # its holder is busy
+            except MemberUnavailableError:  # an administrator has it open
                 continue
             except (JmsqError, StoreError, OSError) as error:
                 looked.errors.append(error)
@@ -385,7 +385,7 @@ class ExpirationScan:
         holder = self._holder(place).expiration
         logged = self._table.snapshot.destination.message_logging_enabled
         labels = {place.record: place.label}
-        self._table.refresh()  # what was sent while the last step was logged, before consumers wait for the record
+        self._table.refresh()  # what was sent while the last step was logged, before the record is open
         with opened_records(self._store, labels, WAIT_S, "expiration", logged=logged) as records:
             snapshot = self._table.refresh()
             if record_of(snapshot, place.subscription.name, place.member) != place.record:

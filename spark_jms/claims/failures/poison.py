@@ -112,18 +112,6 @@ class TrialCopy:
             return None
         return EMPTY if trial.finished else trial.tried.get(member, EMPTY)
 
-    @staticmethod
-    def waiting(progress: QueryProgress, start: Batch) -> set[int]:
-        """The members whose records the next batch needs, all at once."""
-        trial = progress.trial
-        if trial is None:
-            return set()
-        if trial.finished:
-            return set(trial.messages)
-        if trial.claim == start.claim:
-            return set(trial.withheld)
-        return set(trial.messages) if _is_unlogged(trial, start) else set()
-
     def acknowledged(self, progress: QueryProgress, start: Batch, members: Set[int]) -> QueryProgress:
         """`start` is acknowledged on all its members. A finished trial stays until its messages are claimed again; a copy
         without messages of these members, which are on this server, is over."""
@@ -162,11 +150,11 @@ class TrialCopy:
     def set_aside(self, trial: Trial, convicted: Messages, failures: int) -> None:
         """Move the message, or discard it, and write the trial without it in the same commit. One that the error destination refuses
         for good stays where it is, and no batch delivers it again. Raises PoisonMessageError, and MemberUnavailableError while another
-        consumer holds the record."""
+        session has opened the record."""
         ((member, picks),) = convicted.items()
         claim, reason = trial.claim, _REASON.format(self._members.consumer, failures)
         self._members.must_open(member)
-        state, epoch = self._members.attached_state(member), self._members.held[member].epoch
+        state, epoch = self._members.attached_state(member), self._members.known[member].epoch
         destination = self._table.refresh().destination
         found = FailedMessages(member, claim, picks, state.redelivered(picks), ISOLATION, reason, delivered=True)
         try:
@@ -210,13 +198,6 @@ def waiting_in(trial: Trial, states: Mapping[int, RecordSet]) -> Messages:
     """The trial's messages that these records still hold for it; an administrator may have revoked some."""
     claims = {m: state.claims.get(trial.claim) for m, state in states.items()}
     return common(trial.messages, {m: known.picks for m, known in claims.items() if known})
-
-
-def pinned(wanted: Set[int], held: Set[int]) -> set[int]:
-    """The records that a query keeps until it has all of `wanted`: in ascending order, or two queries that wait for each
-    other would keep what the other needs."""
-    missing = min(wanted - held, default=None)
-    return {member for member in wanted if missing is None or member < missing}
 
 
 def _of(progress: QueryProgress, claim: str) -> Trial | None:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from spark_jms.claims.servers.stores import OpenRecords, addressed, opened_state, operations, read_state
+from spark_jms.claims.servers.stores import OpenRecords, addressed, opened_state, operations, read_state, store_of
 from spark_jms.core.messages.arrays import arrow_array
 from spark_jms.core.messages.ranges import Ranges, union
 from spark_jms.core.records.endings import HullClaim, counts_apart
@@ -172,8 +172,8 @@ def flush_opened(table: AcknowledgementTable, records: OpenRecords, members: Map
 
 
 class FreeOutboxes:
-    """Writes the outboxes of records that no session holds: their consumers were killed, or are of another member now, or a part
-    of spark-jms has ended messages there. A holder writes its own. Of one destination; housekeeping calls it."""
+    """Writes the outboxes of record sets without a live consumer, which would do it: theirs were killed, or a part of spark-jms has
+    ended messages there. Of one destination; housekeeping calls it."""
 
     def __init__(self, acknowledgements: DeltaLog) -> None:
         self._acknowledgements = acknowledgements
@@ -200,9 +200,11 @@ class FreeOutboxes:
     def flush_named(self, store: Store, session: Session, table_id: str, server: str) -> int:
         """Those of all record sets of the table that the server's store has: of subscriptions and members that are no more, too.
         Returns how many rows were written."""
+        live = store_of(store, server).sessions().keys()
         found: dict[str, dict[int, str]] = defaultdict(dict)
         for record in store.names(addressed(server, f"{MEMBERS_PREFIX}{table_id}/")):
-            if read_state(store, record).outbox:
+            state = read_state(store, record)
+            if state.outbox and not state.is_attended(live):
                 subscription, member = record.rsplit("/", 2)[-2:]
                 found[subscription][int(member)] = record
         return sum(self.flush(session, table_id, name, records) for name, records in found.items())

@@ -1,7 +1,9 @@
-"""The records that one consumer holds: opened, changed in one physical write, handed over at boundaries.
+"""The record sets that one consumer follows: looked at before each plan, and changed together in one physical write.
 
-A boundary is any call of `hand_over`: by the source's latestOffset, a client's receive, or their background thread. Claims stay in
-the record; the next owner skips claimed messages. A query also holds its ProgressRecord, for life.
+A consumer reads of a record set only what has changed since its last look. It plans on that state and commits the journal of its
+plan, which the store does to the newest state (shared.py). So no consumer waits for another one, and none writes over what another
+one has written. An administrator, and a consumer of an earlier release, opens a record set for itself: a consumer goes on without
+it meanwhile. A query also holds its ProgressRecord, for life.
 
 Features: C9, C14, C18 (docs/FEATURES.md)
 """
@@ -9,16 +11,18 @@ Features: C9, C14, C18 (docs/FEATURES.md)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from spark_jms.claims.servers.stores import is_sibling, label_of, opened_state, operations, read_state, this_process
+from spark_jms.claims.records.shared import RULE, decided, follow, raise_refusal
+from spark_jms.claims.servers.stores import is_sibling, label_of, this_process
 from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.destinations.subscriptions import LiveSubscription, recorded_on
 from spark_jms.core.messages.ranges import Ranges
-from spark_jms.core.records.batch import PROGRESS, QueryProgress, consumers_of, wanted
-from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.batch import PROGRESS, QueryProgress, preferred
+from spark_jms.core.records.journal import PlannedChange, found_dead
+from spark_jms.core.records.record_set import Noted, RecordSet
 from spark_jms.core.records.stored_form import consumer_record, member_record, members_prefix
 from spark_jms.errors import ConsumerClosedException, MemberUnavailableError, QueryRunningError, SessionEndedException
 from spark_jms.log.tables.snapshot import Snapshot
@@ -30,15 +34,23 @@ from spark_jms.store import (
     OutcomeUnknownError,
     Put,
     RecordHeldError,
+    RecordView,
+    RuleCall,
     Session,
     Store,
     StoreError,
 )
 
-MIN_HOLD_S = 0.05  # an owner keeps a record at least so long, or two idle consumers would only hand it back and forth
-REVISIT_S = 1.0  # after so long a consumer with a selector returns to a member without new messages
+SHORT_S = 0.2  # an administrator has a record set open for less
+LINE_S = 0.5  # how long a plan waits in line for it
+CHANGE_S = 15.0  # how long a change waits for it
+_PAUSE_S = 0.01
 OPEN_TIMEOUT_S = 15.0  # how long a restarted query waits for its older self to end
 _STEP_MS = 250  # between two looks for it
+
+
+class RecordInUseError(MemberUnavailableError):
+    """Another session has opened a record set, and nothing was changed."""
 
 
 def session_label(destination: str, subscription: str, consumer: str) -> str:
@@ -46,23 +58,18 @@ def session_label(destination: str, subscription: str, consumer: str) -> str:
     return f"{destination}/{subscription} {consumer}"
 
 
-@dataclass
-class Held:
-    handle: Handle | None  # None: the record is shared (shared.py), and has this `version`
-    state: RecordSet
-    since_s: float
-    version: int = 0
+@dataclass(frozen=True)
+class KnownRecord:
+    """A record set as a consumer has last seen it. `epoch` is the version of its record then."""
 
-    @property
-    def epoch(self) -> int:
-        return self.version if self.handle is None else self.handle.epoch
+    state: RecordSet
+    epoch: int
 
 
 class Members:
-    """The records that one consumer holds. Not thread-safe: the subscriber's lock guards it. `attached` are the members where the
-    consumer has committed in this session; if one of them names another session, this session is stale."""
-
-    shares = False
+    """The record sets that one consumer follows. Not thread-safe: the subscriber's lock guards it. `known` has them by member, but
+    for those that another session has opened. `attached` are the members where the consumer has committed in this session; if one of
+    them names another session, this session is stale."""
 
     def __init__(
         self,
@@ -90,20 +97,18 @@ class Members:
         if replayable:
             record = consumer_record(table_id, subscription, consumer)
             self.progress = ProgressRecord(store, self.session, record, f"query {consumer} of {destination}")
-        self.held: dict[int, Held] = {}
+        self.known: dict[int, KnownRecord] = {}
         self.attached: set[int] = set()
-        self._visited: dict[int, tuple[float, int]] = {}
-        self._looked_at: set[int] = set()  # given up after the last plan had looked at all their messages
-        self._taken_up: set[int] = set()  # granted to us and opened at a boundary; no plan has used them yet
-        self._borrowed: set[int] = set()  # asked back from another holder only to acknowledge a claim
+        self._followed: set[int] = set()
+        self._met: dict[int, tuple[int, float]] = {}  # opened by another session: with which version, and since when
+        self._opened: dict[
+            int, Handle
+        ] = {}  # by this session, in line behind a consumer of an earlier release, for one plan
+        self._committed: dict[int, tuple[Noted, ...]] = {}  # of each member: the journal that was committed last
         self._undelivered: dict[int, set[str]] = {}  # member -> claims that a write of unknown outcome may have made
-        self._fenced: FencedError | None = None  # for good: the session still lists handles that `held` has dropped
-        self.pinned: set[int] = set()  # kept although others wait: the next batch needs several members at once
-        self.monotonic_s, self._clock_ms, self._is_logged = monotonic_s, clock_ms, is_logged
-        self._begin()
-
-    def _begin(self) -> None:
-        """For a kind of members with more of its own."""
+        self._finished: dict[int, dict[str, Ranges]] = {}  # member -> what the next change of it acknowledges, by claim
+        self._fenced: FencedError | None = None  # for good
+        self._monotonic_s, self._clock_ms, self._is_logged = monotonic_s, clock_ms, is_logged
 
     @property
     def session_id(self) -> str:
@@ -124,76 +129,105 @@ class Members:
             self.progress.open(self._open_timeout_s)
         return self.progress.value
 
-    # -- getting --------------------------------------------------------------------------------------------------
-    def acquire(
-        self,
-        candidates: Collection[int],
-        last_sequences: Mapping[int, int],
-        *,
-        visits_all: bool,
-        needed: Set[int],
-    ) -> None:
-        """Ask for the records that this consumer should hold of these members, and open those it gets. Never waits."""
-        self._taken_up.clear()
+    # -- following ------------------------------------------------------------------------------------------------
+    def follow(self, members: Collection[int]) -> None:
+        """Know these as they are now, and no others."""
+        self._followed = set(members)
+        self._close_opened()
+        for member in self.known.keys() - set(members):
+            del self.known[member]
+        self._look(members)
+
+    def have_changed(self) -> bool:
+        """Others have changed one since this consumer has seen it. Cheap enough for ten calls a second."""
         infos = self.store.infos(members_prefix(self.table_id, self.subscription))
-        holders: dict[int, str | None] = {}
-        waiters: dict[int, tuple[str, ...]] = {}
-        for member in candidates:
-            info = infos.get(self.record(member))
-            holders[member], waiters[member] = (info.holder, info.waiters) if info else (None, ())
-            if info and info.holder == self.session_id and member not in self.held:
-                self.open(member)  # granted since the last call
-        now = self.monotonic_s()
-        consumers = consumers_of(self.session_id, holders, waiters)
-        for member in wanted(self.session_id, holders, waiters, visits_all=visits_all, needed=needed):
-            if member in self.held:
-                continue
-            seen_s, seen_last = self._visited.get(member, (-REVISIT_S, -1))
-            fresh = now - seen_s < REVISIT_S and seen_last == last_sequences.get(member, 0)
-            if visits_all and fresh and member not in needed:
-                continue  # even if it is free: it was left to other consumers
-            if not self.open(member) and member in needed and len(holders) >= len(consumers):
-                self._borrowed.add(member)
+        for member in self._followed:
+            known, info = self.known.get(member), infos.get(self.record(member))
+            if known is None or (info is not None and info.epoch != known.epoch):
+                return True
+        return False
 
-    def borrowed(self) -> set[int]:
-        """Held members that another consumer gave back only so that a claim can be acknowledged. It needs them, so nothing
-        new is claimed there, or the two would never agree on their shares."""
-        return self._borrowed & self.held.keys()
-
-    def granted(self) -> bool:
-        """A record was granted to us that no plan has used yet."""
-        return bool(self._taken_up & self.held.keys()) or bool(self._granted())
-
-    def _granted(self) -> list[int]:
-        prefix = members_prefix(self.table_id, self.subscription)
-        mine = [name for name, info in self.store.infos(prefix).items() if info.holder == self.session_id]
-        return [member for name in mine if (member := int(name[len(prefix) :])) not in self.held]
+    def refresh(self) -> None:
+        """Know those that are followed as they are now, but for those that another session has opened."""
+        self._look(self._followed, waits=False)
 
     def open(self, member: int) -> bool:
-        """True when held now; else the store has queued us for the record."""
-        if member in self.held:
+        """Whether it is known; False: another session has opened it."""
+        if member not in self.known:
+            self._look([member])
+        return member in self.known
+
+    def must_open(self, member: int) -> None:
+        """Raises RecordInUseError while another session has opened it."""
+        if not self.open(member):
+            raise RecordInUseError(
+                f"another session has opened {self.label(member)}: try again, or see who it is with `jmsq claims`"
+            )
+
+    def state(self, member: int) -> RecordSet:
+        """As it is now, also while another session has it open."""
+        with self._unfenced():
+            view = self.session.look([self.record(member)])[self.record(member)]
+        return follow(self.record(member), view.objects, self.label(member))
+
+    def _look(self, members: Collection[int], *, waits: bool = True) -> None:
+        if not members:
+            return
+        records = {member: self.record(member) for member in members}
+        with self._unfenced():
+            views = self.session.look(list(records.values()))
+        for member, record in records.items():
+            view = views[record]
+            if view.holder is not None and waits and self._is_kept_open(member, view.version):
+                view = self._view_in_line(member, view)
+            if view.holder is None:
+                self._see(member, view)
+            else:
+                self.known.pop(member, None)
+
+    def _see(self, member: int, view: RecordView) -> None:
+        state = replace(follow(self.record(member), view.objects, self.label(member)), journal=())
+        if self._is_logged():
+            state = state.logging(is_on=True, now_ms=self._clock_ms())
+        self._check_speaks(state, member)
+        self.known[member] = KnownRecord(state, view.version)
+
+    def _is_kept_open(self, member: int, version: int) -> bool:
+        """Another session has it open for longer than administrators do: it is a consumer of an earlier release, which hands it over
+        to who waits in line. The answer is yes once in a while: a plan without the member has its turn, too."""
+        now = self._monotonic_s()
+        met, since = self._met.get(member, (0, 0.0))
+        if met == version and now - since >= SHORT_S:
+            del self._met[member]
             return True
+        if met != version:
+            self._met[member] = version, now
+        return False
+
+    def _view_in_line(self, member: int, view: RecordView) -> RecordView:
+        """As it is once this session has it open, until the plan is written; the same view when that does not come soon."""
+        try:
+            handle = self._open_in_line(self.record(member), LINE_S)
+        except RecordHeldError:
+            return view
+        self._opened[member] = handle
+        return RecordView(handle.epoch, handle.objects())
+
+    def _open_in_line(self, record: str, limit_s: float) -> Handle:
+        """Raises RecordHeldError."""
         with self._unfenced():
             try:
-                handle = self.session.open(self.record(member), timeout_ms=0)
+                return self.session.open(record, timeout_ms=int(limit_s * 1000))
             except RecordHeldError:
-                return False
-            try:
-                state = opened_state(handle, self.label(member))
-            except BaseException:
-                with suppress(StoreError):
-                    handle.close()
+                self.session.cancel(record)
                 raise
-        try:
-            self.check_speaks(state, member)
-        except ConsumerClosedException:
-            handle.close()
-            raise
-        self._looked_at.discard(member)
-        self.held[member] = Held(handle, state, self.monotonic_s())
-        return True
 
-    def check_speaks(self, state: RecordSet, member: int) -> None:
+    def _close_opened(self) -> None:
+        while self._opened:
+            with suppress(StoreError):
+                self._opened.popitem()[1].close()
+
+    def _check_speaks(self, state: RecordSet, member: int) -> None:
         """Raises ConsumerClosedException when another session speaks for this consumer now."""
         if self.consumer not in state.consumers:
             self.attached.discard(member)  # another consumer swept us: we were slow and had no claim there
@@ -203,90 +237,164 @@ class Members:
                 "can acknowledge nothing. Stop it."
             )
 
-    def refresh(self) -> None:
-        """See again what others may have changed."""
-
-    def state(self, member: int) -> RecordSet:
-        """As this consumer holds it, or as last committed."""
-        held = self.held.get(member)
-        return held.state if held else read_state(self.store, self.record(member), self.label(member))
-
-    def keeps(self, member: int) -> bool:
-        """This consumer does for a held member what one of its consumers should do."""
-        return True
-
-    def take_up(self, member: int) -> None:
-        """Others see from now on that this consumer is there."""
-        self.open(member)
-
-    def first_members(self, members: Set[int], live_sessions: Set[str]) -> set[int]:
-        """Those that it takes messages of first."""
-        return set(members)
-
-    def must_open(self, member: int) -> None:
-        """Raises MemberUnavailableError when the store has queued us for the record."""
-        if not self.open(member):
-            raise MemberUnavailableError(
-                f"another consumer holds {self.label(member)} and did not hand it over in time: try again, or see who "
-                "holds it with `jmsq claims`"
-            )
-
+    # -- sharing --------------------------------------------------------------------------------------------------
     def attached_state(self, member: int) -> RecordSet:
-        """The state of a held member, with this session speaking for the consumer."""
-        held, is_on = self.held[member], self._is_logged()
-        held.state = state = held.state.logging(is_on=is_on, now_ms=self._clock_ms() if is_on else 0)
+        """The state of a known member, with this session speaking for the consumer, and with what `finish` was told of. Raises
+        ConsumerClosedException when the consumer does not hold that any more."""
+        known, is_on = self.known[member], self._is_logged()
+        state = known.state.logging(is_on=is_on, now_ms=self._clock_ms() if is_on else 0)
         for claim in self._undelivered.get(member, ()):
             state = state.release(claim, delivered=False)
-        return state if member in self.attached else state.attach(self.consumer, self.session_id)
+        if member not in self.attached:
+            state = state.attach(self.consumer, self.session_id)
+        for claim, part in self._finished.get(member, {}).items():
+            state = state.acknowledge(self.consumer, self.session_id, claim, known.epoch, self._clock_ms(), part)
+        return state
+
+    def finish(self, parts: Mapping[str, Mapping[int, Ranges]]) -> None:
+        """The next change of each member acknowledges these parts of open claims. Thread-safe, as `unfinished` is."""
+        finished: dict[int, dict[str, Ranges]] = {}
+        for claim, members in parts.items():
+            for member, part in members.items():
+                finished.setdefault(member, {})[claim] = part
+        self._finished = finished
+
+    @property
+    def unfinished(self) -> Set[int]:
+        """The members of which `finish` was told, and which no change has reached since."""
+        return set(self._finished)
+
+    def attach(self, member: int) -> None:
+        """Others see from now on that this consumer is there."""
+        if self.open(member):
+            self.commit({member: self.attached_state(member)})
+
+    def keeps(self, member: int) -> bool:
+        """Of the consumers of this member that live, this one does what one of them should do: writing rows to their tables."""
+        living = self.store.sessions().keys() & set(self.known[member].state.consumers.values())
+        return not living or min(living) == self.session_id
+
+    def first_members(self, members: Set[int], live_sessions: Set[str]) -> set[int]:
+        """Those that this consumer takes messages of first."""
+        beside = {
+            consumer
+            for member in members
+            for consumer, session in self.known[member].state.consumers.items()
+            if session in live_sessions
+        }
+        return preferred(self.consumer, beside, members)
+
+    def turn(self, newest: int) -> int:
+        """Of the live consumers that have no message, in an order that changes with the `newest` one, the place of this one."""
+        live = self.store.sessions().keys()
+        states = [known.state for known in self.known.values()]
+        there = {consumer for state in states for consumer, session in state.consumers.items() if session in live}
+        busy = {claim.consumer for state in states for claim in state.claims.values()}
+        idle = sorted(there - busy | {self.consumer})
+        return (idle.index(self.consumer) - newest) % len(idle)
 
     # -- changing -------------------------------------------------------------------------------------------------
-    def commit(self, changed: Mapping[int, RecordSet], progress: QueryProgress | None = None) -> None:
-        """Write the new states of held members, and the query's progress, in one atomic change. Raises
-        ConsumerClosedException when we are fenced. After an OutcomeUnknownError, what the store has counts: the records are opened
-        again, behind which no earlier write can follow."""
-        real = {m: state for m, state in changed.items() if state is not self.held[m].state}
-        own = self.progress
-        if not real and (own is None or progress in (None, own.value)):
+    def commit(
+        self, changed: Mapping[int, RecordSet], progress: QueryProgress | None = None, *, wait_s: float | None = None
+    ) -> None:
+        """What led to these states is done to the newest ones, and the query's progress written, in one atomic change. Raises
+        ConsumerClosedException, PlanOutdatedError, and RecordInUseError when another session has a record set open for `wait_s`
+        (None: CHANGE_S). After an OutcomeUnknownError, what the store has counts."""
+        journals = {member: new for member, state in changed.items() if (new := self._new(member, state))}
+        own, held = self.progress, dict[Handle, list[Operation]]()
+        if not journals and (own is None or progress in (None, own.value)):
+            self._close_opened()
             return
-        writes: dict[Handle, list[Operation]] = {}
-        for m, state in real.items():
-            handle = self.held[m].handle
-            assert handle is not None
-            writes[handle] = operations(self.held[m].state, state)
         if own is not None:
             progress = progress or self.open_progress()
-            writes |= own.operations(progress)
+            held = own.operations(progress)
+        states = {member: self.known[member].state for member in journals if member in self.known}
+        dead = set[str]().union(*(found_dead(state, journals[member]) for member, state in states.items()))
+        change = PlannedChange(
+            {self.record(member): new for member, new in journals.items()},
+            dead - {self.session_id},
+            {self.record(member): changed[member].clears for member in journals},
+        )
         try:
-            with self._unfenced():
-                self.session.commit(writes)
+            answer = self._asked(change, held, CHANGE_S if wait_s is None else wait_s)
         except OutcomeUnknownError:
-            self._forget_unknown(real)
+            self._forget_unknown({member: changed[member] for member in states})
             raise
-        for member, state in real.items():
-            self.held[member].state = state
-        self._note_written(real, progress)
+        finally:
+            self._close_opened()
+        raise_refusal(answer)
+        for member in journals:
+            self._committed[member] = changed[member].journal or ()
+        with self._unfenced():
+            views = self.session.look(list(change.journals))
+        for member in journals:
+            self._see(member, views[self.record(member)])  # also if an administrator has opened it meanwhile
+        self._note_written(journals, progress)
+
+    def _new(self, member: int, state: RecordSet) -> tuple[Noted, ...]:
+        """What led to this state since the last commit; () when that is nothing of its own."""
+        journal, committed = state.journal or (), self._committed.get(member, ())
+        if committed and len(journal) >= len(committed) and journal[len(committed) - 1] is committed[-1]:
+            journal = journal[len(committed) :]
+        return journal if any(noted.method != "logging" for noted in journal) else ()
+
+    def _asked(self, change: PlannedChange, held: Mapping[Handle, Sequence[Operation]], limit_s: float) -> bytes:
+        """The rule's answer. What a session keeps open is opened in line, and changed by this one."""
+        began_s = since_s = self._monotonic_s()
+        holder: str | None = None
+        writes, rest = {**held}, change
+        opened = [self._opened[member] for member in self._opened if self.record(member) in change.journals]
+        while True:
+            for handle in opened:
+                writes[handle] = decided(change, handle.name, handle.objects(), self.store.sessions().keys())
+                rest = rest.without(handle.name)
+            try:
+                with self._unfenced():
+                    if rest.journals:
+                        return self.session.change(list(rest.journals), RuleCall(RULE, rest.to_bytes()), writes)
+                    self.session.commit(writes)
+                    return b""
+            except RecordHeldError as error:
+                now, opened = self._monotonic_s(), []
+                if error.holder != holder:
+                    holder, since_s = error.holder, now
+                if now - since_s < SHORT_S:
+                    time.sleep(_PAUSE_S)
+                    continue
+                try:
+                    opened = [self._open_in_line(error.name, max(limit_s - (now - began_s), 0.0))]
+                except RecordHeldError:
+                    raise RecordInUseError(
+                        f"another session has had {error.name} open for {limit_s:g} s: nothing was changed; see who it is "
+                        "with `jmsq claims`, and try again"
+                    ) from error
+                self._opened[self._member_of(error.name)] = opened[0]
+
+    def _member_of(self, record: str) -> int:
+        return int(record.rsplit("/", 1)[1])
 
     def _note_written(self, members: Iterable[int], progress: QueryProgress | None) -> None:
-        """The store has what is held of these members now."""
+        """The store has what is known of these members now."""
         if self.progress is not None and progress is not None:
             self.progress.value = progress
         for member in members:
-            state = self.held[member].state
+            state = self.known[member].state
             if member in self._undelivered:
                 self._undelivered[member] &= state.claims.keys()
+            self._finished.pop(member, None)
             if state.speaks_for(self.consumer, self.session_id):
                 self.attached.add(member)
 
     def _forget_unknown(self, changed: Mapping[int, RecordSet]) -> None:
         for member, state in changed.items():
-            made = state.claims.keys() - self.held[member].state.claims.keys()
+            made = state.claims.keys() - self.known[member].state.claims.keys()
             self._undelivered.setdefault(member, set()).update(made)
-            with suppress(StoreError, SessionEndedException):
-                self.forget(member)
+            del self.known[member]
         if self.progress is not None:
             with suppress(StoreError):
                 self.progress.close()
 
+    # -- the session ----------------------------------------------------------------------------------------------
     @contextmanager
     def _unfenced(self) -> Iterator[None]:
         """Around each call of the session and its handles: a process that slept may find in any of them that it was fenced. That
@@ -296,77 +404,31 @@ class Members:
                 raise self._fenced
             yield
         except FencedError as error:
-            self.held.clear()
+            self.known.clear()
             self._fenced = error
             raise SessionEndedException(
                 f"the session of consumer {self.consumer} ended ({error}): its claims are or will be revoked. "
                 "Close this consumer and create a new one."
             ) from error
 
-    # -- giving ---------------------------------------------------------------------------------------------------
-    def contested(self) -> set[int]:
-        """Held members that other consumers wait for and that were held long enough: this boundary hands them over."""
-        now = self.monotonic_s()
-        with self._unfenced():
-            return {
-                m
-                for m, h in self.held.items()
-                if m not in self.pinned and now - h.since_s >= MIN_HOLD_S and h.handle and h.handle.waiters()
-            }
-
-    def hand_over(self, last_sequences: Mapping[int, int]) -> int:
-        """Hand over the records that other consumers wait for; returns how many. Also opens records that were granted to
-        us, so that a later boundary can hand them over even if this consumer does not plan for a long time."""
-        now, given = self.monotonic_s(), 0
-        for member in self._granted():
-            if self.open(member):
-                self._taken_up.add(member)
-        for member in self.contested():
-            self._visited[member] = (now, last_sequences.get(member, 0))
-            self.forget(member)
-            given += 1
-        return given
-
-    def leave(self, member: int, last_sequence: int, *, looked_at: bool = False) -> None:
-        """Close the record although no consumer waits for it; return when messages arrive, or after a while. `looked_at`: this
-        consumer can have none of its messages now."""
-        self._visited[member] = (self.monotonic_s(), last_sequence)
-        self.forget(member)
-        if looked_at:
-            self._looked_at.add(member)
-
-    def has_looked_at(self, member: int) -> bool:
-        """This consumer holds the member's record, or has left it with nothing to have."""
-        return member in self.held or member in self._looked_at
-
-    def forget(self, member: int) -> None:
-        self._borrowed.discard(member)
-        held = self.held.pop(member, None)
-        if held is not None and held.handle is not None:
-            with self._unfenced():
-                held.handle.close()
-
     def has_session(self) -> bool:
         """False: the session has ended, and this consumer can only be closed."""
         return self._fenced is None and self.session_id in self.store.sessions()
 
-    def leave_all(self) -> None:
-        """Hold nothing and wait for nothing, until this consumer asks again."""
-        for member in list(self.held):
-            self.forget(member)
+    def check_session(self) -> None:
+        """Raises SessionEndedException when the session has ended."""
         with self._unfenced():
-            for name, info in self.store.infos(members_prefix(self.table_id, self.subscription)).items():
-                if self.session_id in (info.holder, *info.waiters):
-                    self.session.cancel(name)
+            if not self.has_session():
+                raise FencedError(f"session {self.session_id} is not alive any more")
 
     def close(self) -> None:
-        self.held.clear()
+        self.known.clear()
         self.session.close()
 
 
 class ProgressRecord:
-    """The record of a query's progress: only its owner commits claims and acknowledgements. It is never handed over; closing the
-    session frees it. Not thread-safe: the subscriber's lock guards it."""
+    """The record of a query's progress: only its owner commits claims and acknowledgements. Closing the session
+    frees it. Not thread-safe: the subscriber's lock guards it."""
 
     def __init__(self, store: Store, session: Session, record: str, label: str) -> None:
         self._store, self._session, self._record, self._label = store, session, record, label
@@ -421,8 +483,7 @@ class ProgressRecord:
 
 
 class BacklogReader:
-    """Reads the backlog of a consumer's subscription, also on members that other consumers hold. Not thread-safe: the subscriber's
-    lock guards it."""
+    """Reads the backlog of a consumer's subscription. Not thread-safe: the subscriber's lock guards it."""
 
     def __init__(self, store: Store, members: Members, live: LiveSubscription | None, server: str = HOME) -> None:
         self._store, self._members, self._live, self._server = store, members, live, server

@@ -387,9 +387,10 @@ class OpenRecords:
 def opened_records(
     store: Store, labels: Mapping[str, str], wait_s: float, purpose: str, *, logged: bool = False
 ) -> Iterator[OpenRecords]:
-    """Open all records of `labels`, which maps each to what people call it. For hand-over, an administrator is another consumer: it
-    waits for the record, the holder hands it over at its next boundary, and the holder's claims stay in it. `logged`: the
-    destination has its life-cycle log switched on. After `wait_s`, MemberUnavailableError, and none is open."""
+    """Open all records of `labels`, which maps each to what people call it: consumers go on without them meanwhile, and their claims
+    stay. Waits for other administrators, and for a consumer of an earlier release, which hands the record over at its next
+    boundary. `logged`: the destination has its life-cycle log switched on. After `wait_s`, MemberUnavailableError, and none is
+    open."""
     deadline = time.monotonic() + wait_s
     session = store.connect(f"jmsq {purpose}")
     try:
@@ -404,9 +405,8 @@ def opened_records(
                     if left_ms == 0:
                         holder = sessions_beside(store, name).get(error.holder or "")
                         raise MemberUnavailableError(
-                            f"{labels[name]} is held by {holder.label if holder else 'another session'} and was not "
-                            f"handed over within {wait_s:g} s: nothing was changed; try again with a longer "
-                            f"--wait, or stop that consumer"
+                            f"{labels[name]} has been opened by {holder.label if holder else 'another session'} for "
+                            f"{wait_s:g} s: nothing was changed; try again with a longer --wait, or stop that"
                         ) from error
         yield OpenRecords(handles, labels, session.commit, logged=logged)
     finally:

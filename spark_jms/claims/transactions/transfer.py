@@ -2,13 +2,13 @@
 
 core/transactions/ has the rules: transfer.py of transfers, transaction.py of pledges.
 
-    claimed          the origin's holder claims the messages and stages them at the target
+    claimed          a session claims the messages and stages them at the target
     -> moving        it writes the intent, in one write of the store
     -> done          the target's log has them, and the origin acknowledges them
     -> available     no target has them and none will: flagged as redelivered
 
-Whichever process holds the record next finishes its open transfers, and the pledges whose transactions are decided: a consumer
-before it plans, `jmsq move`, and housekeeping for records that no process holds.
+Any process finishes open transfers, and the pledges whose transactions are decided: a consumer before it plans, `jmsq move`, and
+housekeeping where no consumer lives.
 
 Features: C18, T16 (docs/FEATURES.md)
 """
@@ -134,8 +134,8 @@ class Begun(NamedTuple):
 
 
 class Transfers:
-    """Makes, finishes and recovers the transfers of record sets. Not thread-safe: the holder of the record calls it. It remembers
-    only when to try a target again."""
+    """Makes, finishes and recovers the transfers of record sets. Not thread-safe. It remembers only when to try a target
+    again."""
 
     def __init__(self, domain: Domain, origin: DeltaLog, clock_ms: Callable[[], int] = now_ms) -> None:
         """`origin`: of the destination with the record sets."""
@@ -302,8 +302,8 @@ class Transfers:
 
 
 class Pledges:
-    """The pledges of a record set, ended by its holder when their transactions are decided. Not thread-safe: the holder of the
-    record calls it. It remembers only when to look again."""
+    """The pledges of a record set, ended when their transactions are decided. Not thread-safe. It remembers only when to look
+    again."""
 
     def __init__(self, domain: Domain, home: Store, origin: DeltaLog, clock_ms: Callable[[], int] = now_ms) -> None:
         """`home`: the domain's own store, with the coordinators. `origin`: of the destination with the record sets."""
@@ -363,14 +363,14 @@ def recover_transfers(
     transfers: Transfers,
     session: Session,
     snapshot: Snapshot,
-    state_of: Callable[[str, int], RecordSet],
+    state_of: Callable[[str, int], RecordSet | None],
     subscriptions: Iterable[str] | None = None,
     *,
     pledges: Pledges,
 ) -> None:
-    """Finish the open transfers of records that no session holds, and end the pledges of decided transactions there. A record's
-    holder does so itself. `state_of` reads the record set of a subscription and member; an old state will do. `subscriptions` None:
-    those of the table. Raises TransferError when a transfer does not end, unless it waits for its target."""
+    """Finish the open transfers of record sets without a live consumer, and end the pledges of decided transactions there. `state_of`
+    reads the record set of a subscription and member, and returns None where a consumer lives; an old state will do. `subscriptions`
+    None: those of the table. Raises TransferError when a transfer does not end, unless it waits for its target."""
     problems: list[str] = []
     away: set[str] = set()
     for subscription in snapshot.destination.subscription_names() if subscriptions is None else subscriptions:
@@ -381,7 +381,7 @@ def recover_transfers(
             record = record_of(snapshot, subscription, member)
             try:
                 known = state_of(subscription, member)
-                if not (known.intents or known.pledges):
+                if known is None or not (known.intents or known.pledges):
                     continue
                 handle = session.open(record)
             except RecordHeldError:
@@ -412,7 +412,7 @@ def recover_transfers(
 
 def log_of_target(domain: Domain, target: TransferTarget) -> DeltaLog | None:
     """The target's log, also after a rename; None when no destination has its table any more. An absent root proves nothing:
-    DomainError."""
+    DomainError. Nor does a table that this process has read last: the target may have been made in its place since."""
     if is_temporary(target.destination):
         logs: Iterable[Callable[[], DeltaLog]] = [partial(domain.temporary.log, target.destination)]
     else:
@@ -421,7 +421,7 @@ def log_of_target(domain: Domain, target: TransferTarget) -> DeltaLog | None:
     for log_of in logs:
         try:
             found = log_of()
-            if found.refresh().table_id == target.table_id:
+            if found.refresh().table_id == target.table_id or found.verify().table_id == target.table_id:
                 return found
         except InvalidDestinationError:
             continue

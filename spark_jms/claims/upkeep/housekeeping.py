@@ -5,8 +5,8 @@ promise when they fail, so their errors also reach the application, once for eac
 
     task                                       its error reaches
     ----                                       -----------------
-    hand-over, overdue acknowledgements        the next call of its consumer; the next plan of its query
-    writing the acknowledgement table          the same, once the table could not be written for a minute
+    overdue acknowledgements                   the next call of its consumer
+    writing the acknowledgement table          the same, or the next plan of its query, once it has failed for a minute
     the limit of a subscription                the log and the statistics; each plan applies the limit too
     housekeeping, the life-cycle log           the log, the statistics and `jmsq stat` alone
 
@@ -21,7 +21,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -75,7 +75,8 @@ from spark_jms.store import (
 T = TypeVar("T")
 TABLE_EVERY_S = 1.0
 ROOM_EVERY_S = 1.0
-HAND_OVER_LONGEST_PAUSE_S = 2.0
+OVERDUE_EVERY_S = 0.1
+OVERDUE_LONGEST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 TABLE_RAISES_AFTER_S = 60.0
 HEALTH_KEY = "health"
@@ -138,23 +139,24 @@ class BackgroundThread:
     def add_consumer(
         self,
         name: str,
-        hand_over: Callable[[], object],
-        every_s: float,
         flush_outbox: Callable[[], object],
         make_room: Callable[[], object],
         flush_life_cycle: Callable[[], object],
+        *,
+        write_overdue: Callable[[], object] | None = None,
         table_every_s: float = TABLE_EVERY_S,
     ) -> None:
-        """The tasks of a consumer. `check(name)` raises their errors as the table above says. `table_every_s`: the pause between
-        two writes of the acknowledgement table."""
-        self.add(
-            f"hand-over of {name}",
-            hand_over,
-            every_s,
-            longest_pause_s=HAND_OVER_LONGEST_PAUSE_S,
-            raises_after_s=0.0,
-            owner=name,
-        )
+        """The tasks of a consumer. `check(name)` raises their errors as the table above says. `write_overdue`: of a client, which
+        acknowledges by itself; `table_every_s`: the pause between two writes of the acknowledgement table."""
+        if write_overdue is not None:
+            self.add(
+                f"overdue acknowledgements of {name}",
+                write_overdue,
+                OVERDUE_EVERY_S,
+                longest_pause_s=OVERDUE_LONGEST_PAUSE_S,
+                raises_after_s=0.0,
+                owner=name,
+            )
         self.add(
             f"acknowledgement table of {name}",
             flush_outbox,
@@ -259,6 +261,7 @@ class Housekeeper:
         self._lease: Handle | None = None
         self._table_id = ""  # of the lease
         self._states: dict[tuple[str, str, int], RecordSet] = {}  # of this round
+        self._sessions: dict[str, Set[str]] = {}  # that lived in this round, by server
         self._away: dict[str, StoreError] = {}  # servers that did not answer in this round
         logs = {"messages": domain.log(destination), "acknowledgements": domain.acknowledgements(destination)}
         logs["messages"].refresh()
@@ -345,6 +348,16 @@ class Housekeeper:
             self._states[key] = self.state_now(subscription, member)
         return self._states[key]
 
+    def _unattended(self, subscription: str, member: int) -> RecordSet | None:
+        """The same; None where a consumer lives."""
+        state, server = (
+            self._state(subscription, member),
+            record_server(self._messages.snapshot.destination, subscription, member),
+        )
+        if server not in self._sessions:
+            self._sessions[server] = store_of(self._store, server).sessions().keys()
+        return None if state.is_attended(self._sessions[server]) else state
+
     def state_now(self, subscription: str, member: int) -> RecordSet:
         label = label_of(self._destination, subscription, member)
         found = read_state(self._store, record_of(self._messages.snapshot, subscription, member), label)
@@ -366,7 +379,7 @@ class Housekeeper:
     def _recover_transfers(self) -> None:
         snapshot = self._domain.log(self._destination).snapshot
         names = [*snapshot.destination.subscription_names(), *self._live]
-        recover_transfers(self._transfers, self._session, snapshot, self._state, names, pledges=self.pledges)
+        recover_transfers(self._transfers, self._session, snapshot, self._unattended, names, pledges=self.pledges)
 
     def _recover_transactions(self) -> None:
         """Whose owners died. The look goes through the names of all records, so a domain without transactions has it rarely."""
@@ -382,7 +395,7 @@ class Housekeeper:
             raise TransferError(f"{len(problems)} step(s) of transactions wait: {problems[0]}; see `jmsq transactions`")
 
     def _pass_barriers(self) -> None:
-        """Of records that no consumer holds any more; and those of a topic are forgotten that all subscriptions have passed."""
+        """Of record sets without consumers; and those of a topic are forgotten that all subscriptions have passed."""
         snapshot = self._messages.refresh()
         declared = snapshot.destination
         if declared.slots is None or not declared.slots.barriers:
@@ -402,10 +415,10 @@ class Housekeeper:
         """Of subscriptions."""
         snapshot = self._messages.refresh()
         known = [*snapshot.destination.subscriptions.values(), *self._live.values()]
-        self._limits.enforce(self._session, snapshot, known, self._state, self._away)
+        self._limits.enforce(self._session, snapshot, known, self._unattended, self._away)
 
     def _flush_outboxes(self) -> None:
-        """Of records that no session holds."""
+        """Of record sets without a live consumer."""
         snapshot = self._messages.snapshot
         declared = snapshot.destination
         for subscription in [*declared.subscription_names(), *self._live]:
@@ -418,8 +431,9 @@ class Housekeeper:
                 self._outboxes.flush(self._session, snapshot.table_id, subscription, free)
 
     def _waits(self, subscription: str, member: int) -> bool:
-        """Rows of the acknowledgement table wait in the record set."""
-        return bool(self._state(subscription, member).outbox)
+        """Rows of the acknowledgement table wait in the record set, and no consumer writes them."""
+        state = self._unattended(subscription, member)
+        return state is not None and bool(state.outbox)
 
     def _follow_life_cycle(self, table: DeltaLog | None) -> None:
         if table is not None:
@@ -496,6 +510,7 @@ class Housekeeper:
     def begin_round(self) -> None:
         """States are read once in a round, and servers asked."""
         self._states.clear()
+        self._sessions.clear()
         self._away.clear()
 
     def _leave_stopped(self) -> None:

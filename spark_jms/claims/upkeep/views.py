@@ -71,7 +71,8 @@ class ClaimRow:
 @dataclass(frozen=True)
 class SubscriptionRow:
     """What a subscription has not finished of one member, in messages: `backlog`, of which `claimed` are with consumers. It has
-    finished all up to the sequence `floor`; the newest is `last_sequence`. `holder` has the record; `epoch`: of its session."""
+    finished all up to the sequence `floor`; the newest is `last_sequence`. `consumers` live and take its messages; `epoch` is the
+    version of its record set."""
 
     destination: str
     subscription: str
@@ -80,7 +81,7 @@ class SubscriptionRow:
     last_sequence: int
     backlog: int
     claimed: int
-    holder: str | None
+    consumers: tuple[str, ...]
     epoch: int
     delayed: int  # messages whose redelivery waits
     expired: int = 0  # since the subscription, or the queue, was made
@@ -93,9 +94,9 @@ class SubscriptionRow:
     refused: int = 0  # messages that cannot move to their error destination, which refuses them for good
 
     @property
-    def is_held(self) -> bool:
-        """A consumer, or an administrator's command, has its record set now."""
-        return self.holder is not None and not self.away
+    def consumers_shown(self) -> str | None:
+        """For people."""
+        return "(its server is away)" if self.away else ", ".join(self.consumers) or None
 
     @property
     def pending(self) -> int:
@@ -207,7 +208,7 @@ def subscriptions(
     """A row for each subscription and member; with `server`, those whose record sets are there."""
     out = []
     snapshot = domain.log(destination).refresh()
-    labels = {key: info.label for key, info in store.sessions().items()}
+    live = store.sessions().keys()
     for name in subscriptions_of(domain, destination, subscription, store):
         declared = snapshot.destination
         placed = declared.member_ids if server is None else recorded_on(declared, server, name)
@@ -217,8 +218,7 @@ def subscriptions(
             known = _state_or_none(store, snapshot, name, member)
             state = known or _unknown(snapshot, name, member)
             last, info = snapshot.last_sequence(member), infos.get(record_of(snapshot, name, member))
-            away = f"(server {record_server(snapshot.destination, name, member)} is away)"
-            holder = away if known is None else labels.get(info.holder, info.holder) if info and info.holder else None
+            consumers = sorted(consumer for consumer, session in state.consumers.items() if session in live)
             out.append(
                 SubscriptionRow(
                     destination,
@@ -228,7 +228,7 @@ def subscriptions(
                     last,
                     (state.unfinished(1, last) - snapshot.lost_of(member)).count,
                     state.claimed.count,
-                    holder,
+                    tuple(consumers),
                     info.epoch if info else 0,
                     state.waiting.count,
                     state.expired,
@@ -421,10 +421,10 @@ def droppable_subscription(domain: Domain, store: Store, topic: str, name: str) 
         )
     rows = subscriptions(domain, store, topic, subscriptions_of(domain, topic, name)[0])
     live = [row for row in claims(domain, store, topic, name) if row.live]
-    holders = sorted({row.holder for row in rows if row.holder} | {row.consumer for row in live})
-    if holders:
+    users = sorted({consumer for row in rows for consumer in row.consumers} | {row.consumer for row in live})
+    if users:
         raise IllegalStateException(
-            f"subscription {name} of {topic} is in use by {', '.join(holders)}: stop that first; nothing was dropped"
+            f"subscription {name} of {topic} is in use by {', '.join(users)}: stop that first; nothing was dropped"
         )
     return rows
 
@@ -465,7 +465,9 @@ def opened_store(domain: Domain, limit_s: float | None = None) -> Iterator[Store
 
 
 def as_row(row: Any) -> tuple[Any, ...]:
-    return tuple(getattr(row, field.name) for field in fields(row))
+    """As Spark takes it: an array is a list."""
+    values = (getattr(row, field.name) for field in fields(row))
+    return tuple(list(value) if isinstance(value, tuple) else value for value in values)
 
 
 def moment(ms: int) -> datetime:

@@ -53,8 +53,6 @@ from spark_jms.log.tables.delta_log import DeltaLog, LogWatch
 from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.types import DurationLike
 
-HAND_OVER_EVERY_S = 0.1
-
 
 @dataclass(frozen=True)
 class ConnectionDefaults:
@@ -259,7 +257,7 @@ class ContextConsumers:
         consumer_name = f"client-{secrets.token_hex(6)}"
         subscriber = open_subscriber(self._domain, store, destination, request, consumer_name, settings)
         if settings.pinned:
-            _take_up(subscriber)
+            _attach(subscriber)
         bell, check = threading.Event(), partial(self._check_consumer, consumer_name)
         listens, topic = given.listener is not None, log.snapshot.destination.is_topic
         pipeline = self._choices.pipeline(given.prefetch, self._buffer, listener=listens, topic=topic)
@@ -295,11 +293,10 @@ class ContextConsumers:
         self.open.add(consumer)
         self._background.add_consumer(
             receiver.name,
-            receiver.hand_over,
-            HAND_OVER_EVERY_S,
             receiver.flush_outbox,
             receiver.make_room,
             receiver.flush_life_cycle,
+            write_overdue=receiver.write_overdue,
         )
         self._destinations.publish_usage(receiver.destination)
         if thread is not None:
@@ -308,7 +305,7 @@ class ContextConsumers:
 
     def _ended(self, receiver: Receiver, bell: threading.Event, consumer: Consumer) -> None:
         self._watch.remove(bell.set)
-        self._background.remove(receiver.hand_over)
+        self._background.remove(receiver.write_overdue)
         self._background.remove(receiver.flush_outbox)
         self._background.remove(receiver.make_room)
         self._background.remove(receiver.flush_life_cycle)
@@ -320,10 +317,10 @@ class ContextConsumers:
         self._background.check(name)
 
 
-def _take_up(subscriber: Subscriber) -> None:
-    """A pinned consumer that cannot take up its member is not made."""
+def _attach(subscriber: Subscriber) -> None:
+    """A pinned consumer that cannot attach to its member is not made."""
     try:
-        subscriber.take_up()
+        subscriber.attach()
     except BaseException:
         subscriber.close()
         raise

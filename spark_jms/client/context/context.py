@@ -101,8 +101,8 @@ class Context(Closable):
     calls, and those of all objects that it has created, raise ForkedProcessError, and closing them has no effect: the
     child connects for itself.
 
-    Failures of the background work are in `statistics()` and in the log. A consumer's next call raises an error of its own
-    hand-over, and of the acknowledgement table when that could not be written for a minute; nothing else of the
+    Failures of the background work are in `statistics()` and in the log. A consumer's next call raises the error of an overdue
+    acknowledgement, and of the acknowledgement table when that could not be written for a minute; nothing else of the
     background work raises.
     """
 

@@ -55,7 +55,7 @@ class ContextDestinations:
         self._domain, self._identity, self._housekeeping = domain, identity, housekeeping
         self._store, self._temporary_store = store, temporary_store
         self._background, self._check = background, check
-        # A thread of its own: compaction must not delay a hand-over.
+        # A thread of its own: compaction must not delay acknowledgements.
         self._housekeeping_thread = BackgroundThread("client housekeeping")
         self._lock = threading.RLock()
         self._housekeepers: dict[str, Housekeeper] = {}

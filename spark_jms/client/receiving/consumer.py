@@ -16,8 +16,8 @@ block gives the message back: it comes again, flagged. So does a process that en
 
 A consumer claims `prefetch` messages at a time, and no other consumer gets them until it acknowledges or releases them.
 A slow consumer should keep `prefetch` small (1 at the least); a fast one gains by a larger value. One that acknowledges N
-messages at a time gains by 2 * N + 1: `statistics().advised_maximum`. Several consumers of
-one member take turns with its record, at most about 0.1 s each; a consumer that has the record to itself never waits.
+messages at a time gains by 2 * N + 1: `statistics().advised_maximum`. No consumer waits for
+another one of its member.
 
 Features: C7, C8, C9, C11, T9, T17 (docs/FEATURES.md)
 """
@@ -363,7 +363,7 @@ class ListenerThread:
         return True
 
     def _release(self, message: Message) -> None:
-        with suppress(*_TRANSIENT):  # the message returns to the queue as soon as the record is handed over
+        with suppress(*_TRANSIENT):  # the message returns to the queue with the next write
             self._consumer.release(message)
 
     def _report(self, error: Exception, what: str) -> None:

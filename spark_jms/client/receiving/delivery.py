@@ -8,8 +8,8 @@
     returning    released by the application, not yet in the store       with or without the flag
 
 The application acknowledges and releases in memory: `Delivery` has plain values without I/O, which the consumer's lock guards.
-`AcknowledgementWriter` writes both through the consumer's subscriber, in as few store writes as possible. Another consumer may hold
-the record at that moment; then the messages stay in `Delivery` until the record is handed over. In a transacted session,
+`AcknowledgementWriter` writes both through the consumer's subscriber, in as few store writes as possible. An administrator may have
+the record set open at that moment; then the messages stay in `Delivery` until it is closed. In a transacted session,
 `TransactedDelivery` pledges the delivered messages, then acknowledges or returns them.
 
 Features: C7, C8, C11, C15, T9, T10, T16, T17 (docs/FEATURES.md)
@@ -292,10 +292,9 @@ class AcknowledgementWriter:
         self._group = GroupCommit(self._lead, _LeaderInterruptedError, GATHER_S)
         self.written_s = time.monotonic()
 
-    def write(self, timeout_s: float, boundary: Callable[[], object]) -> None:
-        """Write everything. Waits up to `timeout_s` for records that other consumers hold, then raises
-        MemberUnavailableError; with 0, whatever cannot be written now stays for the next call. `boundary` hands over
-        our own records meanwhile."""
+    def write(self, timeout_s: float) -> None:
+        """Write everything. Waits up to `timeout_s` for record sets that other sessions have opened, then raises
+        MemberUnavailableError; with 0, whatever cannot be written now stays for the next call."""
         deadline = time.monotonic() + timeout_s
         pause = 0.001
         while not self._try_write():
@@ -303,13 +302,11 @@ class AcknowledgementWriter:
                 return
             if time.monotonic() >= deadline:
                 raise MemberUnavailableError(
-                    f"{self._subscriber.destination}: another consumer holds a member's record and did not hand it over "
-                    f"within {timeout_s:.0f} s: acknowledgements are written when it does; see who holds it with "
-                    "`jmsq claims`"
+                    f"{self._subscriber.destination}: another session has had a member's record set open for {timeout_s:.0f} s: "
+                    "acknowledgements are written when it closes it; see who it is with `jmsq claims`"
                 )
             time.sleep(pause)  # close() waits here too, so the closing event must not end the pause
             pause = min(pause * 2, _MAX_PAUSE_S)
-            boundary()
 
     def _try_write(self) -> bool:
         """True when everything is written that was finished and returned by the time of the call. Threads that acknowledge
@@ -339,10 +336,14 @@ class AcknowledgementWriter:
         if not finished:
             return True
         left = self._subscriber.acknowledge(parts_of(finished))
-        with self._lock:
-            self._delivery.stored([key for key, claim in finished.items() if key[0] not in left.get(claim, ())])
-            self.written_s = time.monotonic()
+        self.wrote([key for key, claim in finished.items() if key[0] not in left.get(claim, ())])
         return not left
+
+    def wrote(self, keys: Iterable[Key]) -> None:
+        """The store has these acknowledgements."""
+        with self._lock:
+            self._delivery.stored(keys)
+            self.written_s = time.monotonic()
 
     def _write_returning(self, returning: list[Return]) -> bool:
         written = True
@@ -358,12 +359,10 @@ class AcknowledgementWriter:
 
 class TransactedDelivery:
     """The delivered messages of one consumer of a transacted session. The session's lock guards it; `lock` guards `delivery` and is
-    never held during a store call. `boundary` hands over our own records while we wait for those of others."""
+    never held during a store call."""
 
-    def __init__(
-        self, subscriber: Subscriber, delivery: Delivery, lock: threading.RLock, boundary: Callable[[], object]
-    ) -> None:
-        self._subscriber, self._delivery, self._lock, self._boundary = subscriber, delivery, lock, boundary
+    def __init__(self, subscriber: Subscriber, delivery: Delivery, lock: threading.RLock) -> None:
+        self._subscriber, self._delivery, self._lock = subscriber, delivery, lock
         self._pledged: dict[Key, str] = {}
         self._left: Parts = {}  # of them: perhaps not pledged yet
 
@@ -391,7 +390,7 @@ class TransactedDelivery:
         ]
 
     def acknowledge_whole(self, keys: Mapping[Key, str]) -> bool:
-        """In one write, or not at all: False when they are on several servers, or another consumer holds a record."""
+        """In one write, or not at all: False when they are on several servers, or another session has opened a record set."""
         if self._subscriber.acknowledge(parts_of(keys), whole=True):
             return False
         with self._lock:
@@ -400,7 +399,7 @@ class TransactedDelivery:
         return True
 
     def pledge(self, keys: Mapping[Key, str], ticket: Ticket, coordinator: str, timeout_s: float) -> None:
-        """Raises MemberUnavailableError when another consumer does not hand over a record in time, or a server does not answer,
+        """Raises MemberUnavailableError when another session has a record set open for so long, or a server does not answer,
         and ConsumerClosedException. Then some of them may be pledged."""
         deadline, pause = time.monotonic() + timeout_s, 0.001
         self._pledged, self._left = dict(keys), parts_of(keys)
@@ -412,12 +411,11 @@ class TransactedDelivery:
                 return
             if time.monotonic() >= deadline:
                 raise MemberUnavailableError(
-                    f"{self._subscriber.destination}: another consumer holds a member's record and did not hand it over "
-                    f"within {timeout_s:.0f} s; see who holds it with `jmsq claims`"
+                    f"{self._subscriber.destination}: another session has had a member's record set open for {timeout_s:.0f} s; "
+                    "see who it is with `jmsq claims`"
                 )
             time.sleep(pause)
             pause = min(pause * 2, _MAX_PAUSE_S)
-            self._boundary()
 
     def end(self, ticket: Ticket, *, committed: bool, complete: bool = True) -> None:
         """The transaction is decided. Where another consumer holds the record by now, that one acknowledges or returns them. What

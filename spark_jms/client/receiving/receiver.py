@@ -28,10 +28,11 @@ from spark_jms.client.receiving.delivery import (
     Return,
     TransactedDelivery,
     keys_of,
+    parts_of,
 )
 from spark_jms.client.receiving.pipeline import BatchReader, Pipeline
 from spark_jms.client.sending.tracing import traced_acknowledge
-from spark_jms.core.records.batch import Batch
+from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.errors import (
     ClosedError,
     ConsumerClosedException,
@@ -46,11 +47,14 @@ log = logging.getLogger("spark_jms")
 AcknowledgeMode = Literal["client", "individual", "auto", "dups-ok"]
 AUTOMATIC: tuple[AcknowledgeMode, ...] = ("auto", "dups-ok")
 Transacted = Literal["transacted"]  # the mode of a transacted session's consumers: its commit acknowledges
-HAND_OVER_TIMEOUT_S = 15.0  # wait for a record needed to acknowledge or release
+WRITE_TIMEOUT_S = 15.0  # wait for a record set that another session has opened, to acknowledge or release
 CLOSE_TIMEOUT_S = 5.0
-_REPLAN_S = 0.1  # for changes without a new file: a delay ends, a consumer dies
-_POLL_S = 0.01  # between two polls of the store
-_BOUNDARY_S = 0.02  # between two hand-overs while prefetched messages are delivered
+_TURN_S = 0.01  # that another consumer may take for a message
+_MOST_TURNS = 10  # left to others: messages that come meanwhile have their own
+_RECORDS_S = 0.1  # between two looks whether others have changed a record set
+_REPLAN_S = 1.0  # for what no look tells: a consumer dies, a server answers again
+_POLL_S = 0.01  # between two looks at the context
+_SESSION_S = 0.02  # between two looks at the session while prefetched messages are delivered
 _LAZY_S = 1.0
 _HELD_BACK_AFTER_S = 5.0  # of waiting, until units of order that a refused message blocks are named
 _ASIDE_RETRY_S = 5.0  # between two attempts to set a message aside
@@ -110,12 +114,12 @@ class Receiver:
         self._delivery = Delivery()
         self._writer = AcknowledgementWriter(subscriber, self._delivery, self._lock)
         self._reader = BatchReader(subscriber, pipeline)  # guarded by `_claiming`
-        self.transacted = TransactedDelivery(subscriber, self._delivery, self._lock, self._boundary)
+        self.transacted = TransactedDelivery(subscriber, self._delivery, self._lock)
         self._held_back = HeldBackWarning(subscriber)
         self.failure: JmsqError | None = None
         self._untold = False  # no call of the application has raised the failure
         self._seen_version = -1
-        self._boundary_s = time.monotonic()
+        self._session_s = time.monotonic()
 
     # -- receiving ------------------------------------------------------------------------------------------------
     def next_message(self, timeout_s: float | None, interrupted: threading.Event | None = None) -> Message | None:
@@ -126,7 +130,7 @@ class Receiver:
         started = time.monotonic()
         deadline = None if timeout_s is None else started + timeout_s
         try:
-            self.acknowledge_delivered()
+            self._acknowledge_before()
             while not self._closing.is_set():
                 message = self._take(holds=interrupted is not None)
                 if message is None and self._wait(started, deadline, interrupted):
@@ -150,8 +154,8 @@ class Receiver:
             return self._delivery.show(message)
 
     def _take(self, *, hurries: bool = False, holds: bool) -> Message | None:
-        if self._delivery.prefetched and time.monotonic() - self._boundary_s >= _BOUNDARY_S:
-            self._boundary()  # before it takes one: what fails here must not lose it
+        if self._delivery.prefetched and time.monotonic() - self._session_s >= _SESSION_S:
+            self._check_session()  # before it takes one: others may have it by now
         message = self._prefetched(holds)
         if message is not None:
             return message
@@ -169,17 +173,18 @@ class Receiver:
     def _claim(self, hurries: bool) -> None:
         """Claim and read the next messages, if any are available and none are on their way back: later ones of their units would
         overtake them. `hurries`: without waiting for a full batch."""
-        self._boundary_s = time.monotonic()
+        self._session_s = time.monotonic()
         self._reader.forget()
-        self._write(0)
+        if self._delivery.returning or self._subscriber.members is None:
+            self._write(0)
         self._seen_version = self._table.snapshot.version
         if self._delivery.returning and not self._subscriber.away():  # a server may be away for long
             return
         try:
             limits = self._pipeline.limits(self._table.snapshot.destination, self._reader.first_member, hurries=hurries)
-            batch = self._subscriber.next_batch(Batch(self.name), limits)
+            batch = self._next_batch(limits)
             while batch is None and self._subscriber.has_more() and not self._closing.is_set():
-                batch = self._subscriber.next_batch(Batch(self.name), limits)
+                batch = self._next_batch(limits)
         except ConsumerClosedException as error:
             raise self._fail(error) from None
         if batch is None:
@@ -204,6 +209,23 @@ class Receiver:
             self._write(0)
         if read.undecodable:
             self._set_aside()
+
+    def _next_batch(self, limits: Limits) -> Batch | None:
+        """What is finished is acknowledged in the write that claims, or, where that leaves some, in another one."""
+        with self._lock:
+            finished = dict(self._delivery.finished)
+        members, automatic = self._subscriber.members, self.mode in AUTOMATIC
+        if not finished or members is None:
+            return self._subscriber.next_batch(Batch(self.name), limits)
+        with traced_acknowledge(self.destination, None, len(finished) if automatic else 0):
+            members.finish(parts_of(finished))
+            try:
+                return self._subscriber.next_batch(Batch(self.name), limits)
+            finally:
+                left = members.unfinished
+                self._writer.wrote([key for key in finished if key[0] not in left])
+                if left:
+                    self._write(WRITE_TIMEOUT_S if automatic else 0)
 
     def _set_aside(self) -> None:
         """Move undecodable messages to their queue. What fails is tried again later: it stays claimed, and no call of the
@@ -234,8 +256,8 @@ class Receiver:
 
     def _wait(self, started: float, deadline: float | None, interrupted: threading.Event | None) -> bool:
         """True when new messages may be available; False when the time is up or the consumer closes."""
-        replan = time.monotonic() + _REPLAN_S
-        poll = 0.0
+        begun = time.monotonic()
+        looked = poll = begun
         while True:
             now = time.monotonic()
             pause = pause_s(now - started, self.watched)
@@ -250,14 +272,33 @@ class Receiver:
             now = time.monotonic()
             if self._table.snapshot.version != self._seen_version or self._table.has_news():
                 self.watched = rung
+                if self._finds_some():
+                    return True
+                self._seen_version = self._table.snapshot.version
+            if now >= begun + _REPLAN_S or self._subscriber.is_due():
                 return True
-            if now >= replan or self._subscriber.is_due():
-                return True
+            if now >= looked + _RECORDS_S:
+                looked = now
+                if self._subscriber.has_due():
+                    return True
+                if self._subscriber.have_records_changed() and self._finds_some():
+                    return True
             if now >= poll:
                 poll = now + _POLL_S
                 self.check_open()
-                if self._boundary() or self._subscriber.has_new_records():
-                    return True
+
+    def _finds_some(self) -> bool:
+        """Messages are available that no other consumer takes whose turn it is."""
+        for _ in range(_MOST_TURNS):
+            if not self._subscriber.is_turn_of_others():
+                break
+            seen = self._table.snapshot.version
+            self._closing.wait(_TURN_S)
+            if not self._subscriber.has_available():
+                return False
+            if self._table.snapshot.version == seen:
+                break  # no other consumer has taken it
+        return self._subscriber.has_available()
 
     # -- acknowledging --------------------------------------------------------------------------------------------
     def acknowledge(self, message: Message, generation: int) -> None:
@@ -279,7 +320,15 @@ class Receiver:
             self._delivery.acknowledge(keys if self.mode == "individual" else None)
             count = before - len(self._delivery.delivered)
         with traced_acknowledge(self.destination, message, count):
-            self._write(HAND_OVER_TIMEOUT_S)
+            self._write(WRITE_TIMEOUT_S)
+
+    def _acknowledge_before(self) -> None:
+        """As `acknowledge_delivered`, before the next message: where that has to be claimed, the claim acknowledges, too."""
+        if self._delivery.prefetched or self._subscriber.members is None:
+            self.acknowledge_delivered()
+        elif self.mode in AUTOMATIC:
+            with self._lock:
+                self._delivery.finish()
 
     def acknowledge_delivered(self) -> None:
         """In the modes "auto" and "dups-ok": the application has finished with everything delivered so far."""
@@ -292,14 +341,14 @@ class Receiver:
         lazy = self.mode == "dups-ok" and few and time.monotonic() - self._writer.written_s < _LAZY_S
         if count and not lazy:
             with traced_acknowledge(self.destination, None, count):
-                self._write(HAND_OVER_TIMEOUT_S)
+                self._write(WRITE_TIMEOUT_S)
 
     def recover(self) -> None:
         """Release everything delivered and not acknowledged: it is delivered again, flagged and counted, to this or another
         consumer."""
         self.check_open()
         self.give_back()
-        self._write(HAND_OVER_TIMEOUT_S)
+        self._write(WRITE_TIMEOUT_S)
 
     def give_back(self) -> None:
         """The first half of `recover`, in memory: what was delivered is on its way back, and nothing acknowledges it any more."""
@@ -307,16 +356,14 @@ class Receiver:
             self._delivery.give_back(delivered=True)
 
     def rest(self, *, orderly: bool) -> bool:
-        """Release everything, as `close` does, and hold no member until the next message is asked for. False: that is not possible,
-        and the receiver can only be closed."""
+        """Release everything, as `close` does. False: that is not possible, and the receiver can only be closed."""
         if self.failure is not None:
             return False
         self._check_context()
         with self._lock:
             self._settle(acknowledges=orderly)
         try:
-            self._write_settled(HAND_OVER_TIMEOUT_S)
-            self._subscriber.leave_all()
+            self._write_settled(WRITE_TIMEOUT_S)
         except ConsumerClosedException as error:
             self._fail(error)
         except MemberUnavailableError:
@@ -354,35 +401,34 @@ class Receiver:
                     )
                 delay_ms = None if delay_s is None else whole_ms(delay_s * 1000)
                 self._delivery.reject(keys, delay_ms, unit=message.group_id is not None)
-            self._write(HAND_OVER_TIMEOUT_S)
+            self._write(WRITE_TIMEOUT_S)
 
     def release(self, message: Message) -> None:
         """Release this one message, if it is delivered and not acknowledged: it is delivered again, flagged and counted."""
         with self._lock:
             self._delivery.give_back(delivered=False, keys=keys_of(message))
-        self._write(HAND_OVER_TIMEOUT_S)
+        self._write(WRITE_TIMEOUT_S)
 
     def _write(self, timeout_s: float) -> None:
         try:
-            self._writer.write(timeout_s, self._boundary)
+            self._writer.write(timeout_s)
         except ConsumerClosedException as error:
             raise self._fail(error) from None
 
-    # -- boundaries -----------------------------------------------------------------------------------------------
-    def _boundary(self) -> int:
-        self._boundary_s = time.monotonic()
+    # -- beside the application -----------------------------------------------------------------------------------
+    def _check_session(self) -> None:
+        self._session_s = time.monotonic()
         try:
-            return self._subscriber.hand_over()
+            self._subscriber.check_session()
         except ConsumerClosedException as error:
             raise self._fail(error) from None
 
-    def hand_over(self) -> None:
-        """The context's background thread calls this several times a second: hand records over to waiting consumers,
-        and write acknowledgements and releases that are overdue."""
+    def write_overdue(self) -> None:
+        """The context's background thread calls this several times a second: write acknowledgements and releases that are
+        overdue."""
         if self.failure is not None or self._closing.is_set():
             return
         try:
-            self._boundary()
             overdue = time.monotonic() - self._writer.written_s >= _LAZY_S
             if self._delivery.returning or (overdue and self._delivery.finished):
                 self._write(0)

@@ -21,7 +21,7 @@ import pyarrow as pa
 from spark_jms.claims.transactions.last_resource import LastResource, roll_back_connection
 from spark_jms.claims.transactions.transaction import Coordinator, Coordinators
 from spark_jms.client.receiving.delivery import Key, TransactedDelivery
-from spark_jms.client.receiving.receiver import HAND_OVER_TIMEOUT_S
+from spark_jms.client.receiving.receiver import WRITE_TIMEOUT_S
 from spark_jms.client.sending.shared_send import OutgoingMessages
 from spark_jms.core.destinations.routing import Balancing
 from spark_jms.core.transactions.transfer import Ticket, TransferTarget
@@ -154,7 +154,7 @@ class CoordinatedCommit:
             deadline = time.monotonic() + one.wait_s
             self._rooms.append(admit(one.log, target, ticket, staged.snapshot.route_id.epoch, deadline))
         for delivery, keys in self._deliveries:
-            delivery.pledge(keys, ticket, self._coordinator.record, HAND_OVER_TIMEOUT_S)
+            delivery.pledge(keys, ticket, self._coordinator.record, WRITE_TIMEOUT_S)
         return targets
 
     def _knows(self, ticket: Ticket) -> bool:

@@ -26,7 +26,6 @@ Features: C5, C6, C9, C18, T9, T13 (docs/FEATURES.md)
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
@@ -211,8 +210,8 @@ def rest_ms(since_claim_ms: float, pace_ms: float) -> float:
 class Admission:
     """Whether the next batch may be made, from plan to plan. Times are in milliseconds, of any clock that never goes back.
 
-    The wait ends when its messages are seen to be gone. While another consumer has the record of their member, that is not
-    known, and the wait continues: consumers that take turns with a record would else begin it again with each turn."""
+    The wait ends when its messages are seen to be gone. While another session has opened their record set, that is not known, and
+    the wait continues."""
 
     def __init__(self, now_ms: float) -> None:
         self._made_ms = self._looked_ms = now_ms  # the batch before, the plan before
@@ -251,52 +250,6 @@ class Admission:
 
 
 # -- of which members: how consumers share them ------------------------------------------------------------------------
-def wanted(
-    me: str,
-    holders: Mapping[int, str | None],
-    waiters: Mapping[int, tuple[str, ...]],
-    *,
-    visits_all: bool,
-    needed: Set[int],
-) -> list[int]:
-    """The members to ask for, most urgent first. `holders` maps every member to the session that holds it, or None.
-
-    No consumer decides for another. Each one looks at the holders and waiters and asks for the records it lacks; an owner
-    hands every requested record over at its next boundary. A consumer asks for:
-
-        members that it needs, to acknowledge an open claim there     always
-        free members                                                  always
-        every member, in turn                                         with a selector: only it can take its messages
-        as many as it has fewer than members // consumers             from the consumers that hold most
-        one, where the fewest wait                                    if it holds none, with more consumers than members
-    """
-    mine = {m for m, holder in holders.items() if holder == me}
-    out = [m for m in sorted(holders) if m in needed and m not in mine]
-    out += [m for m in sorted(holders) if holders[m] is None and m not in out]
-    if visits_all:
-        return out + [m for m in sorted(holders) if m not in mine and m not in out]
-    consumers = consumers_of(me, holders, waiters)
-    already = {m for m, queue in waiters.items() if me in queue}
-    lacking = len(holders) // len(consumers) - len(mine | set(out) | already)
-    held = Counter(h for h in holders.values() if h and h != me)
-    candidates = [m for m in sorted(holders) if m not in mine and m not in out and m not in already]
-    for _ in range(max(lacking, 0)):
-        best = max(candidates, key=lambda m: (held[holders[m] or ""], -len(waiters.get(m, ())), m), default=None)
-        if best is None:
-            break
-        candidates.remove(best)
-        held[holders[best] or ""] -= 1
-        out.append(best)
-    if not mine and not out and not already and candidates:
-        out.append(min(candidates, key=lambda m: (len(waiters.get(m, ())), m)))
-    return out + [m for m in sorted(already) if m not in out and m not in mine]
-
-
-def consumers_of(me: str, holders: Mapping[int, str | None], waiters: Mapping[int, tuple[str, ...]]) -> set[str]:
-    """The sessions that share these members: holders, waiters and `me`."""
-    return {h for h in holders.values() if h} | {w for queue in waiters.values() for w in queue} | {me}
-
-
 def preferred(me: str, consumers: Collection[str], members: Collection[int]) -> set[int]:
     """Of which members a consumer takes messages first, so that it seldom meets the others. Each consumer decides by itself, and
     all decide alike: with fewer consumers than members each member has one, with more each consumer has a member. An empty one lets
@@ -337,13 +290,13 @@ class QueryProgress:
     """What a query has claimed and acknowledged, in a record of its own. `claimed` is the number of the newest claim ever,
     `acknowledged` the newest claim that Spark has in its commit log. `trial` is of the open claim, once its batch was replayed or
     has failed. `left` are the messages of the acknowledged batch that its acknowledgement has not finished: they were revoked, set
-    aside or withheld, or another consumer holds their record.
+    aside or withheld.
 
     A query holds this record for life, and its handle takes part in every write of the query's claims and acknowledgements.
     So of two instances of one query, as a copied Spark checkpoint makes them, only one can commit anything.
 
-    A trial (poison.py) is stored here and not in the claim's record sets: they may be handed over while the batch runs, and a
-    failure has to be noted at once.
+    A trial (poison.py) is stored here and not in the claim's record sets: a failure has to be noted at once,
+    whoever has opened those.
     """
 
     claimed: int = 0

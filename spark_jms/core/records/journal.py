@@ -14,6 +14,8 @@ them on the newest state. Each method is one of these:
     a step of certain messages: claim, move,          StateChangedError when they are not as planned: the consumer plans again
     refuse, discard
 
+A plan that was made before the record set was cleared is made again: its subscription was dropped.
+
 Which sessions are dead is no part of a plan: a session that has connected since would be taken for dead. The plan says whom it has
 found dead; all others that the store knows are alive.
 
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -50,13 +53,23 @@ METHODS = frozenset(
 )
 
 
+_OF_ANY_LIFE = frozenset(
+    ("delivered_to_table", "fulfilled", "logged_to_table", "logging", "moved", "returned", "withdrawn")
+)  # what a cleared record set has kept
+
+
 class StateChangedError(Exception):
     """A record set is not as it was planned on: plan again."""
 
 
-def replayed(state: RecordSet, changes: Sequence[Noted], sessions: Set[str], dead: Collection[str]) -> RecordSet:
-    """The state after the same changes. `sessions`: those that the store knows; `dead`: those that the plan has found dead. Raises
-    StateChangedError, and ConsumerClosedException when a claim is not its consumer's any more."""
+def replayed(
+    state: RecordSet, changes: Sequence[Noted], sessions: Set[str], dead: Collection[str], clears: int | None = None
+) -> RecordSet:
+    """The state after the same changes. `sessions`: those that the store knows; `dead`: those that the plan has found dead; `clears`:
+    how often the state of the plan had been cleared. Raises StateChangedError, and ConsumerClosedException when a claim is not its
+    consumer's any more."""
+    if clears not in (None, state.clears) and not {change.method for change in changes} <= _OF_ANY_LIFE:
+        raise StateChangedError("it was cleared")
     try:
         for change in changes:
             if change.method == TAKE:
@@ -82,10 +95,14 @@ def found_dead(state: RecordSet, changes: Sequence[Noted]) -> set[str]:
 
 # -- as bytes ----------------------------------------------------------------------------------------------------------
 class PlannedChange(NamedTuple):
-    """What one consumer asks of record sets, by their names in the store: all of it is done, or nothing."""
+    """What one consumer asks of record sets, by their names in the store: all of it is done, or nothing. `clears`: see `replayed`."""
 
     journals: Mapping[str, Sequence[Noted]]
     dead: Collection[str] = ()
+    clears: Mapping[str, int] = MappingProxyType({})
+
+    def without(self, name: str) -> PlannedChange:
+        return self._replace(journals={other: journal for other, journal in self.journals.items() if other != name})
 
     def to_bytes(self) -> bytes:
         noted = {
@@ -95,12 +112,13 @@ class PlannedChange(NamedTuple):
             ]
             for name, changes in self.journals.items()
         }
-        return json.dumps([noted, sorted(self.dead)], separators=(",", ":")).encode()
+        return json.dumps([noted, sorted(self.dead), dict(self.clears)], separators=(",", ":")).encode()
 
     @staticmethod
     def from_bytes(data: bytes) -> PlannedChange:
-        noted, dead = json.loads(data)
-        return PlannedChange({name: [_noted(*one) for one in changes] for name, changes in noted.items()}, dead)
+        noted, dead, clears = json.loads(data)
+        journals = {name: [_noted(*one) for one in changes] for name, changes in noted.items()}
+        return PlannedChange(journals, dead, clears)
 
 
 def _for_others(change: Noted) -> tuple[Any, ...]:

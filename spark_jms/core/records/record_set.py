@@ -109,6 +109,7 @@ class RecordSet:
     left_orders: Set[str] = frozenset()  # in the store, of claims that ended: see stored_form.py
     refusals: Refusals = ()  # of unfinished messages
     returns: int = 0  # how often messages have become available again
+    clears: int = 0  # how often it was cleared
     journal: tuple[Noted, ...] | None = field(default=None, compare=False, repr=False)  # None: it is not kept
 
     # -- reading --------------------------------------------------------------------------------------------------
@@ -183,6 +184,10 @@ class RecordSet:
 
     def speaks_for(self, consumer: str, session: str) -> bool:
         return self.consumers.get(consumer) == session
+
+    def is_attended(self, live_sessions: Set[str]) -> bool:
+        """A consumer of it lives, and does what housekeeping does elsewhere."""
+        return not live_sessions.isdisjoint(self.consumers.values())
 
     # -- changing -------------------------------------------------------------------------------------------------
     def noting(self, before: RecordSet, change: Noted) -> RecordSet:
@@ -389,8 +394,8 @@ class RecordSet:
     def cleared(self) -> RecordSet:
         """As a subscription that was never used, for one that was dropped. The position in the acknowledgement table stays,
         or rows of a new subscription of this name would look like rows that are written; so do the rows that wait for it, the
-        life-cycle log, transfers and pledges."""
-        return RecordSet(
+        life-cycle log, transfers and pledges. What consumers had planned before is not done to it."""
+        empty = RecordSet(
             outbox=self.outbox,
             position=self.position,
             intents=self.intents,
@@ -398,7 +403,9 @@ class RecordSet:
             slots=self.slots,
             life=self.life,
             pledges=self.pledges,
+            clears=self.clears,
         )
+        return self if self == empty else replace(empty, clears=self.clears + 1)
 
     # -- transfers ------------------------------------------------------------------------------------------------
     def ticket(self, nonce: str) -> Ticket | None:
@@ -414,13 +421,13 @@ class RecordSet:
     def move(self, claim_id: str, intent: Intent) -> RecordSet:
         """Claimed messages begin to move, by the durable intent. Nothing but the transfer's end changes them now."""
         claim, ticket = self.claims[claim_id], intent.ticket
-        newest = self.slots.get(ticket.slot, 0)
-        if ticket.slot in self.intents or (ticket.nonce == self.nonce and ticket.number <= newest):
+        of_this_life = ticket.nonce == (self.nonce or ticket.nonce)
+        if not of_this_life or ticket.slot in self.intents or ticket.number <= self.slots.get(ticket.slot, 0):
             raise AssertionError(f"slot {ticket.slot} cannot take transfer {ticket}")
         if intent.picks - claim.picks or not intent.picks:
             raise AssertionError(f"transfer {ticket} moves messages that claim {claim_id} does not hold")
         after = self._move(claim, intent.picks, MessageEvent.MOVE)
-        slots = {**(self.slots if ticket.nonce == self.nonce else {}), ticket.slot: ticket.number}
+        slots = {**self.slots, ticket.slot: ticket.number}
         return replace(after, nonce=ticket.nonce, slots=slots, intents={**self.intents, ticket.slot: intent})
 
     @_noted

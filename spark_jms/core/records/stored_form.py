@@ -7,7 +7,7 @@ A record set is several objects of one record, so that a change writes only what
 
     key                     value
     ---                     -----
-    head                    JSON: version, floor, positions, consumers, nonce and slots of transfers, expired messages, returns
+    head                    JSON: version, floor, positions, consumers, nonce and slots of transfers, expired messages, returns, clears
     done/<chunk>            finished messages above the floor, in chunks (`ChunkedRanges`)
     deliveries/<n>/<chunk>  unfinished messages that were shown to an application n times
     perhaps/<n>/<chunk>     unfinished messages that were perhaps shown n more times (redelivery.py)
@@ -22,7 +22,7 @@ A record set is several objects of one record, so that a change writes only what
     event/<position>        JSON: an event that waits for the life-cycle table (life_cycle.py)
     refusals                JSON: messages that are refused for good, and why (refusal.py)
 
-Earlier releases drop `returns` when they write the head: a plan of a consumer that saw another number is made again.
+Earlier releases drop `returns` and `clears` when they write the head: a plan of a consumer that saw another number is made again.
 
 Earlier releases read past `refusals` and leave it as it is: they try to move these messages as they always did. So it needs no
 format version of its own, and what they have finished meanwhile is taken out when it is read.
@@ -263,11 +263,14 @@ def _read_head(head: Mapping[str, Any], name: str) -> dict[str, Any]:
         "nonce": str(head["nonce"]),
         "expired": int(head.get("expired", 0)),
         "returns": int(head.get("returns", 0)),
+        "clears": int(head.get("clears", 0)),
         "slots": {int(slot): int(number) for slot, number in head["slots"].items()},
     }
 
 
-_in_head = attrgetter("floor", "position", "consumers", "nonce", "slots", "life.position", "expired", "returns")
+_in_head = attrgetter(
+    "floor", "position", "consumers", "nonce", "slots", "life.position", "expired", "returns", "clears"
+)
 
 
 def _version(state: RecordSet) -> int:
@@ -287,6 +290,7 @@ def _head(state: RecordSet) -> dict[str, Any]:
         **({"life": state.life.position} if state.life.position else {}),
         **({"expired": state.expired} if state.expired else {}),
         **({"returns": state.returns} if state.returns else {}),
+        **({"clears": state.clears} if state.clears else {}),
     }
 
 

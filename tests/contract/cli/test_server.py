@@ -36,9 +36,9 @@ def test_servers_are_listed_and_one_that_is_away_named(servers: str, jmsq: Jmsq,
     with Away(servers, "b"):
         assert "StoreNotFoundError" in js("server", "list")[2]["away"]
         (shown,) = js("stat", "orders")["destinations"]
-        assert [(row["member"], row["backlog"], row["holder"]) for row in shown["subscriptions"]] == [
-            (0, 0, None),
-            (1, 2, "(server b is away)"),
+        assert [(row["member"], row["backlog"], row["away"]) for row in shown["subscriptions"]] == [
+            (0, 0, False),
+            (1, 2, True),
         ]
         assert not js("claims")
     assert sum(row["backlog"] for row in js("stat", "orders")["destinations"][0]["subscriptions"]) == 0

@@ -32,7 +32,7 @@ def test_stat(domain: str, in_doubt: str, jmsq: Jmsq, js: Callable[..., Any]) ->
     assert stats["prices"]["subscriptions"] == []
     assert [s["destination"] for s in js("stat", "prices", "orders")["destinations"]] == ["prices", "orders"]
     text = jmsq("stat").stdout
-    for word in ("Destinations", "Members", "distributed-queue", "backlog", "holder", "version"):
+    for word in ("Destinations", "Members", "distributed-queue", "backlog", "consumers", "version"):
         assert word in text
 
 

@@ -84,7 +84,7 @@ class Later:
                 wait_until(lambda parts=parts: not self.subscriber.acknowledge(parts))  # the search may have the record
             elif last:
                 return
-            self.subscriber.hand_over()
+            self.subscriber.flush_outbox()
 
 
 def send(context: Context, destination: str, *texts: str, **more: Any) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 PLUGIN = Path(__file__).parent / "crash_plugin"
 POINTS = tuple(
     f"{when}-{what}"
-    for what in ("file-write", "send-commit", "claim-write", "record-open", "purge", "compaction")
+    for what in ("file-write", "send-commit", "claim-write", "record-look", "purge", "compaction")
     for when in ("before", "after")
 )
 # Five more: rows of the acknowledgement table, a task about to read, planning, Delta checkpoints.
 MORE_POINTS = ("before-outbox", "after-outbox", "before-task-read", "after-plan", "before-checkpoint")
-AT_QUERY_START = ("before-record-open", "after-record-open")
+AT_QUERY_START = ("before-record-look", "after-record-look")
 AT_COMPACTION = ("before-compaction", "after-compaction")
 
 

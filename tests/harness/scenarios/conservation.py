@@ -71,8 +71,17 @@ _LEAST = 10  # lines
 
 @dataclass(frozen=True)
 class Plan:
+    """`consumers`: of the queue orders. One process in `stops` kills is stopped before, for up to `longest_stop_s`; None: none."""
+
     kills: int
     longest_life_s: float  # between two kills
+    consumers: int = 2
+    stops: int | None = None
+    longest_stop_s: float = 12.0  # longer than a session lives without a heartbeat
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        return (*ROLES, *["consume-orders"] * (self.consumers - ROLES.count("consume-orders")))
 
 
 def run_conservation(tmp_path: Path, plan: Plan, seed: int) -> Counter[str]:
@@ -82,19 +91,34 @@ def run_conservation(tmp_path: Path, plan: Plan, seed: int) -> Counter[str]:
     directory.mkdir()
     _declare(root)
     with _nursery(root, directory) as nursery:
-        running = [nursery.start(role, f"{role}-{n}") for n, role in enumerate(ROLES)]
+        roles = plan.roles
+        running = [nursery.start(role, f"{role}-{n}") for n, role in enumerate(roles)]
+        stopped: dict[int, float] = {}  # pid -> until when
         for kill in range(plan.kills):
             time.sleep(draw.uniform(0.02, plan.longest_life_s))
             _check_alive(directory)
+            _wake(stopped, time.monotonic())
+            if plan.stops is not None and kill % plan.stops == 0:
+                asleep = running[draw.choice([n for n, role in enumerate(roles) if role.startswith("consume")])]
+                os.kill(asleep, signal.SIGSTOP)
+                stopped[asleep] = time.monotonic() + draw.uniform(0.0, plan.longest_stop_s)
             which = draw.randrange(len(running))
             os.kill(running[which], signal.SIGKILL)
-            running[which] = nursery.start(ROLES[which], f"{ROLES[which]}-{len(ROLES) + kill}")
+            stopped.pop(running[which], None)
+            running[which] = nursery.start(roles[which], f"{roles[which]}-{len(roles) + kill}")
+        _wake(stopped, float("inf"))
         wait_until(lambda: _have_worked(directory), 120, "each role does its work")
         _check_alive(directory)
     domain = Domain(root)
     with views.opened_store(domain) as store:
         _finish_transfers(domain, store)
         return _Account(domain, store, _Notes.of(directory)).check()
+
+
+def _wake(stopped: dict[int, float], now_s: float) -> None:
+    for pid in [pid for pid, until_s in stopped.items() if until_s <= now_s]:
+        os.kill(pid, signal.SIGCONT)
+        del stopped[pid]
 
 
 def _check_alive(directory: Path) -> None:

@@ -116,7 +116,6 @@ class Query:
     def step(self) -> None:
         batch = self.subscriber.next_batch(self.last, Limits())
         if batch is None:
-            self.subscriber.hand_over()
             return
         assert not self.subscriber.resume(batch)
         for member, pick in batch.delivered.items():

@@ -3,7 +3,7 @@ tests/models/queue must notice it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,15 +17,16 @@ from spark_jms.claims.consumers.server_part import ServerPart
 from spark_jms.claims.failures import expiration
 from spark_jms.claims.failures.error_destination import ErrorDestination, Reconsideration
 from spark_jms.claims.messages import scan, sort_order
+from spark_jms.claims.records import shared
 from spark_jms.claims.records.members import Members, ProgressRecord
 from spark_jms.claims.transactions.transfer import Transfers
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.destinations.pause import CONSUMPTION, Pauses
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.ordering.units_of_order import NO_UNITS, BlockedUnits
-from spark_jms.core.records import record_set, redelivery
+from spark_jms.core.records import journal, record_set, redelivery
 from spark_jms.core.records.batch import Batch, QueryProgress
-from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.record_set import Noted, RecordSet
 from spark_jms.core.records.redelivery import TRANSITIONS, MessageEvent, MessageState, MessageTransition
 from spark_jms.core.records.refusal import MessageRefusal
 from spark_jms.core.records.take import Offer
@@ -146,10 +147,12 @@ def copy_runs_beside_its_original(patch: Patch) -> None:
         self.handle = None
         self.value = QueryProgress.from_bytes(self._store.peek(self._record).get("progress"), "")
 
-    def commit(self: Members, changed: Mapping[int, RecordSet], progress: QueryProgress | None = None) -> None:
+    def commit(
+        self: Members, changed: Mapping[int, RecordSet], progress: QueryProgress | None = None, **named: Any
+    ) -> None:
         own, self.progress = self.progress, None
         try:
-            original(self, changed)
+            original(self, changed, **named)
         finally:
             self.progress = own
 
@@ -210,6 +213,47 @@ def redelivered_messages_are_lost_on_the_way(patch: Patch) -> None:
 
     original = Transfers.begin
     patch.setattr(Transfers, "begin", begin)
+
+
+def former_table_decides_a_transfer(patch: Patch) -> None:
+    """The process that asks has not read the table that was made in its place."""
+    patch.setattr(DeltaLog, "verify", DeltaLog.refresh)
+
+
+# -- shared record sets ---------------------------------------------------------------------------------------------------
+def list_of_the_living_is_that_of_the_plan(patch: Patch) -> None:
+    """A consumer that has started since is taken for dead."""
+
+    def replayed(state: RecordSet, changes: Sequence[Noted], *sessions: Any) -> RecordSet:
+        for change in changes:
+            if change.method == journal.SWEEP:
+                state = state.sweep(set(change.arguments[0]), *change.arguments[1:], **change.named)
+            else:
+                state = original(state, [change], *sessions)
+        return state
+
+    def kept(change: Noted) -> tuple[Any, ...]:
+        return (
+            (tuple(sorted(change.arguments[0])), *change.arguments[1:])
+            if change.method == journal.SWEEP
+            else change.arguments
+        )
+
+    original = journal.replayed
+    patch.setattr(journal, "_for_others", kept)
+    patch.setattr(shared, "replayed", replayed)
+
+
+def takes_look_at_no_units(patch: Patch) -> None:
+    patch.setattr(Offer, "_behind", lambda self, blocking: EMPTY)
+
+
+def takes_look_at_no_returns(patch: Patch) -> None:
+    def within(self: Offer, state: RecordSet, redelivery_limit: int) -> Offer:
+        return original(replace(self, returns=state.returns), state, redelivery_limit)
+
+    original = Offer.within
+    patch.setattr(Offer, "within", within)
 
 
 # -- the redelivery limit -------------------------------------------------------------------------------------------------
@@ -404,6 +448,20 @@ PLANTED_IN_QUEUES = (
     PlantedPatch(
         "intent is written after the append", DOUBLED, intent_is_written_after_the_append, ("move", "move_back")
     ),
+    PlantedPatch(
+        "former table decides a transfer",
+        DOUBLED + "|is back at",
+        former_table_decides_a_transfer,
+        ("drop", "apply", "redrive"),
+    ),
+    PlantedPatch(
+        "list of the living is that of the plan",
+        "which lives, was revoked",
+        list_of_the_living_is_that_of_the_plan,
+        ("start", "crash"),
+    ),
+    PlantedPatch("takes look at no units", "before an earlier one|got units of order", takes_look_at_no_units),
+    PlantedPatch("takes look at no returns", "before an earlier one", takes_look_at_no_returns, ("crash", "start")),
     PlantedPatch(
         "redelivered messages are lost on the way",
         "for no reason",

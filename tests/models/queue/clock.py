@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -11,7 +10,6 @@ class Clock:
     """Takes the place of the module `time` where the code reads a clock or waits."""
 
     now_ms: int = 1_800_000_000_000
-    while_waiting: Callable[[], None] = lambda: None
 
     def ms(self) -> int:
         return self.now_ms
@@ -24,4 +22,3 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.now_ms += max(int(seconds * 1000), 1)
-        self.while_waiting()

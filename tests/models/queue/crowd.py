@@ -100,10 +100,6 @@ class Crowd:
         if consumer.retired and not was_retired and len(self.consumers) < 12:
             self.add(type(consumer))  # type: ignore[arg-type]
 
-    def boundary(self) -> None:
-        if consumer := self.one(up=True):
-            self.attempt(consumer, consumer.subscriber.hand_over)  # type: ignore[union-attr]
-
     def tick(self) -> None:
         if consumer := self.one(up=True):
             self.attempt(consumer, consumer.subscriber.flush_outbox)  # type: ignore[union-attr]
@@ -182,7 +178,7 @@ class Crowd:
             consumer.limit = 1000
 
     def work_off(self) -> None:
-        """Every living consumer works off a batch and reaches a boundary."""
+        """Every living consumer works off a batch."""
         for consumer in [c for c in self.consumers if not c.retired]:
             if not consumer.up:
                 self.attempt(consumer, consumer.start)
@@ -194,10 +190,7 @@ class Crowd:
                         self.attempt(consumer, step)
             elif isinstance(consumer, Client):
                 acknowledge = partial(consumer.acknowledge, 10_000)
-                # At first, as a client that waits for a record to acknowledge: a selector's `receive` would leave it again.
                 for act in (acknowledge, consumer.receive, consumer.set_aside, acknowledge):
                     if consumer.up:
                         self.attempt(consumer, act)
             self.clock.now_ms += 60
-            if consumer.up:
-                self.attempt(consumer, consumer.subscriber.hand_over)  # type: ignore[union-attr]

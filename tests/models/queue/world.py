@@ -16,7 +16,7 @@ from spark_jms.claims.batches import planner
 from spark_jms.claims.batches.batch import BatchMaker, PreparedBatch
 from spark_jms.claims.consumers import branches, subscriber
 from spark_jms.claims.failures import expiration
-from spark_jms.claims.records import members, shared
+from spark_jms.claims.records import members
 from spark_jms.claims.servers import stores
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.record_set import RecordSet
@@ -82,7 +82,6 @@ class QueueWorld:
             senders.stage: 2,
             senders.commit_staged: 2,
             crowd.work: 70,
-            crowd.boundary: 12,
             crowd.tick: 3,
             crowd.crash: 3,
             crowd.start: 8,
@@ -212,8 +211,9 @@ def run(seed: int, trace: Callable[[str], object] = lambda line: None, often: Co
     files, clock = _model(rules).copy(), Clock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(domain, "open_storage", lambda root: files)
-        for module in (branches, members, shared, subscriber, log_storage):
+        for module in (branches, members, subscriber, log_storage):
             patch.setattr(module, "time", clock)
+        patch.setattr(subscriber, "random", random.Random(0))
         patch.setattr(members, "OPEN_TIMEOUT_S", 0.0)
         for module in (expiration, transfer):
             patch.setattr(module, "WAIT_S", 0.0)
@@ -226,7 +226,6 @@ def run(seed: int, trace: Callable[[str], object] = lambda line: None, often: Co
         patch.setattr(planner, "MAX_ROWS_READ", world.random.choice([5, 50, 200_000]))
         _note_changes(patch, world)
         _count_store_writes(patch, world)
-        clock.while_waiting = world.crowd.boundary
         for i in range(STEPS):
             name = world.step()
             trace(f"{i:3} {name}")

@@ -22,6 +22,7 @@ class EmulatedQuery(ABC):
         self.offsets: list[Batch] = []
         self.committed = 0
         self.subscriber: Subscriber | None = None
+        self.acts = False  # it is within a step
 
     @property
     def is_busy(self) -> bool:
@@ -29,6 +30,13 @@ class EmulatedQuery(ABC):
         return len(self.offsets) > self.committed
 
     def step(self) -> None:
+        self.acts = True
+        try:
+            self._step()
+        finally:
+            self.acts = False
+
+    def _step(self) -> None:
         if self.subscriber is None:
             self.subscriber = self._opened()
         if self.is_busy:
@@ -59,10 +67,6 @@ class EmulatedQuery(ABC):
     @abstractmethod
     def _cannot_resume(self) -> None:
         """A server of the batch is away."""
-
-    def hand_over(self) -> None:
-        if self.subscriber is not None:
-            self.subscriber.hand_over()
 
     def crash(self) -> None:
         if self.subscriber is not None:

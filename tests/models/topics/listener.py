@@ -39,8 +39,10 @@ class Listener:
         self.subscriber: Subscriber | None = None
         self.life: Life | None = None
         self._pending: dict[str, dict[int, Ranges]] = {}  # claim -> what is delivered and not acknowledged
+        self.acts = False  # it is within a step
 
     def step(self) -> None:
+        self.acts = True
         try:
             if self.subscriber is None:
                 self._open()
@@ -52,14 +54,19 @@ class Listener:
             self.close()
         except (MemberUnavailableError, StoreError):
             pass
+        finally:
+            self.acts = False
 
     def drain(self) -> None:
         """A step at the end, when nothing fails any more."""
+        self.acts = True
         try:
             self.acknowledge()
             self.receive()
         except ConsumerClosedException:
             self.close()
+        finally:
+            self.acts = False
 
     def _open(self) -> None:
         name = f"client-{next(_numbers)}"
@@ -97,13 +104,6 @@ class Listener:
         if self.subscriber is not None:
             crash(self._store, self.subscriber)
         self._leave()
-
-    def hand_over(self) -> None:
-        if self.subscriber is not None:
-            try:
-                self.subscriber.hand_over()
-            except ConsumerClosedException:
-                self.close()
 
     def _leave(self) -> None:
         if self.life is not None and self.subscriber is not None:

@@ -32,7 +32,7 @@ from spark_jms.store.kinds.routed import RoutedStore
 from spark_jms.testing.memory_storage import MemoryStorage
 from tests.models.queue.clock import Clock
 from tests.models.topics.faults import Faults
-from tests.models.topics.in_memory import in_memory
+from tests.models.topics.in_memory import in_memory, others_act
 from tests.models.topics.life import Key, Life, SentMessage
 from tests.models.topics.listener import Listener
 from tests.models.topics.lives import Lives
@@ -68,7 +68,7 @@ class World:
         self.faults.install(patch)
         self.seen: Counter[str] = Counter()
         self._terms: Counter[str] = Counter()
-        clock.while_waiting = self._boundary
+        others_act(patch, random.Random(f"others {seed}"), self._another)
 
     def _durable(self) -> list[str]:
         return {"partitioned": ["billing"], "replicated": ["a@billing", "b@billing"]}.get(self.kind, [])
@@ -78,10 +78,8 @@ class World:
         life = Life(name, server_of_subscription(name), True, 0)
         return Query(f"q{number}", life, self.domain, self.store, self.random)
 
-    def _boundary(self) -> None:
-        """What each process's background thread does, also while another one waits."""
-        for consumer in (*self.queries, *self.listeners):
-            consumer.hand_over()
+    def _another(self) -> None:
+        self.random.choice([one for one in (*self.queries, *self.listeners) if not one.acts]).step()
 
     def _apply(self, *servers: str) -> None:
         forwarding = "partitioned" if self.kind == "partitioned" else "replicated"

@@ -16,3 +16,11 @@ def test_messages_are_conserved_through_fifty_kills(tmp_path: Path) -> None:
     skipped + removed + transferred out, of which some are in the error destination."""
     happened = run_conservation(tmp_path, Plan(kills=50, longest_life_s=0.3), seed=1)
     assert min(happened[event] for event in ("sent", "acknowledged", "transferred")) > 0, happened
+
+
+@pytest.mark.timeout(900)
+def test_messages_are_conserved_with_twelve_competing_consumers(tmp_path: Path) -> None:
+    """C5, C8, C9, C18: of one queue, killed and stopped at any moment; some sleep longer than their sessions live, and wake."""
+    plan = Plan(kills=40, longest_life_s=0.6, consumers=12, stops=4)
+    happened = run_conservation(tmp_path, plan, seed=2)
+    assert min(happened[event] for event in ("sent", "acknowledged", "transferred")) > 0, happened

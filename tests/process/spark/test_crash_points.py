@@ -197,7 +197,7 @@ def test_messages_arrive_exactly_once_for_every_point_and_target(tmp_path: Path,
         "send-commit": 1 + 3 * repetition,
         "claim-write": 1 + 2 * repetition,
         "task-read": 1 + 4 * repetition,
-        "record-open": 1 + repetition,
+        "record-look": 1 + repetition,
     }
     plans = [Plan("before-task-read", target, orphan=ORPHANS[repetition])] + [
         Plan(point, target, late.get(point.split("-", 1)[1], 1), ORPHANS[repetition])

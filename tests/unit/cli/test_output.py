@@ -60,7 +60,7 @@ def test_output_shows_what_its_encoding_lacks(encoding: str) -> None:
     assert json.loads(shown.splitlines()[-1]) == {"text": "ä☃"}
 
 
-MEMBERS = ("destination", "member", "subscription", "last", "backlog", "claimed", "holder", "files", "size")
+MEMBERS = ("destination", "member", "subscription", "last", "backlog", "claimed", "consumers", "files", "size")
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100])
@@ -73,7 +73,7 @@ def test_narrow_table_breaks_no_header_and_no_number(width: int) -> None:
     shown = io.StringIO()
     console = Console(file=shown, width=width, color_system=None)
     console.print(
-        narrow_table("Members", MEMBERS, rows, width, ("size", "files", "last", "claimed", "holder", "subscription"))
+        narrow_table("Members", MEMBERS, rows, width, ("size", "files", "last", "claimed", "consumers", "subscription"))
     )
     title, head, rule, *lines = shown.getvalue().splitlines()
     assert (title.strip(), set(rule), len(lines)) == ("Members", {"─"}, 2)

@@ -26,7 +26,7 @@ HOSTILE = "<script>alert(1)</script>"
 
 def statistics(sent: int, backlog: int) -> DestinationStatistics:
     members = [MemberStatistics(0, sent, sent, 1, 100, backlog, 0)]
-    rows = [SubscriptionRow("orders", "-", 0, sent - backlog, sent, backlog, 0, HOSTILE, 1, 0)]
+    rows = [SubscriptionRow("orders", "-", 0, sent - backlog, sent, backlog, 0, (HOSTILE,), 1, 0)]
     return DestinationStatistics("orders", "queue", 1, 1, 1, 100, sent, sent, backlog, 0, members, rows)
 
 

@@ -54,10 +54,8 @@ def topic(*rows: SubscriptionRow, refusals: tuple[RefusalRow, ...] = ()) -> Dest
     )
 
 
-def row(
-    name: str, backlog: int, *, durable: bool = True, away: bool = False, holder: str | None = None
-) -> SubscriptionRow:
-    return SubscriptionRow("prices", name, 0, 0, 20, backlog, 0, holder, 1, 0, 5, durable=durable, away=away)
+def row(name: str, backlog: int, *consumers: str, durable: bool = True, away: bool = False) -> SubscriptionRow:
+    return SubscriptionRow("prices", name, 0, 0, 20, backlog, 0, consumers, 1, 0, 5, durable=durable, away=away)
 
 
 def quota(name: str, *, shared: bool, destinations: tuple[str, ...], messages: int = 100) -> QuotaRow:
@@ -68,7 +66,7 @@ SAMPLE = DomainSample(
     5_000,
     "root",
     "file",
-    (topic(row("a", 4, holder="x"), row("t1", 5, durable=False), row("t2", 6, durable=False)),),
+    (topic(row("a", 4, "x", "y"), row("t1", 5, durable=False), row("t2", 6, durable=False)),),
     (),
     (SessionInfo("s1", "x"),),
     ClusterSample((DaemonInfo(0, "h", 1, 1, 100, True), DaemonInfo(1, "h", 2, 1, 100, False)), ()),
@@ -130,15 +128,15 @@ def test_subscriptions_that_are_not_durable_are_one_series() -> None:
     assert found["jmsq_subscription_messages"] == {("prices", "a", "0"): 4, ("prices", NOT_DURABLE, "0"): 11}
     assert found["jmsq_subscription_expired_messages_total"] == {("prices", "a", "0"): 5}
     assert found["jmsq_subscription_finished_messages_total"] == {("prices", "a", "0"): 16}
-    assert found["jmsq_subscription_held"] == {("prices", "a", "0"): 1, ("prices", NOT_DURABLE, "0"): 0}
+    assert found["jmsq_subscription_consumers"] == {("prices", "a", "0"): 2, ("prices", NOT_DURABLE, "0"): 0}
 
 
 def test_subscription_on_an_away_server_counts_nothing() -> None:
     """M5: all of the table counts as unfinished then, so its counters would seem to begin again."""
-    away = values(replace(SAMPLE, destinations=(topic(row("a", 20, away=True, holder="(server east is away)")),)))
+    away = values(replace(SAMPLE, destinations=(topic(row("a", 20, away=True)),)))
     assert "jmsq_subscription_finished_messages_total" not in away
     assert "jmsq_subscription_messages" not in away
-    assert "jmsq_subscription_held" not in away
+    assert "jmsq_subscription_consumers" not in away
 
 
 def test_regions_are_counted_by_status() -> None:

@@ -23,6 +23,7 @@ from rich.console import Console
 from benchmarks import (
     calls,
     client,
+    competing,
     counting_daemon,
     growth,
     jars,
@@ -375,6 +376,31 @@ def test_the_client_is_measured_without_artemis(monkeypatch: pytest.MonkeyPatch,
         judged = ratio is not None and comparison.bound is not None
         assert (comparison.verdict(ratio) in ("met", "missed")) == judged, comparison
     assert results.figure(client.P99, client.JMSQ)
+
+
+def test_competing_consumers_are_measured_beside_each_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """C9: threads and processes, on each kind of store that can be started, and without Artemis."""
+
+    @contextlib.contextmanager
+    def missing(*_: object) -> Iterator[NoReturn]:
+        raise OSError("not here")
+        yield
+
+    monkeypatch.setattr(competing, "artemis", missing)
+    monkeypatch.setattr(competing, "daemons", missing)
+    options = replace(OPTIONS, parts=("competing",), runs=1, quick=True)
+    with Recorder(tmp_path / "results.jsonl", Console(file=io.StringIO())) as recorder:
+        competing.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+    found = recorder.results
+    for work in competing.WORKS:
+        for cell in ("1", "4 threads", "4 processes"):
+            assert found.absence(work.table, cell) is None
+            assert found.by_run(work.table, cell)[1] > 0
+            assert found.by_run(f"{work.table}: longest gap", cell)[1] > 0
+            assert found.by_run(f"{work.table}: processor time", cell)[1] > 0
+    assert found.absence(competing.WORKS[0].table, "1, Artemis") == "OSError: not here"
+    assert found.by_run(competing.BY_STORE, "jdbc, SQLite, 4 processes")[1] > 0
+    assert found.absence(competing.BY_STORE, "replicated") == "OSError: not here"
 
 
 def test_daemon_counts_what_it_sends_to_peers_and_its_file_calls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,10 @@ INSIDE = {
         "a mark as a process leaves it that is killed at this step",
     ),
     "tests/contract/log/tables/test_watch.py": (1, "the watch of the file system reports nothing any more"),
-    "tests/contract/client/receiving/test_orderly_end.py": (2, "a hand-over is due at one receive and not at the next"),
+    "tests/contract/client/receiving/test_orderly_end.py": (
+        2,
+        "a look at the session is due at one receive and not at the next",
+    ),
     "tests/contract/log/messages/test_paging.py": (1, "a page of the file is damaged, and the file has no name"),
     "tests/contract/client/receiving/test_pipeline.py": (
         1,

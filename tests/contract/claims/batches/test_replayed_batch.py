@@ -15,7 +15,6 @@ from spark_jms.admin.claims import find_claim, release_claim
 from spark_jms.claims.batches.batch import ConsumerSettings
 from spark_jms.claims.consumers import branches
 from spark_jms.claims.consumers.subscriber import Subscriber
-from spark_jms.claims.records import members
 from spark_jms.claims.servers.stores import open_stores, store_of
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.batch import PROGRESS, Batch, Limits, QueryProgress
@@ -27,6 +26,7 @@ from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.spark.tasks import SmallBatchPartition
 from spark_jms.store import Put
 from spark_jms.testing import memory_domain
+from spark_jms.testing.inside import members_of
 from tests.harness.domains.servers import Away, applied, next_batch, queue_on
 from tests.harness.messages.poison_query import Query, Sink, numbers, send
 
@@ -178,9 +178,8 @@ def test_withheld_messages_of_an_acknowledged_batch_are_not_in_its_replay(root: 
 
 
 def test_member_that_is_not_acknowledged_yet_is_in_the_replay(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """C5, C9: another consumer holds its record, so the claim is still there. What comes once is acknowledged once."""
+    """C5, C9: an administrator has its record open, so the claim is still there. What comes once is acknowledged once."""
     monkeypatch.setattr(branches, "RESUME_S", 0.0)
-    monkeypatch.setattr(members, "MIN_HOLD_S", 0.0)
     domain = Domain(root)
     with open_stores(domain) as store:
 
@@ -192,14 +191,10 @@ def test_member_that_is_not_acknowledged_yet_is_in_the_replay(root: str, monkeyp
         batch = query.next_batch(Batch("q", table=query.table_id), Limits())
         assert batch is not None
         assert batch.members.keys() == {0, 1, 2}
-        other = instance("client", replayable=False, members=frozenset({1}))
-        other.take_up()
-        query.hand_over()
-        other.take_up()
-        assert query.next_batch(batch, Limits()) is None
-        assert query.is_unacknowledged(batch)
-        query.close()
-        other.close()
+        with store.connect("jmsq move") as administrator, administrator.open(members_of(query).record(1)):
+            assert query.next_batch(batch, Limits()) is None
+            assert query.is_unacknowledged(batch)
+            query.close()
         restarted = instance("q")
         assert restarted.resume(batch) == {}
         assert restarted.next_batch(batch, Limits()) is None

@@ -27,8 +27,6 @@ from spark_jms.log.upkeep.compaction import compact
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, members_of, records_of
 
-pytestmark = pytest.mark.usefixtures("sharing")
-
 HIGH = "JMSPriority > 6"
 
 
@@ -113,10 +111,8 @@ def test_refused_message_blocks_the_later_ones_of_its_unit(context: Context) -> 
     assert picky.take() == []
     picky.subscriber.close()
     assert other.take(1, keep=True) == [2]
-    other.subscriber.hand_over()
     again = Reader(context, HIGH, "again")
     assert again.take() == [], "the other consumer has not acknowledged it"
-    again.subscriber.hand_over()
     other.subscriber.close()  # its claim is released
     assert again.take() == []
     again.subscriber.close()
@@ -237,7 +233,6 @@ def test_plans_in_pieces_keep_every_unit_in_order(context: Context, monkeypatch:
             assert sorted(reader.take()) == expected
             for n in expected:
                 del left[n]
-            members_of(reader.subscriber).leave(0, 60)
     assert not left
 
 

@@ -40,8 +40,6 @@ from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
 from tests.harness.messages.shorthands import reject_next
 
-pytestmark = pytest.mark.usefixtures("sharing")
-
 WHOLE: dict[str, Any] = {"kind": "queue", "unit_of_work_handling_policy": "SingleMessageDelivery"}
 QUEUES: dict[str, Any] = {
     "units": WHOLE,
@@ -322,7 +320,7 @@ def test_default_policy_passes_parts_through(context: Context) -> None:
     assert received(context, "plain") == ["a3", "a1"]
 
 
-def test_units_survive_compaction_and_hand_over(context: Context) -> None:
+def test_units_survive_compaction_and_the_next_consumer(context: Context) -> None:
     """T12, C13: what a consumer has read of a unit is read again by the next one."""
     put(context, part("a", 1))
     assert received(context) == []

@@ -15,14 +15,12 @@ from spark_jms.claims.batches.batch import ConsumerSettings
 from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.records import subscriptions
 from spark_jms.claims.records.members import Members
-from spark_jms.claims.records.shared import members_kind
 from spark_jms.claims.servers.stores import active_subscriptions, read_state
 from spark_jms.claims.upkeep import views
 from spark_jms.claims.upkeep.housekeeping import Housekeeper
 from spark_jms.client import Consumer, Context
 from spark_jms.core.destinations.destination import FORMAT_VERSION, Destination
 from spark_jms.core.records.batch import Batch, Limits, MemberPick
-from spark_jms.core.records.record_set import RecordSet
 from spark_jms.errors import (
     ConsumerClosedException,
     FormatVersionError,
@@ -228,7 +226,7 @@ def test_consumers_share_a_subscription_that_is_not_durable(context: Context) ->
     assert uses(context) == set()
     server = name[1:].split("@")[0]
     states = [read_state(records_of(context), record) for record in records_of(context).names(f"@{server}/members/")]
-    assert all(state == RecordSet(position=state.position) for state in states)
+    assert all(state == state.cleared() for state in states)
 
 
 def test_consumers_of_their_own_are_spread_over_the_servers(context: Context) -> None:
@@ -430,8 +428,7 @@ def test_query_on_a_server_waits_for_it(root: str, context: Context) -> None:
 def test_claim_whose_answer_is_lost_comes_again(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """D4, D6, C9: the server has the claim of a client that never heard of it; the client gets its messages in its next
     session there, flagged."""
-    kind = members_kind()
-    commit, failed = kind.commit, list[bool]()
+    commit, failed = Members.commit, list[bool]()
 
     def forgetful(self: Members, changed: Any, progress: Any = None) -> None:
         claims = any(state.claims for state in changed.values())
@@ -440,7 +437,7 @@ def test_claim_whose_answer_is_lost_comes_again(context: Context, monkeypatch: p
             failed.append(True)
             raise OutcomeUnknownError("the answer was lost")
 
-    monkeypatch.setattr(kind, "commit", forgetful)
+    monkeypatch.setattr(Members, "commit", forgetful)
     context.consumer("a@prices", subscription="billing").close()
     with spark_jms.connect(context.root, housekeeping=False) as other:
         consumer = Subscriber(

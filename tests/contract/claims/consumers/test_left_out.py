@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -128,17 +129,16 @@ def test_replay_waits_a_moment_for_a_server(root: str, instance: Instance, monke
     restarted = instance()
     away = Away(root, "b")
     away.__enter__()
-    calls = 0
-    each = branches.Branches.each
+    pauses = 0
 
-    def counted(self: branches.Branches, act: Callable[..., object]) -> list[object]:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
+    def pause(seconds: float) -> None:
+        nonlocal pauses
+        pauses += 1
+        if pauses == 2:
             away.__exit__()
-        return each(self, act)
+        time.sleep(seconds)
 
-    monkeypatch.setattr(branches.Branches, "each", counted)
+    monkeypatch.setattr(branches, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
     assert restarted.resume(batch) == {}
     assert marks(root) == 0
     stop_server(Domain(root), "b")

@@ -18,8 +18,6 @@ from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import coordinators_of, members_of, receiver_of, subscriber_of
 from tests.harness.domains.servers import Away, applied, queue_on
 
-pytestmark = pytest.mark.usefixtures("sharing")
-
 
 @pytest.fixture
 def alone() -> Iterator[Context]:
@@ -33,7 +31,7 @@ class LostAnswer:
 
     def __init__(self, consumer: Consumer, *, written: bool) -> None:
         self._members: Members = members_of(subscriber_of(consumer))
-        self._written, self._write = written, "change" if self._members.shares else "commit"
+        self._written, self._write = written, "change"
 
     def __enter__(self) -> None:
         session = self._members.session

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -12,20 +11,17 @@ import pytest
 from spark_jms import connect
 from spark_jms.claims.batches.batch import ConsumerSettings
 from spark_jms.claims.consumers.subscriber import Subscriber
-from spark_jms.claims.records import members as members_module
 from spark_jms.claims.servers.stores import store_of
 from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.errors import ConsumerClosedException
 from spark_jms.log.destinations.domain import Domain
-from spark_jms.store import MemoryStore, Session
+from spark_jms.store import MemoryStore
 from spark_jms.store.ledger.session import LedgerSession
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import members_of, records_of
 
 CALLS = ("open", "commit", "change", "look", "cancel", "_read", "_close_handle")  # of a session, and of its handles
-pytestmark = pytest.mark.usefixtures("sharing")
-
 ORDERS: dict[str, Any] = {"kind": "distributed-queue", "members": 2}
 
 
@@ -54,9 +50,9 @@ def subscriber(root: str, store: MemoryStore, consumer: str, *, query: bool) -> 
     return Subscriber(Domain(root), store, "orders", "-", consumer, ConsumerSettings(replayable=query))
 
 
-def work(consumer: Subscriber, waiting: Session, record: str) -> None:
-    """All that a consumer does with its session: three batches, where that of a query acknowledges the one before, a boundary at
-    which another session waits, and a pause."""
+def work(consumer: Subscriber) -> None:
+    """All that a consumer does with its session: three batches, where that of a query acknowledges the one before, a look at its
+    session, and rows to its table."""
     first = consumer.next_batch(Batch(consumer.consumer), Limits(max_messages=4))
     assert first is not None
     if consumer.settings.replayable:
@@ -64,18 +60,15 @@ def work(consumer: Subscriber, waiting: Session, record: str) -> None:
     else:
         first = Batch(consumer.consumer)  # a client acknowledges in another way
     second = consumer.next_batch(first, Limits(max_messages=4))
-    with suppress(Exception):
-        waiting.open(record)
-    consumer.hand_over()
+    consumer.check_session()
     consumer.next_batch(second or first if consumer.settings.replayable else first, Limits(max_messages=4))
-    consumer.leave_all()
+    consumer.flush_outbox()
 
 
 @pytest.mark.parametrize("query", [True, False])
 def test_consumer_that_slept_in_any_call_is_closed_by_name(monkeypatch: pytest.MonkeyPatch, *, query: bool) -> None:
     """C9: wherever the process stood still, while its session ended and another consumer took the records, the call raises
     ConsumerClosedException and no error of the store."""
-    monkeypatch.setattr(members_module, "MIN_HOLD_S", 0.0)
     for at in count(1):
         sleep = Sleep(monkeypatch, at)
         with memory_domain(orders=ORDERS) as root, connect(root, housekeeping=False) as context:
@@ -92,7 +85,7 @@ def test_consumer_that_slept_in_any_call_is_closed_by_name(monkeypatch: pytest.M
 
             sleep.session_id, sleep.meanwhile = members_of(sleeper).session_id, taken_over
             try:
-                work(sleeper, store.connect("waiting"), members_of(sleeper).record(0))
+                work(sleeper)
                 ended = sleep.meanwhile is None
             except ConsumerClosedException:
                 ended = True
@@ -101,7 +94,6 @@ def test_consumer_that_slept_in_any_call_is_closed_by_name(monkeypatch: pytest.M
             sleeper.close()
             other.close()
         monkeypatch.undo()
-        monkeypatch.setattr(members_module, "MIN_HOLD_S", 0.0)
         if not ended:
             assert at > 8, "the work has fewer calls than it should"
             return

@@ -23,8 +23,6 @@ from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, members_of, records_of
 
-pytestmark = pytest.mark.usefixtures("sharing")
-
 
 def test_table_behind_its_store_is_refused() -> None:
     """C5, C16: if the store knows more messages than the table, new messages would count as done without being read."""
@@ -58,7 +56,7 @@ def test_fenced_consumer_stays_closed() -> None:
         store.crash(members_of(subscriber).session)
         with pytest.raises(ConsumerClosedException):
             members_of(subscriber).commit(
-                {m: h.state.attach("q", "new") for m, h in members_of(subscriber).held.items()}
+                {m: h.state.attach("q", "new") for m, h in members_of(subscriber).known.items()}
             )
         with pytest.raises(ConsumerClosedException):
             subscriber.next_batch(Batch("q"), Limits())
@@ -91,8 +89,7 @@ def test_closed_consumer_flushes_nothing_and_has_no_session() -> None:
         subscriber.flush_outbox()
         subscriber.flush_life_cycle()
         subscriber.make_room()
-        subscriber.leave_all()
-        assert subscriber.hand_over() == 0
+        subscriber.check_session()
         assert not subscriber.has_session()
         assert not subscriber.has_news()
         with pytest.raises(ClosedError, match="consumer q of orders is closed"):

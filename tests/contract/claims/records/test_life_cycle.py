@@ -138,7 +138,7 @@ def test_killed_consumer_neither_misses_nor_repeats_events(context: Context, not
     if not noted:
         table = domain_of(context).life_cycle("orders")
         assert table is not None
-        waiting = {m: held.state.life.waiting for m, held in members_of(killed.subscriber).held.items()}
+        waiting = {m: known.state.life.waiting for m, known in members_of(killed.subscriber).known.items()}
         assert LifeCycleTable(table, killed.subscriber.table_id).write("-", waiting) == {0: 1}
     killed.subscriber.close()
     other = Clocked(context, "orders", "other")
@@ -205,10 +205,10 @@ def test_switched_off_nothing_is_made_or_written(context: Context) -> None:
         versions[name] = domain_of(context).log(name).refresh().version - before
         one = Clocked(context, name)
         one.acknowledge(one.take())
-        held = members_of(one.subscriber).held[0]
+        objects = records_of(context).peek(members_of(one.subscriber).record(0))
         logs = name == "orders"
-        assert bool([key for key in held.handle.objects() if key.startswith("event/")]) == logs
-        assert (b"life" in held.handle.objects()["head"]) == logs
+        assert bool([key for key in objects if key.startswith("event/")]) == logs
+        assert (b"life" in objects["head"]) == logs
         one.subscriber.flush_life_cycle()
         one.subscriber.close()
     assert versions == {"plain": 1, "orders": 1}

@@ -6,34 +6,32 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from spark_jms import connect
-from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.batches.batch import BatchMaker, ConsumerSettings
 from spark_jms.claims.consumers.subscriber import Subscriber
-from spark_jms.claims.records import shared
+from spark_jms.claims.records import members, shared
 from spark_jms.claims.records.shared import change_record_sets
-from spark_jms.claims.servers.stores import store_of
+from spark_jms.claims.servers.stores import opened_state, operations, read_state, record_of, store_of
 from spark_jms.client import Context
+from spark_jms.client.receiving import receiver
 from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.core.records.journal import PlannedChange
-from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.record_set import Noted, RecordSet
+from spark_jms.core.records.redelivery import Claim
 from spark_jms.core.records.stored_form import to_objects
 from spark_jms.errors import ConsumerClosedException, MemberUnavailableError
 from spark_jms.log.destinations.domain import Domain
-from spark_jms.store import MemoryStore, RecordView, RuleCall
+from spark_jms.store import Handle, MemoryStore, RecordHeldError, RecordView, RuleCall, Store
 from spark_jms.store.ledger.rules import RULES
 from spark_jms.testing import memory_domain
-from spark_jms.testing.domain import PATIENCE
-from spark_jms.testing.inside import members_of, records_of
-
-
-@pytest.fixture(autouse=True)
-def _shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "SHARES", True)
+from spark_jms.testing.domain import PATIENCE, wait_until
+from spark_jms.testing.inside import domain_of, members_of, records_of
 
 
 @pytest.fixture(params=["memory", "file", "sqlite"])
@@ -96,6 +94,39 @@ def test_threads_receive_each_message_once(context: Context) -> None:
         for done in [threads.submit(work) for _ in range(8)]:
             done.result()
     assert sorted(got, key=int) == [str(n) for n in range(1, 121)]
+
+
+def test_a_message_wakes_few_of_many_that_wait(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C9, C11: of the consumers that wait, those plan whose turn it is; all would be 8 + 7 + ... + 1 plans."""
+    plans, lock = list[str](), threading.Lock()
+    prepare = BatchMaker.prepare
+
+    def counted(self: BatchMaker, *arguments: Any) -> Any:
+        with lock:
+            plans.append(threading.current_thread().name)
+        return prepare(self, *arguments)
+
+    def work() -> str | None:
+        with context.consumer("orders", acknowledge="auto", prefetch=1) as own:
+            message = own.receive(60 * PATIENCE)
+            return message and message.text
+
+    def state() -> RecordSet:
+        snapshot = domain_of(context).log("orders").refresh()
+        return read_state(records_of(context), record_of(snapshot, "-", 0))
+
+    monkeypatch.setattr(receiver, "_REPLAN_S", 600.0)
+    monkeypatch.setattr(receiver, "_TURN_S", 0.2 * PATIENCE)  # longer than a busy machine takes for a plan
+    with ThreadPoolExecutor(8) as threads:
+        working = [threads.submit(work) for _ in range(8)]
+        wait_until(lambda: len(state().consumers) == 8)
+        time.sleep(0.2 * PATIENCE)  # the last of them begins to wait
+        monkeypatch.setattr(BatchMaker, "prepare", counted)
+        for number in range(1, 9):
+            send(context, 1)
+            wait_until(lambda number=number: state().floor == number)
+        assert [one.result() for one in working] == ["1"] * 8
+    assert len(plans) < 20
 
 
 def test_messages_of_a_unit_go_to_one_consumer_at_a_time(context: Context) -> None:
@@ -165,13 +196,13 @@ def test_administrators_and_earlier_releases_have_a_record_to_themselves(
     own = {batch.claim: {0: batch.members[0].picks}}
     session = store_of(records_of(context), HOME).connect("jmsq purge")
     handle = session.open(members_of(one).record(0))
-    monkeypatch.setattr(shared, "CHANGE_S", 0.3)
-    with pytest.raises(MemberUnavailableError, match="another session has opened"):
-        one.acknowledge(own)
-    monkeypatch.setattr(shared, "CHANGE_S", 60.0)
-    closes = threading.Timer(0.5, handle.close)
+    assert one.acknowledge(own) == own  # to be tried again
+    monkeypatch.setattr(members, "CHANGE_S", 0.3)
+    with pytest.raises(MemberUnavailableError, match="another session has had"):
+        members_of(one).commit({0: members_of(one).attached_state(0).start_at(1)})
+    closes = threading.Timer(0.3, handle.close)
     closes.start()
-    assert one.acknowledge(own) == {}
+    wait_until(lambda: not one.acknowledge(own))
     closes.join()
     handle = session.open(members_of(one).record(0))
     assert one.next_batch(Batch("one"), Limits(max_messages=2)) is None
@@ -182,34 +213,72 @@ def test_administrators_and_earlier_releases_have_a_record_to_themselves(
     session.close()
 
 
-def test_a_consumer_that_hands_over_works_beside_those_that_share(
-    context: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """C9: consumers of both releases on one member, until everything is received once."""
-    send(context, 40)
+class ConsumerOfEarlierRelease:
+    """Has the record set to itself, and hands it over at a boundary to the session that waits in line."""
+
+    def __init__(self, store: Store, record: str) -> None:
+        self._session, self._record = store.connect("orders/- old"), record
+        self._handle: Handle | None = None
+
+    def receive(self, count: int) -> list[int]:
+        """Take and acknowledge."""
+        try:
+            self._handle = self._handle or self._session.open(self._record, timeout_ms=0)
+        except RecordHeldError:
+            return []
+        before = opened_state(self._handle)
+        picks = before.available(1, 150).take(count)
+        if not picks:
+            return []
+        session = self._session.session_id
+        claim = Claim(f"old-{picks.first}", "old", session, picks, 0, replayable=False)
+        after = before.attach("old", session).claim(claim).acknowledge("old", session, claim.id, 1, 0)
+        self._handle.commit(operations(before, after))
+        return picks.numbers().to_pylist()
+
+    def boundary(self) -> None:
+        if self._handle is not None and self._handle.waiters():
+            self._handle.close()
+            self._handle = None
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def test_a_consumer_that_hands_over_works_beside_those_that_share(context: Context) -> None:
+    """C9, C16: consumers of both releases on one member, until everything is received once."""
+    send(context, 150)
     new = [consumer(context, name) for name in "ab"]
-    monkeypatch.setattr(shared, "SHARES", False)
-    old = consumer(context, "old")
-    assert not members_of(old).shares
-    got: dict[str, list[int]] = {one.consumer: [] for one in (*new, old)}
-    end = time.monotonic() + 60 * PATIENCE
-    while sum(map(len, got.values())) < 40:
-        assert time.monotonic() < end, got
-        for one in (old, *new):
-            batch = one.next_batch(Batch(one.consumer), Limits(max_messages=2))
-            if batch is None:
-                old.hand_over()
-                continue
-            picks = batch.members[0].picks
-            got[one.consumer] += picks.numbers().to_pylist()
-            left = one.acknowledge({batch.claim: {0: picks}})
-            while left:
-                assert time.monotonic() < end
-                for other in new:
-                    other.hand_over()
-                left = one.acknowledge(left)
-            old.hand_over()
-    assert sorted(number for numbers in got.values() for number in numbers) == list(range(1, 41))
+    old = ConsumerOfEarlierRelease(store_of(records_of(context), HOME), members_of(new[0]).record(0))
+    got: dict[str, list[int]] = {"a": [], "b": [], "old": []}
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            got["old"] += old.receive(2)
+            time.sleep(0.02)
+            old.boundary()
+
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(work)
+        try:
+            end = time.monotonic() + 60 * PATIENCE
+            while sum(map(len, got.values())) < 150:
+                assert time.monotonic() < end, got
+                for one in new:
+                    batch = one.next_batch(Batch(one.consumer), Limits(max_messages=2))
+                    if batch is not None:
+                        picks = batch.members[0].picks
+                        got[one.consumer] += picks.numbers().to_pylist()
+                        wait_until(
+                            lambda one=one, batch=batch, picks=picks: not one.acknowledge({batch.claim: {0: picks}})
+                        )
+        finally:
+            stop.set()
+        done.result()
+    assert sorted(number for numbers in got.values() for number in numbers) == list(range(1, 151))
+    assert got["old"]
+    assert got["a"] or got["b"]
     for one in (*new, old):
         one.close()
 
@@ -249,8 +318,8 @@ def test_the_rule_decides_nothing_when_a_part_of_it_is_refused() -> None:
     result = change_record_sets(change.to_bytes(), views, frozenset({"s1"}))
     assert not result.operations
     with pytest.raises(ConsumerClosedException, match="revoked or taken over"):
-        shared.raise_refusal(result.answer, "orders")
+        shared.raise_refusal(result.answer)
 
 
-def _acknowledged() -> tuple[shared.Noted, ...]:
-    return (shared.Noted("acknowledge", ("a", "s1", "c1", 1, 0, Ranges.of((1, 1))), {}),)
+def _acknowledged() -> tuple[Noted, ...]:
+    return (Noted("acknowledge", ("a", "s1", "c1", 1, 0, Ranges.of((1, 1))), {}),)

@@ -16,7 +16,6 @@ from spark_jms.claims.servers.stores import read_state
 from spark_jms.claims.upkeep.housekeeping import Housekeeper
 from spark_jms.claims.upkeep.views import subscriptions
 from spark_jms.client import Consumer, Context
-from spark_jms.core.records.record_set import RecordSet
 from spark_jms.errors import SubscriptionInUseError
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.log.upkeep.purge import TOPIC_WITHOUT_SUBSCRIPTIONS_RETENTION_MS, purge
@@ -52,9 +51,7 @@ def left_behind(context: Context) -> list[str]:
     store = records_of(context)
     names = [name for prefix in ("", "@a/", "@b/", "@c/") for name in store.names(f"{prefix}members/")]
     states = {name: read_state(store, name) for name in names}
-    filled = [
-        name for name, state in states.items() if state != RecordSet(position=state.position, outbox=state.outbox)
-    ]
+    filled = [name for name, state in states.items() if state != state.cleared()]
     return filled + [name for name in store.names("subscribers/") if store.peek(name)]
 
 

@@ -16,6 +16,8 @@ from spark_jms.claims.servers.stores import sampled_effort
 from spark_jms.core.destinations import servers
 from spark_jms.core.destinations.servers import HOLD_EFFORT, RETURN_EFFORT
 from spark_jms.store import Store, StoreFullError, open_store
+from spark_jms.store.ledger.backend import ChangeAnswer, ChangeRequest
+from spark_jms.store.ledger.rules import run_change
 from spark_jms.store.ledger.store import LedgerStore
 from spark_jms.store.testing import backend_of
 from tests.harness.domains.servers import applied
@@ -57,6 +59,9 @@ class TroubledBackend:
         if self._trouble.error is not None:
             raise self._trouble.error
         return self._backend.write(plan)
+
+    def change(self, request: ChangeRequest) -> ChangeAnswer:
+        return self.write(lambda transaction: run_change(request, transaction, self._backend.alive))
 
 
 @pytest.fixture

@@ -260,7 +260,7 @@ def test_commands_name_a_server_that_hangs(
         monkeypatch.setattr(f"spark_jms.admin.servers.{where}", 0.2)
     hanging.begin()
     shown = jmsq("stat", "orders")
-    assert "(server b is away)" in shown.stdout
+    assert "(its server is away)" in shown.stdout
     assert "server b is away" in shown.stderr
     claims = jmsq("claims", "orders")
     assert "server b is away, and what only its store knows is not shown" in claims.stderr

@@ -282,6 +282,25 @@ def test_replaced_target_returns_the_messages(context: Context, monkeypatch: pyt
     assert not views.transfers(domain_of(context), records_of(context), "orders")
 
 
+def test_process_that_knows_the_target_that_was_there_before_returns_nothing(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C18: the target was dropped and made again, and has the messages. A process that has last read the first table would take
+    the second one for a replaced target, and make the messages available at their origin, too."""
+    send(context, 5, "errors")
+    other = Domain(domain_of(context).root)
+    declared = other.log("errors").refresh().destination
+    drop_destination(domain_of(context), records_of(context), "errors", force=True)
+    apply_destinations(domain_of(context), [declared], lambda d, m: False)
+    send(context, 30)
+    killed_move(context, monkeypatch, *STEPS["after the intent"], after=True)
+    housekeeper = Housekeeper(other, records_of(context), "orders")
+    housekeeper.run()
+    housekeeper.close()
+    assert not views.transfers(domain_of(context), records_of(context), "orders")
+    assert [len(everything(context, name)) for name in ("orders", "errors")] == [15, 15]
+
+
 def test_transfer_finds_its_target_under_a_new_name(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """C18: the target has the messages, is renamed, and another destination gets its name: the table's id decides."""
     send(context, 30)

@@ -18,7 +18,7 @@ from spark_jms.errors import UnreadableTableError
 from spark_jms.log.upkeep import housekeeping
 from spark_jms.log.upkeep.purge import purge
 from spark_jms.testing import memory_domain, wait_until
-from spark_jms.testing.inside import domain_of, records_of, subscriber_of
+from spark_jms.testing.inside import domain_of, receiver_of, records_of, subscriber_of
 
 DAMAGE = b"PAR1" + bytes(200) + b"PAR1"
 
@@ -159,22 +159,29 @@ def test_failing_housekeeping_fails_no_send_and_no_receive(monkeypatch: pytest.M
         ]
 
 
-def test_hand_over_errors_reach_the_consumer_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C9: other consumers starve while it fails, so its consumer hears of it; a producer does not."""
-    with memory_domain(orders="queue") as root, connect(root) as context, context.consumer("orders") as consumer:
+def test_errors_of_overdue_acknowledgements_reach_the_consumer_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C8, C9: what it has finished would come again, so its consumer hears of it; a producer does not."""
+    with memory_domain(orders="queue") as root, connect(root) as context:
+        send(context, 2)
+        with context.consumer("orders", acknowledge="dups-ok") as consumer:
 
-        def broken() -> int:
-            raise OSError("the store")
+            def broken(*_: object) -> None:
+                raise OSError("the store")
 
-        working = subscriber_of(consumer).hand_over
-        monkeypatch.setattr(subscriber_of(consumer), "hand_over", broken)
-        wait_until(lambda: not context.statistics().healthy)
-        send(context, 5)
-        with pytest.raises(OSError, match="the store"):
-            consumer.receive(timeout=0)
-        monkeypatch.setattr(subscriber_of(consumer), "hand_over", working)
-        assert consumer.receive(timeout=5)
-        wait_until(lambda: context.statistics().healthy)
+            working = subscriber_of(consumer).acknowledge
+            monkeypatch.setattr(subscriber_of(consumer), "acknowledge", broken)
+            assert consumer.receive(timeout=5)
+            assert consumer.receive(timeout=5)  # the first is finished, and its acknowledgement is not written yet
+            wait_until(lambda: not context.statistics().healthy)
+            assert [f.what for f in context.statistics().failures] == [
+                f"overdue acknowledgements of {receiver_of(consumer).name}"
+            ]
+            send(context, 5)
+            with pytest.raises(OSError, match="the store"):
+                consumer.receive(timeout=0)
+            monkeypatch.setattr(subscriber_of(consumer), "acknowledge", working)
+            assert consumer.receive(timeout=5)
+            wait_until(lambda: context.statistics().healthy)
 
 
 def test_stat_and_housekeep_show_what_fails() -> None:

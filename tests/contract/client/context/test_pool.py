@@ -95,15 +95,15 @@ def test_idle_consumers_keep_no_members_from_others(pool: ClientPool, root: str)
         assert again in (one, two)
 
 
-def test_use_ends_while_another_consumer_has_the_record(pool: ClientPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_use_ends_while_an_administrator_has_the_record_set(pool: ClientPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """T17, C9: the consumer is closed, as `close` does it without an error, and the next use makes another one."""
     with pool.producer("orders") as producer:
         producer.send(text="a")
     with pool.consumer("orders") as consumer:
         assert consumer.receive(10) is not None
 
-        def held(timeout_s: float, boundary: object) -> None:
-            raise MemberUnavailableError("another consumer holds it")
+        def held(timeout_s: float) -> None:
+            raise MemberUnavailableError("an administrator has it open")
 
         monkeypatch.setattr(acknowledgement_writer_of(consumer), "write", held)
     assert consumer.closed

@@ -364,14 +364,14 @@ def test_close_names_a_failure_of_the_background(context: Context) -> None:
 
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize(
-    "error", [MemberUnavailableError("another consumer holds it"), StoreError("the store is lost")]
+    "error", [MemberUnavailableError("an administrator has it open"), StoreError("the store is lost")]
 )
 def test_message_that_the_store_does_not_take_comes_again(
     root: str, context: Context, monkeypatch: pytest.MonkeyPatch, error: Exception, *, pooled: bool
 ) -> None:
     """C8, T17: the block's end raises the error."""
 
-    def refuse(timeout_s: float, boundary: object) -> None:
+    def refuse(timeout_s: float) -> None:
         raise error
 
     with spark_jms.connect_pool(root, housekeeping=False) as pool:
@@ -390,8 +390,8 @@ def test_message_that_the_store_does_not_take_comes_again(
 def test_error_of_the_application_is_not_hidden(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """C8: nothing was to be acknowledged."""
 
-    def refuse(timeout_s: float, boundary: object) -> None:
-        raise MemberUnavailableError("another consumer holds it")
+    def refuse(timeout_s: float) -> None:
+        raise MemberUnavailableError("an administrator has it open")
 
     def work() -> None:
         with context.consumer("orders", acknowledge="auto") as consumer:
@@ -409,12 +409,12 @@ def test_receive_that_fails_leaves_its_message(context: Context, monkeypatch: py
         received(consumer)
         failing = [StoreError("away for a moment")]
 
-        def boundary() -> int:
-            receiver_of(consumer)._boundary_s = sys.maxsize
+        def look() -> None:
+            receiver_of(consumer)._session_s = sys.maxsize
             raise failing.pop()
 
-        monkeypatch.setattr(receiver_of(consumer), "_boundary", boundary)
-        receiver_of(consumer)._boundary_s = 0.0
+        monkeypatch.setattr(subscriber_of(consumer), "check_session", look)
+        receiver_of(consumer)._session_s = 0.0
         with pytest.raises(StoreError):
             consumer.receive(timeout=0)
         assert not failing

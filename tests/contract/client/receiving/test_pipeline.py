@@ -11,7 +11,6 @@ import pytest
 import spark_jms
 from spark_jms.claims.batches.batch import ConsumerSettings
 from spark_jms.claims.consumers.subscriber import Subscriber
-from spark_jms.claims.records import members as claims_members
 from spark_jms.client import ConnectionFactory, Consumer, Context
 from spark_jms.client.receiving.pipeline import BatchReader
 from spark_jms.core.records import batch as core_batch
@@ -19,8 +18,15 @@ from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.errors import ModuleFileError, OptionError
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
+from spark_jms.store import Handle
 from spark_jms.testing import memory_domain
-from spark_jms.testing.inside import acknowledgement_writer_of, domain_of, receiver_of, records_of
+from spark_jms.testing.inside import (
+    acknowledgement_writer_of,
+    domain_of,
+    members_of,
+    records_of,
+    subscriber_of,
+)
 
 WORK = {"kind": "queue", "unit_of_work_handling_policy": "SingleMessageDelivery"}
 LONG_MS = 3_600_000
@@ -109,28 +115,26 @@ def test_returned_messages_go_to_other_consumers(open_context: Any) -> None:
 def test_returned_messages_are_not_overtaken_by_later_ones_of_their_unit(
     open_context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T9, T10: also while another consumer has the record, so that they cannot be returned at once."""
-    monkeypatch.setattr(claims_members, "MIN_HOLD_S", 0.0)
+    """T9, T10: also while an administrator has the record open, so that they cannot be returned at once."""
     context = open_context(messages_maximum=-1, max_message_bytes=20_500)
     context._background.close()
     producer = context.producer("orders")
     producer.send_many({"body": bytes(1000), "group_id": "u", "correlation_id": str(n)} for n in range(40))
-    with context.consumer("orders") as one, context.consumer("orders") as other:
-        mine, theirs = receiver_of(one), receiver_of(other)
+    administrator, opened = records_of(context).connect("jmsq move"), list[Handle]()
+    with context.consumer("orders") as one:
         read, writer, losses = BatchReader.read, acknowledgement_writer_of(one), iter([True])
-        write = writer.write
+        write, record = writer.write, members_of(subscriber_of(one)).record(0)
 
         def read_and_lose_the_record(*arguments: Any) -> Any:
             found = read(*arguments)
             if next(losses, False):
-                assert other.receive(0) is None
-                mine.hand_over()
-                theirs.hand_over()
+                opened.append(administrator.open(record))
             return found
 
         def get_it_back_too_late(*arguments: Any) -> None:
             write(*arguments)
-            theirs.hand_over()
+            while opened:
+                opened.pop().close()
 
         monkeypatch.setattr(BatchReader, "read", read_and_lose_the_record)
         received = [one.receive(0) for _ in range(20)]
@@ -251,34 +255,27 @@ def test_waiting_batch_goes_when_its_time_is_over(open_context: Any, monkeypatch
         assert consumer.receive(30) is not None
 
 
-def test_wait_continues_while_another_consumer_has_the_record(
+def test_wait_continues_while_an_administrator_has_the_record(
     open_context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """T13, C9: consumers that take turns with a member do not wait from the beginning with each turn."""
+    """T13, C9: it does not begin again when the record is closed."""
     monkeypatch.setitem(core_batch.WAITS_MS, 100, LONG_MS)
-    monkeypatch.setattr(claims_members, "MIN_HOLD_S", 0.0)
     now_s = [0.0]
     context, settings = open_context(), ConsumerSettings(replayable=False)
-    one, other = [
-        Subscriber(
-            domain_of(context), records_of(context), "patient", "-", name, settings, monotonic_s=lambda: now_s[0]
-        )
-        for name in ("one", "other")
-    ]
+    one = Subscriber(
+        domain_of(context), records_of(context), "patient", "-", "one", settings, monotonic_s=lambda: now_s[0]
+    )
     limits = core_batch.client_limits(100, 3, 10_000)
     send(context, "patient", 1)
-    for turn in range(4):
-        now_s[0] = turn * LONG_MS / 3000
-        for consumer, waits in ((one, other), (other, one)):
-            batch = consumer.next_batch(Batch(consumer.consumer), limits)
-            if batch is not None:
-                break
-            waits.next_batch(Batch(waits.consumer), limits)  # asks for the record
-            consumer.hand_over()
+    assert one.next_batch(Batch("one"), limits) is None
+    now_s[0] = LONG_MS / 3000
+    with records_of(context).connect("jmsq move") as administrator, administrator.open(members_of(one).record(0)):
+        assert one.next_batch(Batch("one"), limits) is None
+    now_s[0] = LONG_MS / 1000
+    batch = one.next_batch(Batch("one"), limits)
     assert batch is not None
     assert batch.count == 1
     one.close()
-    other.close()
 
 
 def test_receive_does_not_wait_longer_than_its_time_out(open_context: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Several plain clients on one destination, on each store: each message once, take-over, hand-over."""
+"""Several plain clients on one destination, on each store: each message once, take-over."""
 
 from __future__ import annotations
 

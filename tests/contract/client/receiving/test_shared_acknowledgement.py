@@ -16,8 +16,6 @@ from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import delivery_of, members_of, subscriber_of
 from tests.harness.messages.shorthands import send_texts
 
-pytestmark = pytest.mark.usefixtures("sharing")
-
 LIMIT_S = 30
 THREADS = 8
 
@@ -34,7 +32,7 @@ class HeldWrites:
     def __init__(self, consumer: Consumer) -> None:
         members = members_of(subscriber_of(consumer))
         self.session: Session = members.session
-        self.name = "change" if members.shares else "commit"
+        self.name = "change"
         self._write: Callable[..., Any] = getattr(self.session, self.name)
         self.count = 0
         self.held, self.gate = threading.Event(), threading.Event()

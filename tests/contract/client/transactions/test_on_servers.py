@@ -199,7 +199,7 @@ def by_command(root: str) -> None:
 
 
 def has_ended(root: str) -> bool:
-    """By the command, or by a consumer that lives: it acknowledges at its own next boundary, and the command waits for none."""
+    """By the command, or by a consumer that lives: it acknowledges with its next plan, and the command waits for none."""
     CliRunner().invoke(cli, ["transactions", "--complete", "--root", root])
     return not open_ones(root)
 
@@ -377,7 +377,7 @@ def test_owner_whose_session_was_replaced_cannot_tell_the_outcome(
 @pytest.fixture
 def on_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A domain on servers whose file stores a test can move away."""
-    monkeypatch.setattr("spark_jms.client.receiving.receiver.HAND_OVER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("spark_jms.client.receiving.receiver.WRITE_TIMEOUT_S", 1.0)
     where = str(tmp_path / "root")
     spark_jms.apply(where, {"servers": {name: SERVERS[name] for name in ("a", "b")}, "destinations": DESTINATIONS})
     sent(where)

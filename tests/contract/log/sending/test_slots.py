@@ -474,7 +474,7 @@ def test_barriers_do_not_grow_with_the_changes_of_members(
 
 @pytest.mark.parametrize("seed", range(6))
 def test_units_keep_their_order_through_many_changes(context: Context, seed: int) -> None:
-    """T10: members come and go, slots move on and return, consumers take turns and give back."""
+    """T10: members come and go, slots move on and return, consumers come one after the other and give back."""
     draw = random.Random(seed)
     got: list[tuple[str, int]] = []
     rounds = 0

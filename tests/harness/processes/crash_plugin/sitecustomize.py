@@ -55,14 +55,14 @@ def _append(operation: str, acknowledgements: bool = False):
 
 
 def _moves_claims(members, changed, *_rest) -> bool:
-    held = members.held
+    known = members.known
     return any(
-        state.claims != held[m].state.claims or state.floor != held[m].state.floor for m, state in changed.items()
+        state.claims != known[m].state.claims or state.floor != known[m].state.floor for m, state in changed.items()
     )
 
 
-def _takes(members, member, *_rest) -> bool:
-    return member not in members.held
+def _meets(members, looked_at, *_rest) -> bool:
+    return not members.known.keys() >= set(looked_at)
 
 
 def _always(*_args, **_named) -> bool:
@@ -76,7 +76,7 @@ WHERE = {
     "file-write": (FILES, "FileWriter", "close", _message_file),
     "send-commit": (LOG, "DeltaLog", "append", _append("WRITE")),
     "claim-write": (MEMBERS, "Members", "commit", _moves_claims),
-    "record-open": (MEMBERS, "Members", "open", _takes),
+    "record-look": (MEMBERS, "Members", "_look", _meets),
     "purge": (LOG, "DeltaLog", "append", _append("PURGE")),
     "compaction": (LOG, "DeltaLog", "append", _append("OPTIMIZE")),
     "outbox": (LOG, "DeltaLog", "append", _append("WRITE", acknowledgements=True)),

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_jms.core.messages.ranges import Ranges
-from spark_jms.core.records.batch import Batch, MemberPick, fair_shares, preferred, wanted
+from spark_jms.core.records.batch import Batch, MemberPick, fair_shares, preferred
 from spark_jms.errors import FormatVersionError, OffsetError
 from spark_jms.settings.types import parse_duration_ms
 
@@ -63,48 +63,6 @@ def test_shares_are_fair(limit: int, want: dict[int, int]) -> None:
     assert all(0 <= shares[m] <= want[m] for m in want)
     largest = max(shares.values(), default=0)
     assert all(shares[m] == want[m] or shares[m] >= largest - 1 for m in want)
-
-
-def test_consumer_asks_for_its_share_of_members() -> None:
-    """C9: a consumer asks for free members and up to its fair share; with a selector it visits all members."""
-    all_free = dict.fromkeys(range(4))
-    assert wanted("a", all_free, {}, visits_all=False, needed=set()) == [0, 1, 2, 3]
-    all_b: dict[int, str | None] = dict.fromkeys(range(4), "b")
-    asked = wanted("a", all_b, {}, visits_all=False, needed=set())
-    assert len(asked) == 2
-    assert wanted("a", {0: "a", 1: "a", 2: "b", 3: "b"}, {}, visits_all=False, needed=set()) == []
-    assert wanted("a", {0: "a", 1: "a", 2: "b", 3: "b"}, {}, visits_all=False, needed={3}) == [3]
-    assert wanted("a", {0: "a", 1: "b", 2: "b", 3: "b"}, {}, visits_all=True, needed=set()) == [1, 2, 3]
-    assert wanted("c", {0: "a", 1: "b"}, {0: ("d",)}, visits_all=False, needed=set()) == [1]
-    waiting = wanted("c", {0: "a", 1: "b"}, {0: ("c",)}, visits_all=False, needed=set())
-    assert waiting == [0]  # it keeps its place in the queue and asks nowhere else
-
-
-@given(st.integers(1, 8), st.integers(1, 8), st.randoms(use_true_random=False))
-def test_sharing_converges_on_fair_shares(members: int, consumers: int, random: object) -> None:
-    """C9: with owners that hand over on request, every consumer soon has its floor share and no consumer asks for more."""
-    names = [f"c{i}" for i in range(consumers)]
-    holders: dict[int, str | None] = dict.fromkeys(range(members))
-    waiters: dict[int, tuple[str, ...]] = {}
-    asked = 0
-    for _ in range(40):
-        asked = 0
-        for me in random.sample(names, len(names)):  # type: ignore[attr-defined]
-            for m in list(holders):  # a boundary of `me`: hand over every requested member
-                if holders[m] == me and waiters.get(m):
-                    holders[m], *rest = waiters[m]
-                    waiters[m] = tuple(rest)
-            for m in wanted(me, holders, waiters, visits_all=False, needed=set()):
-                if holders[m] is None:
-                    holders[m] = me
-                elif me not in waiters.get(m, ()):
-                    waiters[m] = (*waiters.get(m, ()), me)
-                    asked += 1
-    counts = [list(holders.values()).count(me) for me in names]
-    assert sum(counts) == members
-    if members >= consumers:
-        assert min(counts) >= members // consumers
-        assert asked == 0
 
 
 @pytest.mark.parametrize(

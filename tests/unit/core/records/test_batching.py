@@ -79,8 +79,8 @@ def test_messages_that_others_took_do_not_shorten_the_next_wait() -> None:
     assert allows(admission, limits, 3, 1000)
 
 
-def test_turn_of_another_consumer_does_not_begin_the_wait_again() -> None:
-    """T13: or consumers that take turns with a record would never deliver less than a full batch."""
+def test_record_set_that_another_session_has_open_does_not_begin_the_wait_again() -> None:
+    """T13: what waits there is not known to be gone."""
     limits = client_limits(100, 10, 1000)
     admission = Admission(0)
     assert not allows(admission, limits, 3, 0)

@@ -38,9 +38,11 @@ def planned(state: RecordSet) -> RecordSet:
 
 def done_to(newest: RecordSet, plan: RecordSet, dead: set[str] | None = None) -> RecordSet:
     """As the rule does it, from bytes."""
-    change = PlannedChange.from_bytes(PlannedChange({"r": plan.journal or ()}, dead or ()).to_bytes())
+    change = PlannedChange.from_bytes(
+        PlannedChange({"r": plan.journal or ()}, dead or (), {"r": plan.clears}).to_bytes()
+    )
     sessions = {f"session of {name}" for name in "abcdef"}
-    return replayed(newest, change.journals["r"], sessions, change.dead)
+    return replayed(newest, change.journals["r"], sessions, change.dead, change.clears["r"])
 
 
 def taken(state: RecordSet, name: str, consumer: str, last: int, count: int) -> RecordSet:
@@ -128,6 +130,37 @@ def test_a_step_of_certain_messages_is_planned_again_when_they_are_not_as_planne
     assert done_to(before, plan) == replace(plan, journal=None)
     with pytest.raises(StateChangedError):
         done_to(taken(before.revoke("a1"), "b1", "b", 9, 3), plan)
+
+
+def test_a_ticket_of_a_former_life_is_planned_again() -> None:
+    """C18: one consumer has ended transfer 1 when another finds the number used and begins a new life. A third one has planned with
+    number 1 before: the target has other messages under it, which would count as those of the third one."""
+    before = taken(attached("a", "b", "c"), "a1", "a", 9, 2)
+    ended = before.move("a1", intent()).moved(TICKET, 1, 0)
+    late = planned(taken(before, "c1", "c", 9, 2)).move("c1", replace(intent(), picks=Ranges.of((3, 4)), claim="c1"))
+    newest = taken(ended.renewed("b" * 16), "c1", "c", 9, 2)
+    with pytest.raises(StateChangedError, match="slot 0 cannot take transfer"):
+        done_to(newest, late)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        lambda state: taken(state, "a1", "a", 9, 2),
+        lambda state: state.attach("b", "session of b").start_at(3),
+        lambda state: state.skip(Ranges.of((2, 2)), SELECTOR_REFUSED, Stamp(1, 0)),
+    ],
+    ids=["take", "attach", "skip"],
+)
+def test_nothing_is_done_to_a_record_set_that_was_cleared_meanwhile(plan: Any) -> None:
+    """C10: its subscription was dropped, and one of the same name may have begun since: what the former one had finished is new to it.
+    Rows that wait for their table are those of both."""
+    before = attached("a").skip(Ranges.of((1, 1)), SELECTOR_REFUSED, Stamp(1, 0))
+    cleared = before.cleared()
+    assert cleared.cleared() is cleared
+    with pytest.raises(StateChangedError, match="cleared"):
+        done_to(cleared, plan(planned(before)))
+    assert not done_to(cleared, planned(before).delivered_to_table(1)).outbox
 
 
 def test_the_end_of_a_transfer_is_done_once() -> None:

@@ -113,16 +113,16 @@ def test_failing_tasks_pause_and_others_continue() -> None:
     assert [f.what for f in thread.health.failures.values()] == ["a"]
 
 
-def test_hand_over_errors_reach_their_consumer_once_while_it_fails() -> None:
-    """C9: only the consumer concerned, once for each series of failures, and not after the hand-over works again."""
+def test_errors_of_overdue_acknowledgements_reach_their_consumer_once_while_they_fail() -> None:
+    """C9: only the consumer concerned, once for each series of failures, and not after it works again."""
     thread = Thread()
     broken = [True]
 
-    def hand_over() -> object:
+    def write() -> object:
         return failing() if broken[0] else None
 
-    thread.add_consumer("c1", hand_over, 0.1, lambda: None, lambda: None, lambda: None)
-    thread.add_consumer("c2", lambda: None, 0.1, lambda: None, lambda: None, lambda: None)
+    thread.add_consumer("c1", lambda: None, lambda: None, lambda: None, write_overdue=write)
+    thread.add_consumer("c2", lambda: None, lambda: None, lambda: None, write_overdue=lambda: None)
     thread.at(0.1)
     thread.check()
     thread.check("c2")
@@ -141,7 +141,7 @@ def test_hand_over_errors_reach_their_consumer_once_while_it_fails() -> None:
     thread.at(30.1)
     with pytest.raises(OSError, match="disk"):
         thread.check("c1")
-    thread.remove(hand_over)
+    thread.remove(write)
     assert not thread.health.failures
 
 
