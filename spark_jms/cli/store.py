@@ -1,5 +1,6 @@
-"""`jmsq store`: the daemons of a replicated store (`up`, `down`, `daemons`, `regions`, `daemon`, `admin`), and one store of any kind,
-by its URI or as the domain's store (`create`, `ddl`, `check`, `dump`, `compact`, `migrate`, `lock`, `resolve`); and `storeadmin`.
+"""`jmsq store`: the daemons of a replicated store (`up`, `down`, `daemons`, `regions`, `daemon`, `admin`), and one store of any
+kind, by its URI or as the domain's store (`create`, `ddl`, `check`, `dump`, `compact`, `migrate`, `lock`, `own`, `resolve`); and
+`storeadmin`.
 
 Features: C14, C16, R3, R4, R6, S1 (docs/FEATURES.md)
 """
@@ -377,6 +378,38 @@ def lock(settings: CommandSettings, uri: str | None) -> None:
         settings.out.say(f"session      {info.session_id}  {info.label}")
 
 
+@command("own", short_help="Take over the store of a domain that does not exist any more.")
+@click.argument("uri", metavar="[URI]", required=False)
+@click.option("--server", default="home", show_default=True, help="The server whose store it becomes.")
+@dry_run_option
+def own(settings: CommandSettings, uri: str | None, server: str, dry_run: bool) -> None:
+    """Write into a store that it is this domain's, whichever domain had it. Without URI it is the store of --server; with it the
+    server need not be declared yet.
+
+    For a store that a ForeignOwnerError names, after you have made sure that no other domain uses it: that one is refused from
+    then on. The store of a database also has the domain's id in SIBOWNER, which stays.
+    """
+    from spark_jms.log.destinations.domain import server_store_uri, store_uri
+    from spark_jms.log.destinations.owner import take_over
+
+    domain = settings.domain()
+    if uri is None:
+        uri = domain.server_uri(server)
+    elif server == "home":
+        uri = store_uri(domain.root, uri, domain.id)
+    else:
+        uri = server_store_uri(domain.root, server, uri, domain.id)
+    before = take_over(domain, server, uri, dry_run=dry_run)
+    if settings.as_json:
+        settings.out.document({"store": shown_uri(uri), "before": before or None, "dry_run": dry_run})
+    elif before:
+        settings.out.say(
+            f"{shown_uri(uri)} {'would be' if dry_run else 'is'} the store of {domain.root}; before: {before}"
+        )
+    else:
+        settings.out.say(f"{shown_uri(uri)} is the store of {domain.root}, as before")
+
+
 @command("resolve", short_help="Commit or roll back a prepared transaction; without one, list them.")
 @_uri
 @click.option("--transaction", metavar="ID", help="Which one.")
@@ -409,7 +442,8 @@ def store() -> None:
     """Manage the stores that keep positions and claims: file, jdbc, replicated."""
 
 
-for _command in (create, ddl, check, dump, compact, migrate, lock, resolve, up, down, daemons, regions, daemon, admin):
+_ONE_STORE = (create, ddl, check, dump, compact, migrate, lock, own, resolve)
+for _command in (*_ONE_STORE, up, down, daemons, regions, daemon, admin):
     store.add_command(_command)
 
 

@@ -30,6 +30,7 @@ from spark_jms.store.errors import (
     RegionOpenError,
     RegionUnavailableError,
     SettingInvalidError,
+    StoreError,
     StoreNotFoundError,
     StoreUriError,
     StoreWriteError,
@@ -40,6 +41,7 @@ from spark_jms.store.net.event_loop import EventLoopThread
 from spark_jms.store.net.sockets import ServingAddress
 from spark_jms.store.processes import Clock, SharedBackends
 from spark_jms.store.regions.admin.api import Admin
+from spark_jms.store.regions.client.attachment import Attachment, client_name
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.core.memory_use import parse_thresholds
 from spark_jms.store.regions.directory.entries import DirectoryFiles
@@ -103,6 +105,24 @@ def open_backend(
 ) -> EngineBackend:
     finder = RegionEngineFinder(parse_replicated(uri), session_timeout_ms=session_timeout_ms, create=create)
     return EngineBackend(finder, session_timeout_ms=session_timeout_ms, limit_ms=LIMIT_MS, opening=opening)
+
+
+def report_refusal(uri: str, text: str) -> None:
+    """A line in the log of a daemon of this machine, if one runs."""
+    settings = parse_replicated(uri)
+    directory, loop = GlobalDirectory(settings.directory), EventLoopThread(f"report-{settings.store}")
+
+    async def report() -> None:
+        name = client_name(settings.store)
+        attached = await Attachment.local(directory, directory.config(), settings.localindex, name, report=text)
+        attached.discard()
+
+    try:
+        loop.call(report())
+    except StoreError as error:
+        log.info("store %s: no daemon was told: %s", settings.store, error)
+    finally:
+        loop.close()
 
 
 class RegionEngineFinder(EngineFinder):

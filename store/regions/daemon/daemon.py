@@ -65,6 +65,7 @@ LEAVE_TIMEOUT_S = 30.0
 OTHERS_START_S = 1.0
 CLIENTS_LEAVE_S = 2.0
 MAX_UNPROVED = 256
+MAX_REPORT = 1_000  # characters of a client in the log
 LEVELS = {1: logging.ERROR, 2: logging.INFO, 3: logging.DEBUG}
 
 # It counts while the machine is suspended. On a clock that stands meanwhile, a primary that wakes would trust its lease
@@ -418,6 +419,8 @@ class Daemon:
         finally:
             self._unproved.pop(connection, None)
         connection.send(self._hello)
+        if hello.report:
+            self.log.logger.error("client %s reports: %s", hello.client, " ".join(hello.report[:MAX_REPORT].split()))
         if hello.role == "daemon":
             if 0 <= hello.index < self.spec.index:
                 await self._peer(hello, connection)

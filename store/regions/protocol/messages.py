@@ -25,13 +25,14 @@ class RegionMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class RegionHello(RegionMessage, frozen=True, tag="Hello"):
     """The first frame of every connection, both ways. `role`: daemon, client or admin. `timeouts`: a daemon's, in words;
-    daemons with other ones refuse it."""
+    daemons with other ones refuse it. `report`: a client's, for the log of the daemon; an older daemon does not read it."""
 
     role: str
     index: int
     incarnation: str
     client: str = ""
     timeouts: str = ""
+    report: str = ""
 
 
 class DaemonHeartbeat(RegionMessage, frozen=True, tag="Heartbeat"):
