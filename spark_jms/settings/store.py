@@ -227,6 +227,13 @@ class JdbcOptions(_FromUri):
         "The database drops the lock of an engine that it has not heard for this time; below `retry_limit_s`, or no "
         "engine would wait long enough for the lock.",
     )
+    hang_limit_s: float = setting(
+        "hang_limit_s",
+        Duration("1 s", "1 h", "s", "s"),
+        30.0,
+        "PostgreSQL: a process that waits for the lock has the database end the sessions of an engine that does not answer and "
+        "has not used its lock for this time, three times `verify_interval_ms` at least.",
+    )
     engine_host: str = setting(
         "engine_host",
         Text("one address by which the other hosts reach this one", r"(?!(0\.0\.0\.0|::)?\Z).*", longest=64),
