@@ -87,6 +87,7 @@ from spark_jms.log.tables.object_store import open_storage
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import Storage, now_ms
 from spark_jms.store import RecordCorruptError, Store, StoreError, open_store
+from spark_jms.store.contract import COMMAND_LIMIT_S, StoreOpening
 from spark_jms.store.kinds.administration import dump, load
 from spark_jms.store.ledger.administration import DumpedRecord
 
@@ -513,7 +514,7 @@ def _refuse_used(root: str) -> None:
         return
     for server in servers:
         try:
-            with open_store(domain.server_uri(server), create=False) as store:
+            with open_store(domain.server_uri(server), create=False, opening=StoreOpening(COMMAND_LIMIT_S)) as store:
                 users = [info.label or info.session_id for info in store.sessions().values()]
         except (JmsqError, StoreError):
             continue

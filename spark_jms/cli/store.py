@@ -10,12 +10,16 @@ from __future__ import annotations
 import base64
 import sys
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from spark_jms.cli.command import CommandGroup, CommandSettings, announce, command, dry_run_option
 from spark_jms.settings.table import MissingExtraError, needs
 from spark_jms.store.errors import shown_uri
+
+if TYPE_CHECKING:
+    from spark_jms.store import Store
 
 DIRECTORY_VARIABLE = "RS_DIRECTORY"
 EXIT_PROBLEMS = 1
@@ -228,6 +232,13 @@ def _store_of(settings: CommandSettings, uri: str | None) -> str:
     return uri or settings.domain().store_uri
 
 
+def _opened(uri: str, *, create: bool = True) -> Store:
+    from spark_jms.store import open_store
+    from spark_jms.store.contract import COMMAND_LIMIT_S, StoreOpening
+
+    return open_store(uri, create=create, opening=StoreOpening(COMMAND_LIMIT_S))
+
+
 @command("create", short_help="Create an empty store: its directory or its tables.")
 @click.argument("uri", metavar="[URI]", required=False)
 def create(settings: CommandSettings, uri: str | None) -> None:
@@ -236,10 +247,8 @@ def create(settings: CommandSettings, uri: str | None) -> None:
     Without URI it is the domain's own store, after that was lost for good: what consumers had received and is still in
     the tables is delivered again. An existing store does not change. `jmsq store ddl` prints the tables of a store in a database.
     """
-    from spark_jms.store import open_store
-
     uri = _store_of(settings, uri)
-    with open_store(uri) as store:
+    with _opened(uri) as store:
         count = store.statistics().record_count
     if settings.as_json:
         settings.out.document({"store": shown_uri(uri), "records": count})
@@ -288,10 +297,9 @@ def check(settings: CommandSettings, uri: str | None) -> int:
 @click.option("--values", is_flag=True, help="With the objects' values, in base64.")
 def dump(settings: CommandSettings, uri: str | None, values: bool) -> None:
     """Print every record set as of one moment; with --json one per line."""
-    from spark_jms.store import open_store
     from spark_jms.store.kinds.administration import dump
 
-    with open_store(_store_of(settings, uri), create=False) as store:
+    with _opened(_store_of(settings, uri), create=False) as store:
         for record in dump(store):
             if record.damage:
                 if settings.as_json:
@@ -417,11 +425,9 @@ def own(settings: CommandSettings, uri: str | None, server: str, dry_run: bool) 
 def resolve(settings: CommandSettings, uri: str | None, transaction: str | None, commit: bool | None) -> None:
     """Commit or roll back a prepared transaction; without --transaction, list them. A prepared transaction locks its
     keys until you resolve it, even if every process involved has died."""
-    from spark_jms.store import open_store
-
     if transaction is not None and commit is None:
         raise click.UsageError("give --commit or --rollback")
-    with open_store(_store_of(settings, uri), create=False) as store:
+    with _opened(_store_of(settings, uri), create=False) as store:
         if transaction is not None and commit is not None:
             store.resolve(transaction, commit)
         left = {xid: list(names) for xid, names in store.in_doubt().items()}

@@ -54,7 +54,6 @@ from spark_jms.store.processes import SharedBackends
 log = logging.getLogger("store.jdbc")
 _shared: SharedBackends[EngineBackend] = SharedBackends()
 VERIFICATIONS_MISSED = 3  # by an engine that hangs, at least
-OPEN_LIMIT_S = 10.0  # of a first opening: long enough for a restart of the database, short enough for a wrong address
 
 
 AWAITED: Mapping[RoleEvent, str] = {
@@ -142,8 +141,8 @@ class JdbcFinder(EngineFinder):
         return self._role.state
 
     def _ensure_tables(self, create: bool) -> None:
-        """DatabaseUnreachableError after OPEN_LIMIT_S."""
-        limit_s = self._opening.within(min(OPEN_LIMIT_S, self.settings.retry_limit_s))
+        """DatabaseUnreachableError after retry_limit_s, or what the opening may take."""
+        limit_s = self._opening.within(self.settings.retry_limit_s)
         retry = RetryLimit(self._clocks, limit_s, self.settings.retry_interval_ms)
         retry.start()
         while True:
@@ -153,6 +152,7 @@ class JdbcFinder(EngineFinder):
             except (DatabaseUnreachableError, ConnectionLostError) as error:
                 why = error.detail() if isinstance(error, StoreError) else f"{self.settings.shown}: {error}"
                 if retry.is_over() or self.settings.dialect == SQLITE:
+                    self._log_limit(limit_s, f"the database cannot be reached, and the store does not open ({why})")
                     raise DatabaseUnreachableError(f"{why}, tried for {retry.waited_s():.1f} s") from error
             self._opening.check()
             if retry.is_log_due():
@@ -266,10 +266,17 @@ class JdbcFinder(EngineFinder):
             )
         if waited_s >= limit_s:
             self._retry.reset()
+            what = f"waited {limit_s:g} s for {AWAITED[event]}, and the store does not open"
+            self._log_limit(limit_s, f"{what} ({why}; last engine: {self._last_engine})")
             raise AT_THE_LIMIT[event](
                 f"{self.settings.shown}: waited {limit_s:g} s for {AWAITED[event]} ({why}; last engine: {self._last_engine})"
             )
         self._retry.pause()
+
+    def _log_limit(self, limit_s: float, text: str) -> None:
+        """Of an opening with a limit of its own, the caller is told."""
+        if limit_s >= self.settings.retry_limit_s:
+            log.error("%s: %s", self.settings.shown, text)
 
     def close(self) -> None:
         with self._lock:

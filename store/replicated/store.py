@@ -150,7 +150,8 @@ class RegionEngineFinder(EngineFinder):
         self._server: Server | None = None
         self._closed = False
         self._reached_before = False
-        self._lost = ""  # why the store's regions are lost, as it was logged last
+        self._logged = ""  # why the store could not be opened, as it was logged last
+        self._is_lost = False  # its regions are, as the log says
         self.instance: StoreInstance | None = None
         if not create and not self._exists():
             raise StoreNotFoundError(f"store {settings.store} in {settings.directory}")
@@ -175,19 +176,25 @@ class RegionEngineFinder(EngineFinder):
                 self._server = None
             try:
                 return self._start_engine()
-            except RegionOpenError:
+            except RegionOpenError as error:
                 self._reached_before = True
+                self.why = f"{error.detail()}, has not published its address"
                 return self._published_address()
-            except RegionLostError as error:
-                if str(error) != self._lost:
-                    self._lost = str(error)
-                    log.error("store %s cannot be opened: %s", self.settings.store, error)
+            except StoreError as error:
+                if isinstance(error, NOT_NOW) and self._reached_before:
+                    self.why = f"{type(error).__name__}: {error.detail()}"
+                    log.info("store %s: the engine cannot be reached now: %s", self.settings.store, error)
+                    return None
+                self._refused(error)
                 raise
-            except NOT_NOW as error:
-                if not self._reached_before:
-                    raise
-                log.info("store %s: the engine cannot be reached now: %s", self.settings.store, error)
-                return None
+
+    def _refused(self, error: StoreError) -> None:
+        """Each reason is logged once."""
+        if str(error) != self._logged:
+            self._logged = str(error)
+            log.error("store %s cannot be opened: %s", self.settings.store, error)
+        if isinstance(error, RegionLostError):
+            self._is_lost = True
 
     def _start_engine(self) -> Server:
         loop = self._loop = self._loop or EventLoopThread(f"store-{self.settings.store}")
@@ -211,10 +218,11 @@ class RegionEngineFinder(EngineFinder):
         except BaseException:
             server.close()
             raise
-        if persistence.instance.is_new and self._reached_before and not self._lost:
+        if persistence.instance.is_new and self._reached_before and not self._is_lost:
             what = "begins again, empty: all its regions were removed, while it was closed and this process used it"
             log.error("store %s %s", self.settings.store, what)
-        self._server, self._reached_before, self._lost = server, True, ""
+        self._server, self._reached_before = server, True
+        self._logged, self._is_lost, self.why = "", False, ""
         return server
 
     @staticmethod

@@ -62,6 +62,7 @@ from spark_jms.log.tables.storage import ClockWatch, LocalStorage, NamedFiles, S
 from spark_jms.settings.connection_factory import ConnectionFactory, from_stored, to_stored
 from spark_jms.settings.destination import DomainSettings, ServerSettings
 from spark_jms.settings.table import settings_of
+from spark_jms.store.contract import COMMAND_LIMIT_S, StoreOpening
 from spark_jms.store.errors import shown_uri
 
 DOMAIN_FILE = "_jmsq/domain.json"
@@ -331,7 +332,7 @@ def _with_working_store(domain: Domain, store: str | None) -> Domain:
         check_place(domain.storage, store)
         domain = _with_store(domain, store)
     try:
-        with open_store(domain.store_uri) as opened:
+        with open_store(domain.store_uri, opening=StoreOpening(COMMAND_LIMIT_S)) as opened:
             ensure_owner(domain, HOME, opened, new=True)
     except StoreError as error:
         raise DomainError(
@@ -407,7 +408,7 @@ def declare_servers(domain: Domain, servers: Iterable[ServerSettings]) -> None:
                     f"server {server.name} has the store of server {shared[0]}: each server has a store of its own"
                 )
             check_place(domain.storage, server.store)
-            with open_store(uri) as opened:
+            with open_store(uri, opening=StoreOpening(COMMAND_LIMIT_S)) as opened:
                 ensure_owner(domain, server.name, opened, new=True)
             known.add(server.name)
         else:

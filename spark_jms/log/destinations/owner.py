@@ -35,6 +35,7 @@ from spark_jms.store import (
     StoreWriteError,
     open_store,
 )
+from spark_jms.store.contract import COMMAND_LIMIT_S, StoreOpening
 from spark_jms.store.errors import ResourceAllocationException, shown_uri
 from spark_jms.store.kinds.opening import report_refusal, scheme_of
 
@@ -78,14 +79,14 @@ def ensure_owner(domain: Domain, server: str, store: Store, *, new: bool = False
 def own_stores(domain: Domain) -> None:
     """Of a domain that was restored just now: its own store, and those of its servers."""
     for server in (HOME, *domain.servers.names()):
-        with open_store(domain.server_uri(server), create=False) as store:
+        with open_store(domain.server_uri(server), create=False, opening=StoreOpening(COMMAND_LIMIT_S)) as store:
             ensure_owner(domain, server, store)
 
 
 def take_over(domain: Domain, server: str, uri: str, *, dry_run: bool = False) -> str:
     """Note in a store that it is that of `server`, which need not be declared yet: for a store whose domain does not exist any
     more. Returns who had it; "" when the note was right. Raises StoreInUseError while a session is connected to it."""
-    with open_store(uri, create=False) as store:
+    with open_store(uri, create=False, opening=StoreOpening(COMMAND_LIMIT_S)) as store:
         found = store.peek(DOMAIN_RECORD)
         if _is_noted(domain, server, found):
             return ""

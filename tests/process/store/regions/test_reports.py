@@ -1,8 +1,9 @@
-"""What a daemon's log has of the clients that were refused (R17, R5)."""
+"""What the logs of daemons and stores have of what was refused and failed (R5, R12, R17)."""
 
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 import spark_jms
 from spark_jms.claims.servers.stores import open_stores
 from spark_jms.log.destinations.domain import DOMAIN_FILE, Domain
-from spark_jms.store import ForeignOwnerError
+from spark_jms.store import ForeignOwnerError, Put, StoreFullError, open_store
+from spark_jms.store.regions.admin.api import Admin
 from spark_jms.testing.domain import wait_until
 from tests.harness.stores.regions_cluster import Make
 
@@ -34,3 +36,38 @@ def test_two_domains_with_a_store_of_one_name_clash_by_name(make_daemons: Make, 
     (line,) = [line for line in lines().splitlines() if "belongs to domain" in line]
     assert "ERROR" in line
     assert "reports:" in line
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+
+
+def test_store_that_fails_by_force_logs_an_error(make_daemons: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """R4, R5: its daemon is shut down by force while it has the store open."""
+    daemons = make_daemons(2)
+    with open_store(daemons.uri("forced")) as store, store.connect() as session:
+        handle = session.open("r")
+        handle.commit([Put("k", b"1")])
+        assert not errors(caplog)
+        with Admin(str(daemons.path), 0) as admin:
+            admin.shutdown([0], force=True)
+        wait_until(lambda: errors(caplog), what="the store has failed")
+        assert "store forced has failed and is closed" in errors(caplog)[0]
+        handle.commit([Put("k", b"2")])  # at the other daemon
+        assert store.peek("r") == {"k": b"2"}
+
+
+def test_store_that_finds_no_memory_for_a_region_logs_an_error(
+    make_daemons: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R12, R5: once, until it grows again. Only the writes that need room are refused."""
+    daemons = make_daemons(2, "8M")
+    with open_store(daemons.uri("full", region_mb=4)) as store, store.connect() as session:
+        handle = session.open("r")
+        handle.commit([Put("first", b"1")])
+        for attempt in range(3):
+            with pytest.raises(StoreFullError):
+                for number in range(1000):
+                    handle.commit([Put(f"{attempt}.{number}", bytes(30_000))])
+        assert len([text for text in errors(caplog) if "store full cannot grow" in text]) == 1
+        assert handle.read("first") == b"1"
