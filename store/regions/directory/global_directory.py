@@ -39,7 +39,7 @@ import secrets
 import socket
 import time
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ LOCK_TIMEOUT_S, LOCK_POLL_S = 1.0, 0.01
 STALE_AGE_S = 3600.0
 MAX_LOOKS = 100  # at an entry that others change
 MAX_NAMED = 10  # failures in one error
+NAME_KEPT_S, UNKNOWN_KEPT_S = 60.0, 5.0
 VERSION = 1  # of an entry
 MARK = "gathered by"  # a daemon's mark instead of an entry
 FIELDS = set(RegionEntry.__struct_fields__)
@@ -86,7 +87,7 @@ class GlobalDirectory:
             text = data.decode("utf-8")
         except UnicodeDecodeError as error:
             raise DaemonConfigError(str(self.config_file), 0, f"not UTF-8: {error.reason}") from error
-        config = parse(text, str(self.config_file))
+        config = parse(text, str(self.config_file), NAMES.numbers)
         if config.checksum != checksum_of(data):
             raise DaemonConfigError(str(self.config_file), 0, "the file changed while it was read")
         return config
@@ -225,6 +226,31 @@ class GlobalDirectory:
     def published_service(self, store: str) -> dict[str, Any]:
         """What the last server of the store published; {} when none has, or the file cannot be read."""
         return _object_in(self._service_file(store))
+
+
+class ResolvedNames:
+    """The numbers of names, by hosts file and DNS. Asked again after a minute; while no answer comes, the last one counts. Thread-safe:
+    a later answer replaces an earlier one."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._known: dict[str, tuple[float, frozenset[str]]] = {}
+
+    def numbers(self, name: str) -> frozenset[str]:
+        """Empty for a name that is not known."""
+        until_s, found = self._known.get(name, (0.0, frozenset()))
+        if self._clock_s() >= until_s:
+            kept_s = NAME_KEPT_S
+            try:
+                answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+                found = frozenset(str(answer[4][0]).split("%")[0] for answer in answers)
+            except OSError:
+                kept_s = UNKNOWN_KEPT_S
+            self._known[name] = (self._clock_s() + kept_s, found)
+        return found
+
+
+NAMES = ResolvedNames()
 
 
 def machine_addresses() -> frozenset[str]:
