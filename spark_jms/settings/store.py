@@ -178,7 +178,8 @@ class ReplicatedOptions(_FromUri):
         Text("one address by which the other machines reach this one, or daemon", r"(?!(0\.0\.0\.0|::)?\Z).*"),
         LOOPBACK,
         "The address at which an engine on this machine serves processes of the others; `daemon`: that of its daemon in "
-        "rs_daemons.cfg, so that one URI is right everywhere. Any but loopback needs a certificate.",
+        "rs_daemons.cfg, so that one URI is right everywhere. Or, as for a database, `hostname`, a name, an interface, or a "
+        "network. Any but loopback needs a certificate.",
     )
     engine_port: int = setting("engine_port", PORT, 0, "The engine's port; 0: any free one.")
     engine_certificate: str = setting(
@@ -238,7 +239,9 @@ class JdbcOptions(_FromUri):
         "engine_host",
         Text("one address by which the other hosts reach this one", r"(?!(0\.0\.0\.0|::)?\Z).*", longest=64),
         LOOPBACK,
-        "The address at which this host's engine listens and serves the others. Any but loopback needs a certificate.",
+        "Where this host's engine listens and serves the others: an address, or what means another one on each host, so that one "
+        "URI is right everywhere: `hostname`, a name, an interface (`eth0`) or a network (`10.0.0.0/8`). Any but loopback needs a "
+        "certificate.",
     )
     engine_port: int = setting("engine_port", PORT, 0, "Its port; 0: any free one.")
     engine_certificate: str = setting(

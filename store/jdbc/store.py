@@ -23,6 +23,7 @@ from spark_jms.store.engine.server import Server
 from spark_jms.store.errors import (
     DatabaseUnreachableError,
     LockHeldError,
+    SettingInvalidError,
     StoreBusyError,
     StoreError,
     StoreInUseError,
@@ -134,6 +135,7 @@ class JdbcFinder(EngineFinder):
         self._engine: Engine | None = None
         self._retry = RetryLimit(self._clocks, settings.retry_limit_s, settings.retry_interval_ms)
         self._last_engine = "unknown"
+        self._found_before = False
         self._ensure_tables(create)
 
     @property
@@ -170,11 +172,15 @@ class JdbcFinder(EngineFinder):
                 self._role.step(RoleEvent.ENGINE_LOST)
             try:
                 found = self._published_engine(failed) or self._become()
-                self._opening = StoreOpening()
+                self._opening, self._found_before = StoreOpening(), True
                 return found
             except (DatabaseUnreachableError, ConnectionLostError) as error:
                 self._wait(RoleEvent.DATABASE_UNREACHABLE, str(error))
             except (StoreBusyError, OwnershipLostError) as error:  # LockTakenError among them
+                self._wait(RoleEvent.LOCK_HELD, error.detail())
+            except SettingInvalidError as error:  # this process cannot serve; another one may
+                if not self._found_before:
+                    raise
                 self._wait(RoleEvent.LOCK_HELD, error.detail())
             return None
 
@@ -209,6 +215,7 @@ class JdbcFinder(EngineFinder):
             beside.close()
 
     def _become(self) -> Server:
+        serving = self.serving.here()
         try:
             ownership = acquire(self.database, self.tables, self.settings.engine)
         except LockTakenError:
@@ -216,15 +223,19 @@ class JdbcFinder(EngineFinder):
             raise
         before = f"after {ownership.before.inc_uuid}" if ownership.before else "the first one"
         log.info("%s: engine %s has the lock, %s", self.settings.shown, ownership.incarnation, before)
-        self._engine = Engine(
-            self.settings,
-            self.database,
-            self.tables,
-            ownership,
-            self.serving,
-            self._session_timeout_ms,
-            self._clocks,
-        )
+        try:
+            self._engine = Engine(
+                self.settings,
+                self.database,
+                self.tables,
+                ownership,
+                serving,
+                self._session_timeout_ms,
+                self._clocks,
+            )
+        except OSError as error:
+            where = f"{serving.host}:{serving.port}"
+            raise SettingInvalidError("engine_host, engine_port", where, f"cannot listen: {error}") from error
         self._role.step(RoleEvent.LOCK_ACQUIRED)
         self._retry.reset()
         return self._engine.server

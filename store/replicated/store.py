@@ -181,7 +181,7 @@ class RegionEngineFinder(EngineFinder):
                 self.why = f"{error.detail()}, has not published its address"
                 return self._published_address()
             except StoreError as error:
-                if isinstance(error, NOT_NOW) and self._reached_before:
+                if isinstance(error, (*NOT_NOW, SettingInvalidError)) and self._reached_before:
                     self.why = f"{type(error).__name__}: {error.detail()}"
                     log.info("store %s: the engine cannot be reached now: %s", self.settings.store, error)
                     return None
@@ -197,24 +197,25 @@ class RegionEngineFinder(EngineFinder):
             self._is_lost = True
 
     def _start_engine(self) -> Server:
+        serving = self.serving.here()
         loop = self._loop = self._loop or EventLoopThread(f"store-{self.settings.store}")
         persistence = loop.call(self._open_regions(loop))
         try:
             server = Server(
                 persistence,
                 session_timeout_ms=self._session_timeout_ms,
-                host=self.serving.host,
-                port=self.serving.port,
-                tls=self.serving.tls,
+                host=serving.host,
+                port=serving.port,
+                tls=serving.tls,
                 clock_ms=self._clock_ms,
             )
         except OSError as error:
-            where = f"{self.serving.host}:{self.serving.port}"
+            where = f"{serving.host}:{serving.port}"
             raise SettingInvalidError("engine_host, engine_port", where, f"cannot listen: {error}") from error
         self.instance = persistence.instance
         try:
             loop.call(self._disable_on_failure(persistence.instance, server))
-            self._publish(server)
+            self._publish(server, serving)
         except BaseException:
             server.close()
             raise
@@ -229,14 +230,14 @@ class RegionEngineFinder(EngineFinder):
     async def _disable_on_failure(instance: StoreInstance, server: Server) -> None:
         instance.on_failure(lambda error: server.disable(str(error)))
 
-    def _publish(self, server: Server) -> None:
-        host, port = self.serving.host, server.address[1]
+    def _publish(self, server: Server, serving: ServingAddress) -> None:
+        host, port = serving.host, server.address[1]
         reached = {
             "host": host,
             "port": port,
             "secret": server.secret.hex(),
             "incarnation": server.incarnation,
-            "certificate": self.serving.certificate,
+            "certificate": serving.certificate,
         }
         try:
             self.directory.publish_service(self.settings.store, reached)

@@ -45,6 +45,7 @@ from typing import Any
 
 from spark_jms.store.disk import Disk
 from spark_jms.store.errors import DaemonConfigError, DaemonUnavailableError, DirectoryUnavailableError
+from spark_jms.store.net.addresses import interfaces, numbers_of
 from spark_jms.store.regions.protocol.cluster_config import ClusterConfig, DaemonSpec, checksum_of, parse, pick_local
 from spark_jms.store.regions.protocol.region_entry import Absent, RegionEntry
 
@@ -229,8 +230,8 @@ class GlobalDirectory:
 
 
 class ResolvedNames:
-    """The numbers of names, by hosts file and DNS. Asked again after a minute; while no answer comes, the last one counts. Thread-safe:
-    a later answer replaces an earlier one."""
+    """The numbers of names, by hosts file and DNS. They are asked again after a minute; while no answer comes, the last one counts.
+    Thread-safe: a later answer replaces an earlier one."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -240,13 +241,9 @@ class ResolvedNames:
         """Empty for a name that is not known."""
         until_s, found = self._known.get(name, (0.0, frozenset()))
         if self._clock_s() >= until_s:
-            kept_s = NAME_KEPT_S
-            try:
-                answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-                found = frozenset(str(answer[4][0]).split("%")[0] for answer in answers)
-            except OSError:
-                kept_s = UNKNOWN_KEPT_S
-            self._known[name] = (self._clock_s() + kept_s, found)
+            answers = numbers_of(name)
+            found = frozenset(answers) or found
+            self._known[name] = (self._clock_s() + (NAME_KEPT_S if answers else UNKNOWN_KEPT_S), found)
         return found
 
 
@@ -255,12 +252,8 @@ NAMES = ResolvedNames()
 
 def machine_addresses() -> frozenset[str]:
     """The names and numbers of this machine, as they may stand in rs_daemons.cfg."""
-    import psutil
-
     found = {"localhost", "127.0.0.1", "::1", socket.gethostname(), _full_name()}
-    for addresses in psutil.net_if_addrs().values():
-        found |= {a.address.split("%")[0] for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)}
-    return frozenset(found)
+    return frozenset(found.union(*interfaces().values()))
 
 
 @functools.cache

@@ -50,7 +50,7 @@ def test_store_that_fails_by_force_logs_an_error(make_daemons: Make, caplog: pyt
         handle.commit([Put("k", b"1")])
         assert not errors(caplog)
         with Admin(str(daemons.path), 0) as admin:
-            admin.shutdown([0], force=True)
+            admin.shutdown("0", force=True)
         wait_until(lambda: errors(caplog), what="the store has failed")
         assert "store forced has failed and is closed" in errors(caplog)[0]
         handle.commit([Put("k", b"2")])  # at the other daemon
@@ -65,9 +65,13 @@ def test_store_that_finds_no_memory_for_a_region_logs_an_error(
     with open_store(daemons.uri("full", region_mb=4)) as store, store.connect() as session:
         handle = session.open("r")
         handle.commit([Put("first", b"1")])
-        for attempt in range(3):
+
+        def fill(name: str) -> None:
+            for number in range(1000):
+                handle.commit([Put(f"{name}.{number}", bytes(30_000))])
+
+        for name in "abc":
             with pytest.raises(StoreFullError):
-                for number in range(1000):
-                    handle.commit([Put(f"{attempt}.{number}", bytes(30_000))])
+                fill(name)
         assert len([text for text in errors(caplog) if "store full cannot grow" in text]) == 1
         assert handle.read("first") == b"1"
