@@ -228,6 +228,10 @@ class NoLocalDaemonError(StoreError):
     """No daemon of this cluster runs on this machine. Start one: `jmsq store up`, or `jmsq store daemon start`."""
 
 
+class UnsupportedPlatformError(StoreError):
+    """Run the daemons and the stores of a cluster on Linux; of other stores, a file store and one in a database work here."""
+
+
 class DaemonUnavailableError(StoreError):
     """The daemon cannot be reached, or it stopped. Attach again, to this daemon or to another one of the cluster."""
 

@@ -84,6 +84,14 @@ class DaemonSettings(_FromVariables):
         "Whether regions are locked in memory, so that the system never pages them out to a disk. Needs a memlock limit "
         "(`ulimit -l`) of at least the daemon's memory limit.",
     )
+    group_access: bool | None = setting(
+        "RS_GROUP_ACCESS",
+        Flag(),
+        None,
+        "Whether the members of the group of the Global Directory may read it, and so use its stores as clients (files 0640, folders "
+        "0750): [security](REPLICATED-STORE-REFERENCE.md#security).",
+        without="as it is; a new directory is for its user alone",
+    )
     audit_ms: float = 1_000.0
     resilver_bytes_per_s: int = setting(
         "RS_RESILVER_MB_PER_S",

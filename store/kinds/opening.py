@@ -9,9 +9,11 @@ Features: D4, R13 (docs/FEATURES.md)
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,8 +21,16 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from spark_jms.settings.table import needs
 from spark_jms.store.contract import Store, StoreOpening, check_duration
-from spark_jms.store.errors import NameInvalidError, StoreNotFoundError, StoreUriError, shown_uri
+from spark_jms.store.errors import (
+    NameInvalidError,
+    StoreNotFoundError,
+    StoreUriError,
+    UnsupportedPlatformError,
+    shown_uri,
+)
 from spark_jms.store.ledger.administration import Administration, OpenedAdministration
+
+log = logging.getLogger("store")
 
 
 class Endpoint(NamedTuple):
@@ -270,7 +280,16 @@ def _administer_jdbc(uri: str) -> Administration:
     return JdbcAdministration(uri)
 
 
+def check_platform() -> None:
+    """UnsupportedPlatformError where the replicated store does not run. Before its modules are imported: they need Linux."""
+    if sys.platform != "linux":
+        error = UnsupportedPlatformError(f"the replicated store needs Linux, this is {sys.platform}")
+        log.error("%s", error)
+        raise error
+
+
 def _open_replicated(uri: str, session_timeout_ms: int, create: bool, opening: StoreOpening) -> Store:
+    check_platform()
     with needs("replicated"):
         from spark_jms.store.replicated.store import ReplicatedStore
 

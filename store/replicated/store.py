@@ -46,6 +46,7 @@ from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.core.memory_use import parse_thresholds
 from spark_jms.store.regions.directory.entries import DirectoryFiles
 from spark_jms.store.regions.directory.global_directory import CONFIG, GlobalDirectory
+from spark_jms.store.regions.protocol.messages import SHUT_DOWN_SAFELY
 from spark_jms.store.replicated.log import RecordLog
 from spark_jms.store.replicated.persistence import ReplicatedPersistence
 
@@ -168,6 +169,7 @@ class RegionEngineFinder(EngineFinder):
 
     def find(self, failed: Address | None = None) -> Server | Address | None:
         with self._lock:
+            self.is_blocked = False
             if self._closed:
                 return None
             if self._server is not None:
@@ -181,7 +183,8 @@ class RegionEngineFinder(EngineFinder):
                 self.why = f"{error.detail()}, has not published its address"
                 return self._published_address()
             except StoreError as error:
-                if isinstance(error, (*NOT_NOW, SettingInvalidError)) and self._reached_before:
+                self.is_blocked = isinstance(error, RegionUnavailableError) and SHUT_DOWN_SAFELY in error.detail()
+                if self.is_blocked or (isinstance(error, (*NOT_NOW, SettingInvalidError)) and self._reached_before):
                     self.why = f"{type(error).__name__}: {error.detail()}"
                     log.info("store %s: the engine cannot be reached now: %s", self.settings.store, error)
                     return None

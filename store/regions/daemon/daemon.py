@@ -147,7 +147,9 @@ class Daemon:
     async def run(self) -> None:
         """Raises a StoreError when the daemon cannot start; it has then cleaned up after itself."""
         self.check_others()
-        self._lock = self.directory.lock_daemon(self.spec.index, self.incarnation, self.config.checksum)
+        self._lock = self.directory.lock_daemon(
+            self.spec.index, self.incarnation, self.config.checksum, self.settings.group_access
+        )
         try:
             await self._run()
         finally:

@@ -2,7 +2,7 @@
 
     rs_daemons.cfg                     the daemons; written by the administrator
     logs/                              daemon log files
-    regions/NAME.RGN                   created with the region, remains when it is closed
+    regions/NAME.RGN                   created with the region, remains until the region is removed
     regions/NAME_client_meta.f         exists while a store has the region open
     regions/NAME_admin_meta.f          exists while an administrator deletes it
     daemons/directory.id               the directory's identity; written once, by the first daemon that starts on it
@@ -55,8 +55,8 @@ ENTRIES = "daemons/entries"
 GATHERED = "daemons/gathered"
 GATHERING = "daemons/gathering"
 TIGHT_FILE, TIGHT_FOLDER = 0o600, 0o700
-GROUP_FILE = 0o660
-FOLDERS = (*((name, TIGHT_FOLDER) for name in ("daemons", ENTRIES, GATHERED, GATHERING)), ("regions", 0o750))
+GROUP_FILE, GROUP_FOLDER = 0o640, 0o750
+FOLDERS = ("daemons", ENTRIES, GATHERED, GATHERING)
 LOCK_TIMEOUT_S, LOCK_POLL_S = 1.0, 0.01
 STALE_AGE_S = 3600.0
 MAX_LOOKS = 100  # at an entry that others change
@@ -100,20 +100,56 @@ class GlobalDirectory:
         """What both sides of a connection must agree on."""
         return hashlib.sha256(f"{self.path}\0{config.checksum}".encode()).digest()
 
-    def prepare(self) -> None:
-        """Makes the folders and the identity. DirectoryUnavailableError without rs_daemons.cfg."""
+    @property
+    def is_for_group(self) -> bool:
+        """Whether the members of its group may use it: the folder `daemons` says so."""
+        try:
+            return os.stat(self.path / "daemons").st_mode & 0o050 == 0o050
+        except OSError:
+            return False
+
+    @property
+    def file_mode(self) -> int:
+        """Of a new file in `daemons`."""
+        return GROUP_FILE if self.is_for_group else TIGHT_FILE
+
+    @property
+    def folder_mode(self) -> int:
+        return GROUP_FOLDER if self.is_for_group else TIGHT_FOLDER
+
+    def prepare(self, for_group: bool | None = None) -> None:
+        """Makes the folders and the identity. `for_group`: whether the members of its group may use it from now on; None: as
+        before, a new one is for its user alone. DirectoryUnavailableError without rs_daemons.cfg."""
         with _named(), self.opened() as root:
             if not self.disk.has(CONFIG, folder=root):
                 raise DirectoryUnavailableError(f"{self.path} has no {CONFIG}, so it may be an empty mount point")
-            for name, mode in FOLDERS:
+            mode = GROUP_FOLDER if for_group or (for_group is None and self.is_for_group) else TIGHT_FOLDER
+            for name in FOLDERS:
                 with contextlib.suppress(FileExistsError):
                     self.disk.make_folder(name, mode, folder=root)
+            with contextlib.suppress(FileExistsError):
+                self.disk.make_folder("regions", GROUP_FOLDER, folder=root)
+            if for_group is not None and for_group != self.is_for_group:
+                self._change_modes(for_group)
             with self.disk.opened_folder("daemons", folder=root) as folder:
                 self.disk.sync_folder(root)
                 if not self.disk.has(IDENTITY, folder=root):
                     identity = secrets.token_hex(32).encode()
-                    link_new_file(self.disk, folder, Path(IDENTITY).name, identity, TIGHT_FILE)
+                    link_new_file(self.disk, folder, Path(IDENTITY).name, identity, self.file_mode)
                 self.disk.sync_folder(folder)  # the folders; and the identity, if its maker died before it could
+
+    def _change_modes(self, for_group: bool) -> None:
+        """Of the folders last, so that a change that was interrupted is made again."""
+        folders, files = [self.path / name for name in FOLDERS], []
+        for found in (self.path / "daemons").rglob("*"):
+            (folders if found.is_dir() else files).append(found)
+        for path in files:
+            with contextlib.suppress(FileNotFoundError):
+                path.chmod(GROUP_FILE if for_group else TIGHT_FILE)
+        for path in sorted(folders, reverse=True):
+            with contextlib.suppress(FileNotFoundError):
+                kept = path.stat().st_mode & 0o7000  # a setgid folder hands its group on
+                path.chmod(kept | (GROUP_FOLDER if for_group else TIGHT_FOLDER))
 
     # ---- whether it is the directory at all
 
@@ -161,10 +197,10 @@ class GlobalDirectory:
         """What the daemon wrote about itself when it started; {} when it never ran."""
         return _object_in(self._daemon_file(index, "lock"))
 
-    def lock_daemon(self, index: int, incarnation: str, checksum: str) -> int:
+    def lock_daemon(self, index: int, incarnation: str, checksum: str, for_group: bool | None = None) -> int:
         """The descriptor that holds the lock for the daemon's life. DaemonUnavailableError when the daemon runs already."""
-        self.prepare()
-        fd = os.open(self._daemon_file(index, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, TIGHT_FILE)
+        self.prepare(for_group)
+        fd = os.open(self._daemon_file(index, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self.file_mode)
         deadline_s = time.monotonic() + LOCK_TIMEOUT_S
         while True:  # others test whether the daemon runs by locking the file for a moment
             try:
@@ -180,7 +216,7 @@ class GlobalDirectory:
                 ) from error
         os.ftruncate(fd, 0)  # removes what the incarnation before wrote
         secret = self._daemon_file(index, "secret")
-        write_whole(secret, secrets.token_hex(32).encode(), TIGHT_FILE, self.disk)
+        write_whole(secret, secrets.token_hex(32).encode(), self.file_mode, self.disk)
         self.tell(fd, incarnation, checksum)
         return fd
 
@@ -222,7 +258,7 @@ class GlobalDirectory:
 
     def publish_service(self, store: str, reached: Mapping[str, Any]) -> None:
         """The process that opened the store's regions and serves them publishes how the others reach it. OSError."""
-        write_whole(self._service_file(store), json.dumps(reached).encode(), TIGHT_FILE, self.disk)
+        write_whole(self._service_file(store), json.dumps(reached).encode(), self.file_mode, self.disk)
 
     def published_service(self, store: str) -> dict[str, Any]:
         """What the last server of the store published; {} when none has, or the file cannot be read."""

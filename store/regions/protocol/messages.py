@@ -14,6 +14,7 @@ import msgspec
 from spark_jms.store.net.frames import MAX_FRAME_BYTES, FrameReader, frame
 
 MAX_BODY_BYTES = 56 * 1024 * 1024  # region bytes in one frame, in either direction
+SHUT_DOWN_SAFELY = "is being shut down safely"  # in the RegionUnavailableError of an Open that waited for that
 
 
 class RegionMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):

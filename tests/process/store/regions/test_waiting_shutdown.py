@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from spark_jms.store import StoreBusyError, open_store
+from spark_jms.store.contract import StoreOpening
 from spark_jms.store.errors import ShutdownBrokenOffError, StoreError
 from spark_jms.store.regions.admin.api import Admin
 from spark_jms.store.regions.admin.cluster import stop_daemon as stop
+from spark_jms.store.replicated import store as replicated
 from spark_jms.testing.domain import wait_until
 from tests.harness.stores.regions_cluster import FaultyDaemons, Make, has_all_copies, lists, store_at, wait_for_copies
 
@@ -70,6 +75,25 @@ def test_safe_shutdown_waits_until_memory_comes(make_daemons: Make) -> None:
         assert shutdown.join() == (0,)
     assert daemons.processes[0].wait(10) == 0
     wait_until(lambda: has_all_copies(daemons.path, [1, 2], 1), 30.0)
+
+
+def test_store_opens_when_the_waiting_shutdown_has_ended(make_daemons: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R4, step 3: an opening waits longer than any limit of its own, RS_OPEN_TIMEOUT_MS and the client's, until all regions have
+    moved. One with a limit of its caller ends at that."""
+    monkeypatch.setattr(replicated, "LIMIT_MS", 300.0)
+    daemons = make_daemons(3, RS_OPEN_TIMEOUT_MS="200")
+    uri = daemons.uri("late", region_mb=1)
+    with waiting(daemons) as shutdown, ThreadPoolExecutor(1) as threads:
+        with pytest.raises(StoreBusyError, match="is being shut down safely"):
+            open_store(uri, opening=StoreOpening(0.5))
+        begun_s = time.monotonic()
+        opening = threads.submit(open_store, uri)
+        wait_until(lambda: opening.done() or time.monotonic() - begun_s > 2.0)
+        assert not opening.done()
+        daemons.signal(2, signal.SIGCONT)
+        assert shutdown.join() == (0,)
+        with opening.result(60) as store:
+            assert store.names() == []
 
 
 def test_waiting_shutdown_is_broken_off(make_daemons: Make, capsys: pytest.CaptureFixture[str]) -> None:
