@@ -142,7 +142,7 @@ class Thresholds(_FromVariables):
         PERCENT,
         1,
         "An object larger than this part of a region (or than 32 MiB) is an ObjectTooLargeError; the namespace of a door "
-        "has 4.",
+        "has 4. No message of a domain is refused for it: messages are in tables, not in the store.",
     )
     space_logging_start_percent: int = setting(
         "SpaceLoggingStartPercent", PERCENT, 70, "From here on a store logs its daemon's use of memory …"
@@ -152,8 +152,8 @@ class Thresholds(_FromVariables):
         "SpaceOverloadYellowPercent",
         PERCENT,
         80,
-        "Logged as a warning. While the daemon's memory *and* the store's regions are above it, the domain's sends are refused "
-        "(ResourceAllocationException), doors accept no new files and contents (DSQuotaExceededException), and "
+        "Logged as a warning. While the daemon's memory *and* the store's regions are above it, sends to members of its server are "
+        "refused (ResourceAllocationException), doors accept no new files and contents (DSQuotaExceededException), and "
         "`await StoreInstance.check_new_message(size)` refuses for programs that ask; consumers continue, and deletions pass. A "
         "store whose regions are above it asks its daemon at each such write, and once a second for the sends.",
     )

@@ -151,6 +151,7 @@ class RegionEngineFinder(EngineFinder):
         self._server: Server | None = None
         self._closed = False
         self._reached_before = False
+        self._has_waited = False  # for a safe shutdown, whose end may take the daemon away that was asked
         self._logged = ""  # why the store could not be opened, as it was logged last
         self._is_lost = False  # its regions are, as the log says
         self.instance: StoreInstance | None = None
@@ -184,7 +185,9 @@ class RegionEngineFinder(EngineFinder):
                 return self._published_address()
             except StoreError as error:
                 self.is_blocked = isinstance(error, RegionUnavailableError) and SHUT_DOWN_SAFELY in error.detail()
-                if self.is_blocked or (isinstance(error, (*NOT_NOW, SettingInvalidError)) and self._reached_before):
+                self._has_waited = self._has_waited or self.is_blocked
+                is_passing = isinstance(error, (*NOT_NOW, SettingInvalidError))
+                if self.is_blocked or (is_passing and (self._reached_before or self._has_waited)):
                     self.why = f"{type(error).__name__}: {error.detail()}"
                     log.info("store %s: the engine cannot be reached now: %s", self.settings.store, error)
                     return None

@@ -97,7 +97,7 @@ class Domain:
         self.quotas = Quotas(self.storage, self.usages, self.log)
         self._lock = threading.Lock()
         self._logs: dict[tuple[str, str], DeltaLog] = {}  # by path and name
-        self._admission: Callable[[], None] | None = None
+        self._admissions: dict[str, Callable[[], None]] = {}
         self._file = data = self.storage.get(DOMAIN_FILE)
         if data is None:
             raise DomainError(
@@ -258,13 +258,14 @@ class Domain:
                 if name in (destination, f"acknowledgements of {destination}", f"life cycle of {destination}"):
                     del self._logs[path, name]
 
-    def _admit(self) -> None:
-        """ResourceAllocationException while the domain's store is above yellow."""
-        if self._admission is None:
-            from spark_jms.store.kinds.opening import admission_of
+    def _admit(self, servers: Iterable[str]) -> None:
+        """ResourceAllocationException while the store of one of these servers is above yellow."""
+        for server in servers:
+            if server not in self._admissions:
+                from spark_jms.store.kinds.opening import admission_of
 
-            self._admission = admission_of(self.store_uri)
-        self._admission()
+                self._admissions[server] = admission_of(self.server_uri(server))
+            self._admissions[server]()
 
     def _shared_log(self, path: str, name: str) -> DeltaLog:
         with self._lock:
