@@ -78,7 +78,7 @@ from spark_jms.log.destinations.domain import (
     server_store_uri,
     store_uri,
 )
-from spark_jms.log.destinations.owner import own_stores, without_copy
+from spark_jms.log.destinations.owner import own_all, without_copy
 from spark_jms.log.destinations.servers import DEFAULT_LEASE_MS, STOPPED, TERMS, ServerEntry, Servers, ServerTerms
 from spark_jms.log.limits.quota import QUOTAS
 from spark_jms.log.tables.checkpoints import LAST_CHECKPOINT, checkpoint_path, write_checkpoint
@@ -481,7 +481,7 @@ def restore(
         raise BackupError(
             f"another process has created a domain in {target.uri} while the backup was restored: restore into a place of its own"
         )
-    own_stores(Domain(root))
+    own_all(map(Domain(root).owner, stores))
     return plan
 
 

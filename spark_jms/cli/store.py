@@ -397,25 +397,17 @@ def own(settings: CommandSettings, uri: str | None, server: str, dry_run: bool) 
     For a store that a ForeignOwnerError names, after you have made sure that no other domain uses it: that one is refused from
     then on. The store of a database also has the domain's id in SIBOWNER, which stays.
     """
-    from spark_jms.log.destinations.domain import server_store_uri, store_uri
     from spark_jms.log.destinations.owner import take_over
 
     domain = settings.domain()
-    if uri is None:
-        uri = domain.server_uri(server)
-    elif server == "home":
-        uri = store_uri(domain.root, uri, domain.id)
-    else:
-        uri = server_store_uri(domain.root, server, uri, domain.id)
-    before = take_over(domain, server, uri, dry_run=dry_run)
+    owner = domain.owner(server, uri or "")
+    before, shown = take_over(owner, dry_run=dry_run), shown_uri(owner.uri)
     if settings.as_json:
-        settings.out.document({"store": shown_uri(uri), "before": before or None, "dry_run": dry_run})
+        settings.out.document({"store": shown, "before": before or None, "dry_run": dry_run})
     elif before:
-        settings.out.say(
-            f"{shown_uri(uri)} {'would be' if dry_run else 'is'} the store of {domain.root}; before: {before}"
-        )
+        settings.out.say(f"{shown} {'would be' if dry_run else 'is'} the store of {domain.root}; before: {before}")
     else:
-        settings.out.say(f"{shown_uri(uri)} is the store of {domain.root}, as before")
+        settings.out.say(f"{shown} is the store of {domain.root}, as before")
 
 
 @command("resolve", short_help="Commit or roll back a prepared transaction; without one, list them.")

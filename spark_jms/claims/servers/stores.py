@@ -65,7 +65,7 @@ class DomainStores(RoutedStore):
             opening = self._openings[server] = StoreOpening(OPENING_S if limit_s is None else limit_s)
             if self._ended:
                 opening.cancel()
-            return owned(domain, server, open_store(domain.server_uri(server), create=False, opening=opening))
+            return owned(domain.owner(server), open_store(domain.server_uri(server), create=False, opening=opening))
 
         def timed(server: str) -> Store:
             assert limit_s is not None
@@ -107,7 +107,7 @@ class DomainStores(RoutedStore):
 def open_home(domain: Domain, opening: StoreOpening | None = None) -> Store:
     """The domain's own store, which `jmsq apply` has made. A new one is made where the old one ends with its processes. Raises
     ForeignOwnerError when it is another domain's."""
-    return owned(domain, HOME, open_store(domain.store_uri, create=not lasts(domain.store_uri), opening=opening))
+    return owned(domain.owner(HOME), open_store(domain.store_uri, create=not lasts(domain.store_uri), opening=opening))
 
 
 def open_stores(domain: Domain, limit_s: float | None = None) -> Store:

@@ -34,7 +34,8 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import PurePosixPath
@@ -52,6 +53,7 @@ from spark_jms.errors import (
     JmsqError,
     OptionError,
 )
+from spark_jms.log.destinations.owner import StoreOwner, ensure_owner
 from spark_jms.log.destinations.servers import ServerEntry, Servers, ServerTerms
 from spark_jms.log.destinations.temporary import TemporaryTables
 from spark_jms.log.limits.quota import Quotas
@@ -169,9 +171,18 @@ class Domain:
 
     def server_uri(self, server: str) -> str:
         """The URI of a server's store. Raises DomainError when there is no such server."""
-        if server == HOME:
-            return self.store_uri
-        return server_store_uri(self.root, server, self.servers.entry(server).store, self.id)
+        store = self.store if server == HOME else self.servers.entry(server).store
+        return server_store_uri(self.root, server, store, self.id)
+
+    def owner(self, server: str, store: str = "") -> StoreOwner:
+        """Whose the store of a server has to be. `store`: of one that is not declared yet, as the module file has it."""
+        uri = server_store_uri(self.root, server, store, self.id) if store else self.server_uri(server)
+        return StoreOwner(uri, self.root, self.id, server, str(self.declaration.get(RESTORED, "")), self._table_ids)
+
+    def _table_ids(self) -> Iterator[str]:
+        for name in self.destinations():
+            with suppress(JmsqError):  # a damaged table proves nothing
+                yield self.log(name).refresh().table_id
 
     def destinations(self) -> list[str]:
         """Without those that are being dropped. Raises DomainError when the root or the register is missing."""
@@ -289,6 +300,8 @@ def store_uri(root: str, store: str, domain_id: str) -> str:
 
 def server_store_uri(root: str, server: str, store: str, domain_id: str) -> str:
     """As `store_uri`, for a server's store: no two servers share one."""
+    if server == HOME:
+        return store_uri(root, store, domain_id)
     if store == DEFAULT_STORE:
         return f"{root}/_jmsq/stores/{server}"
     return store_uri(root, store, f"{domain_id}-{server}")
@@ -326,7 +339,6 @@ def _with_store(domain: Domain, store: str) -> Domain:
 
 def _with_working_store(domain: Domain, store: str | None) -> Domain:
     """Of a domain without destinations, whose store nothing uses yet."""
-    from spark_jms.log.destinations.owner import ensure_owner
     from spark_jms.store import StoreError, open_store
 
     if store and domain.store != store:
@@ -334,7 +346,7 @@ def _with_working_store(domain: Domain, store: str | None) -> Domain:
         domain = _with_store(domain, store)
     try:
         with open_store(domain.store_uri, opening=StoreOpening(COMMAND_LIMIT_S)) as opened:
-            ensure_owner(domain, HOME, opened, new=True)
+            ensure_owner(domain.owner(HOME), opened, new=True)
     except StoreError as error:
         raise DomainError(
             f"{domain.root} has no destinations yet, and its store {shown_uri(domain.store)!r} cannot be used "
@@ -396,7 +408,6 @@ def check_same(known: str, wanted: str, whose: str, advice: str) -> None:
 def declare_servers(domain: Domain, servers: Iterable[ServerSettings]) -> None:
     """Enter servers, and create the store of each new one. Raises DomainError when one is known with another store, or shares
     that of another, and StoreError when a new store cannot be created, or belongs to another server or domain."""
-    from spark_jms.log.destinations.owner import ensure_owner
     from spark_jms.store.kinds.opening import open_store
 
     known = set(domain.servers.names())
@@ -410,7 +421,7 @@ def declare_servers(domain: Domain, servers: Iterable[ServerSettings]) -> None:
                 )
             check_place(domain.storage, server.store)
             with open_store(uri, opening=StoreOpening(COMMAND_LIMIT_S)) as opened:
-                ensure_owner(domain, server.name, opened, new=True)
+                ensure_owner(domain.owner(server.name, server.store), opened, new=True)
             known.add(server.name)
         else:
             before = domain.servers.entry(server.name).store

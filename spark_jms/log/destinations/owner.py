@@ -18,13 +18,11 @@ Features: C18, C19, R17, S3, S9 (docs/FEATURES.md)
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.records.stored_form import DOMAIN_RECORD, MEMBERS_PREFIX
-from spark_jms.errors import JmsqError
-from spark_jms.log.destinations.domain import RESTORED, Domain
 from spark_jms.store import (
     Delete,
     ForeignOwnerError,
@@ -44,57 +42,85 @@ _ID, _COPY = "id", "copy"
 _NOTE_TIMEOUT_MS = 15_000  # longer than the session of a process that was stopped while it wrote the note
 
 
-def owned(domain: Domain, server: str, store: Store) -> Store:
-    """The store, which is open, once it is known to be that of `server`. Else closes it and raises ForeignOwnerError."""
+@dataclass(frozen=True)
+class StoreOwner:
+    """Whose a store has to be: a server's of a domain. `copy`: which restored copy the domain is, or "". `table_ids` gives those of
+    its destinations."""
+
+    uri: str
+    root: str
+    domain_id: str
+    server: str = HOME
+    copy: str = ""
+    table_ids: Callable[[], Iterable[str]] = field(default=tuple, compare=False)
+
+    @property
+    def note(self) -> dict[str, bytes]:
+        id = self.domain_id if self.server == HOME else f"{self.domain_id}-{self.server}"
+        return {_ID: id.encode(), **({_COPY: self.copy.encode()} if self.copy else {})}
+
+    def refuse(self, found: str) -> ForeignOwnerError:
+        """For the caller to raise; what keeps the store is told, too."""
+        error = ForeignOwnerError(shown_uri(self.uri), found, f"{_shown(self.note)} ({self.root})")
+        report_refusal(self.uri, error.detail())
+        return error
+
+
+def owned(owner: StoreOwner, store: Store) -> Store:
+    """The store, which is open, once it is known to be the owner's. Else closes it and raises ForeignOwnerError."""
     try:
-        ensure_owner(domain, server, store)
+        ensure_owner(owner, store)
     except BaseException:
         store.close()
         raise
     return store
 
 
-def ensure_owner(domain: Domain, server: str, store: Store, *, new: bool = False) -> None:
-    """Raises ForeignOwnerError when the store is not that of `server`. A store without a note gets ours. `new`: the domain cannot
-    have used the store yet, so positions in it are another domain's; and the note has to be written."""
-    if _is_shared(domain, server):
+def ensure_owner(owner: StoreOwner, store: Store, *, new: bool = False) -> None:
+    """Raises ForeignOwnerError when the store is not the owner's. A store without a note gets one. `new`: the owner cannot have used
+    the store yet, so positions in it are another domain's; and the note has to be written."""
+    if scheme_of(owner.uri) == "memory":
         return
     try:
-        found = store.peek(DOMAIN_RECORD)
-        if not _is_noted(domain, server, found):
+        found: Mapping[str, bytes] = store.peek(DOMAIN_RECORD)
+        if found.items() < owner.note.items():
             if not found:
-                _check_positions(domain, server, store, new)
-            found = _note(domain, server, store)
+                _check_positions(owner, store, new)
+            found = _complete(owner, store)
     except RecordCorruptError as error:  # one damaged record set does not make the others useless
-        log.warning("whether the store of server %s is that of another domain cannot be read: %s", server, error)
+        log.warning("whether the store of server %s is another domain's cannot be read: %s", owner.server, error)
         return
     except (StoreWriteError, ResourceAllocationException) as error:
         if new:
             raise
-        log.warning("the store of server %s does not name its domain yet: %s", server, error)
+        log.warning("the store of server %s does not name its domain yet: %s", owner.server, error)
         return
-    _check(domain, server, found)
+    if found != owner.note:
+        raise owner.refuse(_shown(found))
 
 
-def own_stores(domain: Domain) -> None:
-    """Of a domain that was restored just now: its own store, and those of its servers."""
-    for server in (HOME, *domain.servers.names()):
-        with open_store(domain.server_uri(server), create=False, opening=StoreOpening(COMMAND_LIMIT_S)) as store:
-            ensure_owner(domain, server, store)
+def own_all(owners: Iterable[StoreOwner]) -> None:
+    """Of a domain that was restored just now."""
+    for owner in owners:
+        with open_store(owner.uri, create=False, opening=StoreOpening(COMMAND_LIMIT_S)) as store:
+            ensure_owner(owner, store)
 
 
-def take_over(domain: Domain, server: str, uri: str, *, dry_run: bool = False) -> str:
-    """Note in a store that it is that of `server`, which need not be declared yet: for a store whose domain does not exist any
-    more. Returns who had it; "" when the note was right. Raises StoreInUseError while a session is connected to it."""
-    with open_store(uri, create=False, opening=StoreOpening(COMMAND_LIMIT_S)) as store:
+def take_over(owner: StoreOwner, *, dry_run: bool = False) -> str:
+    """Note in the store that it is the owner's: for a store whose domain does not exist any more. Returns who had it; "" when the
+    note was right. Raises StoreInUseError while a session is connected to it."""
+    with open_store(owner.uri, create=False, opening=StoreOpening(COMMAND_LIMIT_S)) as store:
         found = store.peek(DOMAIN_RECORD)
-        if _is_noted(domain, server, found):
+        if found == owner.note:
             return ""
         if sessions := store.sessions():
             users = ", ".join(info.label or info.session_id for info in sessions.values())
-            raise StoreInUseError(f"{shown_uri(uri)} is used by {users}")
+            raise StoreInUseError(f"{shown_uri(owner.uri)} is used by {users}")
         if not dry_run:
-            _write(domain, server, store)
+            with store.connect(f"jmsq store own {owner.root}") as session:
+                handle = session.open(DOMAIN_RECORD, timeout_ms=_NOTE_TIMEOUT_MS)
+                gone = [Delete(key) for key in handle.objects() if key not in owner.note]
+                handle.commit([*gone, *(Put(key, value) for key, value in owner.note.items())])
         return _shown(found) if found else "a domain that it does not name"
 
 
@@ -103,42 +129,26 @@ def without_copy(objects: tuple[tuple[str, bytes], ...]) -> tuple[tuple[str, byt
     return tuple((key, value) for key, value in objects if key != _COPY)
 
 
-def _is_shared(domain: Domain, server: str) -> bool:
-    return scheme_of(domain.server_uri(server)) == "memory"
+def _complete(owner: StoreOwner, store: Store) -> Mapping[str, bytes]:
+    """The note as it is then: a note of another domain stays."""
+    with store.connect(f"owner {owner.root}") as session:
+        handle = session.open(DOMAIN_RECORD, timeout_ms=_NOTE_TIMEOUT_MS)
+        found = handle.objects()  # another process may have been faster
+        if not found.items() < owner.note.items():
+            return found
+        handle.commit([Put(key, value) for key, value in owner.note.items() if key not in found])
+        return handle.objects()
 
 
-def _note_of(domain: Domain, server: str) -> dict[str, bytes]:
-    suffix = "" if server == HOME else f"-{server}"
-    copy = str(domain.declaration.get(RESTORED, ""))
-    return {_ID: f"{domain.id}{suffix}".encode(), **({_COPY: copy.encode()} if copy else {})}
-
-
-def _is_noted(domain: Domain, server: str, found: Mapping[str, bytes]) -> bool:
-    return dict(found) == _note_of(domain, server)
-
-
-def _check(domain: Domain, server: str, found: Mapping[str, bytes]) -> None:
-    if not _is_noted(domain, server, found):
-        raise _refused(domain, server, _shown(found))
-
-
-def _check_positions(domain: Domain, server: str, store: Store, new: bool) -> None:
+def _check_positions(owner: StoreOwner, store: Store, new: bool) -> None:
     """Of a store that names no domain."""
-    tables = () if new else tuple(f"{MEMBERS_PREFIX}{table_id}/" for table_id in _table_ids(domain))
     names = store.names(MEMBERS_PREFIX)
-    if any(name.startswith(tables) for name in names):
+    own = () if new or not names else tuple(f"{MEMBERS_PREFIX}{table_id}/" for table_id in owner.table_ids())
+    if any(name.startswith(own) for name in names):
         return
     foreign = next((name for name in names if _has_content(store, name)), None)
     if foreign is not None:
-        raise _refused(domain, server, f"another domain, of which it has positions ({foreign})")
-
-
-def _table_ids(domain: Domain) -> list[str]:
-    found = []
-    for name in domain.destinations():
-        with suppress(JmsqError):  # a damaged table proves nothing
-            found.append(domain.log(name).refresh().table_id)
-    return found
+        raise owner.refuse(f"another domain, of which it has positions ({foreign})")
 
 
 def _has_content(store: Store, name: str) -> bool:
@@ -148,36 +158,8 @@ def _has_content(store: Store, name: str) -> bool:
         return True
 
 
-def _note(domain: Domain, server: str, store: Store) -> Mapping[str, bytes]:
-    """Complete the note; a note of another domain stays."""
-    wanted = _note_of(domain, server)
-    with store.connect(f"owner {domain.root}") as session:
-        handle = session.open(DOMAIN_RECORD, timeout_ms=_NOTE_TIMEOUT_MS)
-        found = handle.objects()  # another process may have been faster
-        if {**found, **wanted} == {**wanted, **found}:  # it says nothing else
-            handle.commit([Put(key, value) for key, value in wanted.items() if key not in found])
-            found = handle.objects()
-        return found
-
-
-def _write(domain: Domain, server: str, store: Store) -> None:
-    wanted = _note_of(domain, server)
-    with store.connect(f"jmsq store own {domain.root}") as session:
-        handle = session.open(DOMAIN_RECORD, timeout_ms=_NOTE_TIMEOUT_MS)
-        gone = [Delete(key) for key in handle.objects() if key not in wanted]
-        handle.commit([*gone, *(Put(key, value) for key, value in wanted.items())])
-
-
 def _shown(note: Mapping[str, bytes]) -> str:
     id, copy = (note.get(key, b"").decode(errors="replace") for key in (_ID, _COPY))
     domain, _, server = id.partition("-")
     whose = f"server {server} of domain {domain}" if server else f"domain {domain}"
     return f"{whose}, restored copy {copy}" if copy else whose
-
-
-def _refused(domain: Domain, server: str, owner: str) -> ForeignOwnerError:
-    uri = domain.server_uri(server)
-    wanted = f"{_shown(_note_of(domain, server))} ({domain.root})"
-    error = ForeignOwnerError(shown_uri(uri), owner, wanted)
-    report_refusal(uri, error.detail())
-    return error

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import spark_jms
 from spark_jms.admin.backup import back_up, restore
 from spark_jms.claims.servers.stores import open_stores
 from spark_jms.claims.upkeep.views import opened_store
+from spark_jms.cli.__main__ import cli
 from spark_jms.core.records.stored_form import DOMAIN_RECORD
 from spark_jms.errors import DomainError
-from spark_jms.log.destinations import owner
 from spark_jms.log.destinations.domain import DOMAIN_FILE, Domain
 from spark_jms.log.destinations.owner import take_over
 from spark_jms.store import (
@@ -173,10 +174,10 @@ def test_restored_copy_and_original_do_not_share_a_store(tmp_path: Path) -> None
     with pytest.raises(ForeignOwnerError, match=f"belongs to domain {copy.id}, restored copy .*, not to domain"):
         open_stores(original)
     with open_stores(copy) as held, held.connect("a consumer"), pytest.raises(StoreInUseError, match="a consumer"):
-        take_over(original, "home", store)
-    assert "restored copy" in take_over(original, "home", store, dry_run=True)
-    assert "restored copy" in take_over(original, "home", store)
-    assert take_over(original, "home", store) == ""
+        take_over(original.owner("home"))
+    assert "restored copy" in take_over(original.owner("home"), dry_run=True)
+    assert "restored copy" in take_over(original.owner("home"))
+    assert take_over(original.owner("home")) == ""
     use(original, "c")
     with pytest.raises(ForeignOwnerError, match="not to domain .*, restored copy"):
         open_stores(copy)
@@ -190,7 +191,7 @@ def test_backup_does_not_say_which_copy_it_is_of(tmp_path: Path) -> None:
         last = Domain(roots[-1])
         with opened_store(last) as opened:
             back_up(last, opened, str(tmp_path / f"backup{number}"))
-        assert "copy" not in (tmp_path / f"backup{number}" / "records.jsonl").read_text()
+        assert '"copy"' not in (tmp_path / f"backup{number}" / "records.jsonl").read_text()
         roots.append(str(tmp_path / f"copy{number}"))
         restore(str(tmp_path / f"backup{number}"), roots[-1])
     copies = [note(Domain(root).store_uri)["copy"] for root in roots[1:]]
@@ -239,15 +240,43 @@ def test_two_processes_that_write_the_note_at_once_agree(tmp_path: Path, monkeyp
     first, second = made(tmp_path / "first", store), made(tmp_path / "second", "file")
     remove_note(store)
     second = names_store(second, store)
-    real = owner._check_positions
+    real = FileStore.names
 
-    def overtaken(*given: Any) -> None:
-        real(*given)
+    def overtaken(self: FileStore, prefix: str = "") -> list[str]:
+        """The look for positions of another domain."""
         with open_store(store) as opened, opened.connect("the other") as session:
             session.open(DOMAIN_RECORD).commit([Put("id", first.id.encode())])
+        return real(self, prefix)
 
     with monkeypatch.context() as patched:
-        patched.setattr(owner, "_check_positions", overtaken)
+        patched.setattr(FileStore, "names", overtaken)
         with pytest.raises(ForeignOwnerError, match=f"belongs to domain {first.id}"):
             open_stores(second)
     assert note(store) == {"id": first.id.encode()}
+
+
+def test_command_takes_over_a_store(tmp_path: Path) -> None:
+    """S9, C14: the domain's own one, and by its URI that of a server that is not declared yet."""
+    first, second = made(tmp_path / "first", str(tmp_path / "store")), made(tmp_path / "second", "file")
+    second = names_store(second, str(tmp_path / "store"))
+
+    def jmsq(*words: str) -> str:
+        done = CliRunner().invoke(cli, ["store", "own", *words, "--root", second.root])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    before = {"store": str(tmp_path / "store"), "before": f"domain {first.id}", "dry_run": True}
+    assert json.loads(jmsq("--dry-run", "--json")) == before
+    assert f"would be the store of {second.root}; before: domain {first.id}" in jmsq("--dry-run")
+    assert note(str(tmp_path / "store")) == {"id": first.id.encode()}
+    assert f"is the store of {second.root}; before: domain {first.id}" in jmsq()
+    assert "as before" in jmsq()
+    use(second)
+    with pytest.raises(ForeignOwnerError):
+        open_stores(first)
+    on_server = {**QUEUE, "servers": {"a": {"store": str(tmp_path / "a")}}}
+    spark_jms.apply(first.root, {"servers": on_server["servers"]})
+    with pytest.raises(ForeignOwnerError, match=f"belongs to server a of domain {first.id}"):
+        spark_jms.apply(second.root, on_server)
+    assert "before: server a of domain" in jmsq(str(tmp_path / "a"), "--server", "a")
+    spark_jms.apply(second.root, on_server)

@@ -10,6 +10,7 @@ import pytest
 import spark_jms
 from spark_jms.errors import DomainError
 from spark_jms.log.destinations.domain import Domain
+from spark_jms.store.jdbc.settings import parse_jdbc
 from spark_jms.store.replicated.store import parse_replicated
 
 QUEUE = {"destinations": {"orders": {"kind": "queue"}}}
@@ -38,9 +39,9 @@ def test_options_of_a_database_change_and_the_positions_stay(tmp_path: Path) -> 
         message = context.consumer("orders").receive(timeout=10)
         assert message is not None
         assert message.text == "b"
-        (backend,) = {context._store.store("")._backend}  # type: ignore[attr-defined]
-        assert backend._route.finder.settings.on_connection_loss == "retry"
         message.acknowledge()
+    found = parse_jdbc(Domain(str(root)).store_uri)  # as every opening reads it
+    assert (found.on_connection_loss, found.retry_limit_s, found.create_tables) == ("retry", 600.0, False)
 
 
 @pytest.mark.parametrize(

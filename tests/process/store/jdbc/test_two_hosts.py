@@ -30,7 +30,7 @@ def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=20)
 
 
-class Network:
+class HostNetwork:
     """A switch in this namespace, with the database at .1, and hosts at .2 and .3."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Network:
 class TwoHosts:
     """A is the engine, on host 0; B is its client over TLS, on host 1. Both have the same URI."""
 
-    def __init__(self, network: Network, server: PrivatePostgresql, directory: Path, **options: object) -> None:
+    def __init__(self, network: HostNetwork, server: PrivatePostgresql, directory: Path, **options: object) -> None:
         cert, key = certificate(directory)
         self.network, self.server = network, server
         quick = {"retry_interval_ms": 100, "verify_interval_ms": 200, "statement_limit_s": 2, "orphan_limit_s": 60}
@@ -116,11 +116,11 @@ class TwoHosts:
 
 
 @pytest.fixture
-def network() -> Iterator[Network]:
+def network() -> Iterator[HostNetwork]:
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("a host is a network namespace: that needs root and `ip` (package iproute2)")
     try:
-        made = Network()
+        made = HostNetwork()
     except subprocess.CalledProcessError as error:
         pytest.skip(f"network namespaces are not allowed here: {error.stderr.decode().strip()}")
     yield made
@@ -128,7 +128,7 @@ def network() -> Iterator[Network]:
 
 
 @pytest.fixture
-def hosts(network: Network, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TwoHosts]:
+def hosts(network: HostNetwork, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[TwoHosts]:
     try:
         server = PrivatePostgresql(
             settings={"listen_addresses": f"127.0.0.1,{network.here}"}, trusted_network=network.cidr
