@@ -389,7 +389,7 @@ def _identity(uri: str, *, layout: bool = False) -> dict[str, str]:
     try:
         return {**identity_of(uri), **(layout_of(uri) if layout else {})}
     except StoreError:
-        return {"uri": shown_uri(uri)}
+        return {"uri": uri}
 
 
 def check_same(known: str, wanted: str, whose: str, advice: str) -> None:
@@ -398,7 +398,9 @@ def check_same(known: str, wanted: str, whose: str, advice: str) -> None:
     before, after = _identity(known, layout=True), _identity(wanted, layout=True)
     changed = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
     if changed:
-        what = ", ".join(f"{name} is {before.get(name, '')!r}, not {after.get(name, '')!r}" for name in changed)
+        what = ", ".join(
+            f"{name} is {shown_uri(before.get(name, ''))!r}, not {shown_uri(after.get(name, ''))!r}" for name in changed
+        )
         raise DomainError(
             f"{whose} keeps its state in the store {shown_uri(known)!r}; it cannot be changed to {shown_uri(wanted)!r} by apply "
             f"({what}): {advice}"

@@ -36,6 +36,7 @@ from spark_jms.store import (
 from spark_jms.store.contract import COMMAND_LIMIT_S, StoreOpening
 from spark_jms.store.errors import ResourceAllocationException, shown_uri
 from spark_jms.store.kinds.opening import report_refusal, scheme_of
+from spark_jms.store.ledger.store import LedgerStore
 
 log = logging.getLogger("spark_jms")
 _ID, _COPY = "id", "copy"
@@ -78,8 +79,11 @@ def owned(owner: StoreOwner, store: Store) -> Store:
 
 def ensure_owner(owner: StoreOwner, store: Store, *, new: bool = False) -> None:
     """Raises ForeignOwnerError when the store is not the owner's. A store without a note gets one. `new`: the owner cannot have used
-    the store yet, so positions in it are another domain's; and the note has to be written."""
-    if scheme_of(owner.uri) == "memory":
+    the store yet, so positions in it are another domain's; and the note has to be written. A store that this process has open for
+    the same owner is not asked again: it may be away now."""
+    learned = store.learned if isinstance(store, LedgerStore) else set()
+    key = frozenset(owner.note.items())
+    if scheme_of(owner.uri) == "memory" or key in learned:
         return
     try:
         found: Mapping[str, bytes] = store.peek(DOMAIN_RECORD)
@@ -97,6 +101,7 @@ def ensure_owner(owner: StoreOwner, store: Store, *, new: bool = False) -> None:
         return
     if found != owner.note:
         raise owner.refuse(_shown(found))
+    learned.add(key)
 
 
 def own_all(owners: Iterable[StoreOwner]) -> None:
@@ -108,11 +113,16 @@ def own_all(owners: Iterable[StoreOwner]) -> None:
 
 def take_over(owner: StoreOwner, *, dry_run: bool = False) -> str:
     """Note in the store that it is the owner's: for a store whose domain does not exist any more. Returns who had it; "" when the
-    note was right. Raises StoreInUseError while a session is connected to it."""
+    note was right. Raises StoreInUseError while a session is connected to it, or when it is that of another copy of this domain,
+    whose tables have the same ids."""
     with open_store(owner.uri, create=False, opening=StoreOpening(COMMAND_LIMIT_S)) as store:
         found = store.peek(DOMAIN_RECORD)
         if found == owner.note:
             return ""
+        if found.get(_ID) == owner.note[_ID] and _COPY in found:
+            raise StoreInUseError(
+                f"{shown_uri(owner.uri)} has the positions of {_shown(found)}, which would hide messages of {owner.root}"
+            )
         if sessions := store.sessions():
             users = ", ".join(info.label or info.session_id for info in sessions.values())
             raise StoreInUseError(f"{shown_uri(owner.uri)} is used by {users}")

@@ -158,9 +158,8 @@ class DirectoryFiles(DirectoryPort):
             raise DirectoryUnavailableError(f"region {name}: daemon {current.daemon.daemon} gathers up its old entry")
         if not version:  # its maker may have died before it synced the folder's name
             self._disk.sync_folder_at(str(self._entries))
-        if not global_directory.link_new_file(
-            self._disk, folder, str(version + 1), encode_entry(new), self._directory.file_mode
-        ):
+        mode = self._directory.file_mode
+        if not global_directory.link_new_file(self._disk, folder, str(version + 1), encode_entry(new), mode):
             return False
         versions = global_directory.file_numbers(self._disk, folder)
         if max(versions, default=0) > version + 1 or not self._disk.is_at(folder, self.folder_of(name)):

@@ -140,7 +140,7 @@ class GlobalDirectory:
 
     def _change_modes(self, for_group: bool) -> None:
         """Of the folders last, so that a change that was interrupted is made again."""
-        folders, files = [self.path / name for name in FOLDERS], []
+        folders, files = [self.path / name for name in FOLDERS], list[Path]()
         for found in (self.path / "daemons").rglob("*"):
             (folders if found.is_dir() else files).append(found)
         for path in files:

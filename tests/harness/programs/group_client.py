@@ -9,10 +9,18 @@ import os
 import sys
 
 from spark_jms.store import Put, StoreError, open_store
+from spark_jms.store.processes import this_host
+from spark_jms.store.regions.directory.global_directory import machine_addresses
+from spark_jms.store.replicated import store as replicated
 
 
 def main() -> None:
     uid, gid, uri, record = sys.argv[1:]
+    assert (
+        replicated.DAEMON
+    )  # imported, and what is imported late as well: another user may not read Python's own files
+    assert machine_addresses()
+    assert this_host().encode("ascii")
     os.setgroups([])
     os.setgid(int(gid))
     os.setuid(int(uid))

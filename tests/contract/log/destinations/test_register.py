@@ -281,11 +281,11 @@ def test_store_of_another_domain_is_refused(tmp_path: Path, shared: dict[str, An
 def test_store_that_names_no_domain_is_refused_for_its_positions(tmp_path: Path, shared: dict[str, Any]) -> None:
     """C18, S9: it was made before stores named their domain. That one opens it as before."""
     first = str(tmp_path / "first")
-    with open_store(shared["store"]) as store, store.connect("test") as session:
-        session.open(DOMAIN_RECORD).commit([Delete("id")])
     with connect(first) as ctx:
         ctx.producer("orders").send(text="a")
         assert ctx.consumer("orders").receive(5) is not None
+    with open_store(shared["store"]) as store, store.connect("test") as session:
+        session.open(DOMAIN_RECORD).commit([Delete("id")])
     with pytest.raises(DomainError, match=r"belongs to another domain, of which it has positions \(members/"):
         spark_jms.apply(str(tmp_path / "second"), shared)
     spark_jms.apply(first, shared)

@@ -47,10 +47,10 @@ def used_by(uid: int, gid: int, uri: str, record: str) -> str:
 
 def test_members_of_the_group_use_a_store_as_clients(place: Path) -> None:
     """R17: 0640 and 0750 below `daemons`; not another group, and not before the daemons allow it. Taken back, it ends."""
-    for allowed in ("false", "true", "false"):
+    for number, allowed in enumerate(("false", "true", "false")):
         daemons = Daemons(place, 2, "64M", {"RS_GROUP_ACCESS": allowed})
         try:
-            uri = daemons.uri(f"of-{allowed}", region_mb=4)
+            uri = daemons.uri(f"store{number}", region_mb=4)
             with open_store(uri) as store, store.connect("the engine"):
                 answer = used_by(OTHER_UID, GROUP, uri, "r")
                 assert (answer == "done") == (allowed == "true"), answer

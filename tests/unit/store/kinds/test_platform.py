@@ -28,5 +28,5 @@ def test_unsupported_platform_is_refused_by_name(
             open_store(f"replicated://{tmp_path}?store=s")
         assert daemon.main(["-dir", str(tmp_path)]) == 1
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert errors == [f"the replicated store needs Linux, this is {platform}"] * 2
+    assert [text.partition(".")[0] for text in errors] == [f"the replicated store needs Linux, this is {platform}"] * 2
     assert "UnsupportedPlatformError" in capsys.readouterr().err
