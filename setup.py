@@ -26,7 +26,7 @@ REPLICATED = [
     "prompt_toolkit>=3.0.48",
     "psutil>=5.9",
 ]
-POSTGRESQL = ["SQLAlchemy>=2,<3", "psycopg[binary]>=3.2", "msgspec>=0.19"]
+POSTGRESQL = ["SQLAlchemy>=2,<3", "psycopg[binary]>=3.2", "msgspec>=0.19", "psutil>=5.9"]
 OBJECTSTORE = ["obstore"]
 CONSOLE = ["aiohttp>=3.11", "msgspec>=0.19"]
 METRICS = ["prometheus-client>=0.21"]

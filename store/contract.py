@@ -29,6 +29,7 @@ NAME_LIMIT_CHARS = 512
 VALUE_LIMIT_BYTES = 16 * 1024 * 1024
 COMMIT_LIMIT_BYTES = 256 * 1024 * 1024
 ANSWER_LIMIT_BYTES = 4096
+COMMAND_LIMIT_S = 10.0  # of an opening for which a person waits: long enough for a restart of the database
 _LOOK_S = 0.25
 
 

@@ -228,6 +228,10 @@ class NoLocalDaemonError(StoreError):
     """No daemon of this cluster runs on this machine. Start one: `jmsq store up`, or `jmsq store daemon start`."""
 
 
+class UnsupportedPlatformError(StoreError):
+    """Run the daemons and the stores of a cluster on Linux; of other stores, a file store and one in a database work here."""
+
+
 class DaemonUnavailableError(StoreError):
     """The daemon cannot be reached, or it stopped. Attach again, to this daemon or to another one of the cluster."""
 
@@ -372,8 +376,9 @@ class OwnerMissingError(StoreError):
 
 
 class ForeignOwnerError(StoreError):
-    """The store belongs to another messaging engine, and nothing was changed. One store serves one domain: choose
-    another schema or prefix, or correct `engine=` in the URI."""
+    """Nothing was changed. One store serves one domain: name another one with `store:` in the module file (another path, name,
+    schema or prefix), or correct `engine=` in the URI. If the domain that has it does not exist any more, `jmsq store own` takes the
+    store over."""
 
     def __init__(self, place: str, found: str, wanted: str) -> None:
         super().__init__(place, found, wanted)
@@ -382,7 +387,7 @@ class ForeignOwnerError(StoreError):
         self.wanted = wanted
 
     def detail(self) -> str:
-        return f"{self.place} belongs to engine {self.found!r}, not to {self.wanted!r}"
+        return f"{self.place} belongs to {self.found}, not to {self.wanted}"
 
 
 class LockHeldError(StoreBusyError):

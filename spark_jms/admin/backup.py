@@ -42,7 +42,7 @@ import logging
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -55,7 +55,14 @@ from spark_jms.core.limits.flow_control import FlowThresholds
 from spark_jms.core.messages.ranges import Ranges, union
 from spark_jms.core.records.life_cycle import events_id
 from spark_jms.core.records.record_set import RecordSet
-from spark_jms.core.records.stored_form import from_objects, intents_of, member_record, restored, to_objects
+from spark_jms.core.records.stored_form import (
+    DOMAIN_RECORD,
+    from_objects,
+    intents_of,
+    member_record,
+    restored,
+    to_objects,
+)
 from spark_jms.core.transactions.transaction import COORDINATOR_KEY, COORDINATORS_PREFIX, coordinator_from_bytes
 from spark_jms.core.transactions.transfer import TargetOutcome, Ticket, TransferTarget, outcome_of
 from spark_jms.errors import BackupError, FormatVersionError, JmsqError, RecordSetError
@@ -71,6 +78,7 @@ from spark_jms.log.destinations.domain import (
     server_store_uri,
     store_uri,
 )
+from spark_jms.log.destinations.owner import own_all, without_copy
 from spark_jms.log.destinations.servers import DEFAULT_LEASE_MS, STOPPED, TERMS, ServerEntry, Servers, ServerTerms
 from spark_jms.log.limits.quota import QUOTAS
 from spark_jms.log.tables.checkpoints import LAST_CHECKPOINT, checkpoint_path, write_checkpoint
@@ -79,6 +87,7 @@ from spark_jms.log.tables.object_store import open_storage
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import Storage, now_ms
 from spark_jms.store import RecordCorruptError, Store, StoreError, open_store
+from spark_jms.store.contract import COMMAND_LIMIT_S, StoreOpening
 from spark_jms.store.kinds.administration import dump, load
 from spark_jms.store.ledger.administration import DumpedRecord
 
@@ -272,6 +281,8 @@ def stored_records(store: Store, server: str) -> dict[str, DumpedRecord]:
             f"{len(damaged)} record set(s) of the store of server {server} are damaged and cannot be backed up ({damaged[0]}): "
             "`jmsq store check` lists them; restore them or drop their subscriptions"
         )
+    if note := records.get(DOMAIN_RECORD):
+        records[DOMAIN_RECORD] = replace(note, objects=without_copy(note.objects))
     return records
 
 
@@ -470,6 +481,7 @@ def restore(
         raise BackupError(
             f"another process has created a domain in {target.uri} while the backup was restored: restore into a place of its own"
         )
+    own_all(map(Domain(root).owner, stores))
     return plan
 
 
@@ -502,7 +514,7 @@ def _refuse_used(root: str) -> None:
         return
     for server in servers:
         try:
-            with open_store(domain.server_uri(server), create=False) as store:
+            with open_store(domain.server_uri(server), create=False, opening=StoreOpening(COMMAND_LIMIT_S)) as store:
                 users = [info.label or info.session_id for info in store.sessions().values()]
         except (JmsqError, StoreError):
             continue

@@ -1,5 +1,6 @@
-"""`jmsq store`: the daemons of a replicated store (`up`, `down`, `daemons`, `regions`, `daemon`, `admin`), and one store of any kind,
-by its URI or as the domain's store (`create`, `ddl`, `check`, `dump`, `compact`, `migrate`, `lock`, `resolve`); and `storeadmin`.
+"""`jmsq store`: the daemons of a replicated store (`up`, `down`, `daemons`, `regions`, `daemon`, `admin`), and one store of any
+kind, by its URI or as the domain's store (`create`, `ddl`, `check`, `dump`, `compact`, `migrate`, `lock`, `own`, `resolve`); and
+`storeadmin`.
 
 Features: C14, C16, R3, R4, R6, S1 (docs/FEATURES.md)
 """
@@ -9,12 +10,16 @@ from __future__ import annotations
 import base64
 import sys
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from spark_jms.cli.command import CommandGroup, CommandSettings, announce, command, dry_run_option
 from spark_jms.settings.table import MissingExtraError, needs
 from spark_jms.store.errors import shown_uri
+
+if TYPE_CHECKING:
+    from spark_jms.store import Store
 
 DIRECTORY_VARIABLE = "RS_DIRECTORY"
 EXIT_PROBLEMS = 1
@@ -227,6 +232,13 @@ def _store_of(settings: CommandSettings, uri: str | None) -> str:
     return uri or settings.domain().store_uri
 
 
+def _opened(uri: str, *, create: bool = True) -> Store:
+    from spark_jms.store import open_store
+    from spark_jms.store.contract import COMMAND_LIMIT_S, StoreOpening
+
+    return open_store(uri, create=create, opening=StoreOpening(COMMAND_LIMIT_S))
+
+
 @command("create", short_help="Create an empty store: its directory or its tables.")
 @click.argument("uri", metavar="[URI]", required=False)
 def create(settings: CommandSettings, uri: str | None) -> None:
@@ -235,10 +247,8 @@ def create(settings: CommandSettings, uri: str | None) -> None:
     Without URI it is the domain's own store, after that was lost for good: what consumers had received and is still in
     the tables is delivered again. An existing store does not change. `jmsq store ddl` prints the tables of a store in a database.
     """
-    from spark_jms.store import open_store
-
     uri = _store_of(settings, uri)
-    with open_store(uri) as store:
+    with _opened(uri) as store:
         count = store.statistics().record_count
     if settings.as_json:
         settings.out.document({"store": shown_uri(uri), "records": count})
@@ -287,10 +297,9 @@ def check(settings: CommandSettings, uri: str | None) -> int:
 @click.option("--values", is_flag=True, help="With the objects' values, in base64.")
 def dump(settings: CommandSettings, uri: str | None, values: bool) -> None:
     """Print every record set as of one moment; with --json one per line."""
-    from spark_jms.store import open_store
     from spark_jms.store.kinds.administration import dump
 
-    with open_store(_store_of(settings, uri), create=False) as store:
+    with _opened(_store_of(settings, uri), create=False) as store:
         for record in dump(store):
             if record.damage:
                 if settings.as_json:
@@ -377,6 +386,30 @@ def lock(settings: CommandSettings, uri: str | None) -> None:
         settings.out.say(f"session      {info.session_id}  {info.label}")
 
 
+@command("own", short_help="Take over the store of a domain that does not exist any more.")
+@click.argument("uri", metavar="[URI]", required=False)
+@click.option("--server", default="home", show_default=True, help="The server whose store it becomes.")
+@dry_run_option
+def own(settings: CommandSettings, uri: str | None, server: str, dry_run: bool) -> None:
+    """Write into a store that it is this domain's, whichever domain had it. Without URI it is the store of --server; with it the
+    server need not be declared yet.
+
+    For a store that a ForeignOwnerError names, after you have made sure that no other domain uses it: that one is refused from
+    then on. The store of a database also has the domain's id in SIBOWNER, which stays.
+    """
+    from spark_jms.log.destinations.owner import take_over
+
+    domain = settings.domain()
+    owner = domain.owner(server, uri or "")
+    before, shown = take_over(owner, dry_run=dry_run), shown_uri(owner.uri)
+    if settings.as_json:
+        settings.out.document({"store": shown, "before": before or None, "dry_run": dry_run})
+    elif before:
+        settings.out.say(f"{shown} {'would be' if dry_run else 'is'} the store of {domain.root}; before: {before}")
+    else:
+        settings.out.say(f"{shown} is the store of {domain.root}, as before")
+
+
 @command("resolve", short_help="Commit or roll back a prepared transaction; without one, list them.")
 @_uri
 @click.option("--transaction", metavar="ID", help="Which one.")
@@ -384,11 +417,9 @@ def lock(settings: CommandSettings, uri: str | None) -> None:
 def resolve(settings: CommandSettings, uri: str | None, transaction: str | None, commit: bool | None) -> None:
     """Commit or roll back a prepared transaction; without --transaction, list them. A prepared transaction locks its
     keys until you resolve it, even if every process involved has died."""
-    from spark_jms.store import open_store
-
     if transaction is not None and commit is None:
         raise click.UsageError("give --commit or --rollback")
-    with open_store(_store_of(settings, uri), create=False) as store:
+    with _opened(_store_of(settings, uri), create=False) as store:
         if transaction is not None and commit is not None:
             store.resolve(transaction, commit)
         left = {xid: list(names) for xid, names in store.in_doubt().items()}
@@ -409,7 +440,8 @@ def store() -> None:
     """Manage the stores that keep positions and claims: file, jdbc, replicated."""
 
 
-for _command in (create, ddl, check, dump, compact, migrate, lock, resolve, up, down, daemons, regions, daemon, admin):
+_ONE_STORE = (create, ddl, check, dump, compact, migrate, lock, own, resolve)
+for _command in (*_ONE_STORE, up, down, daemons, regions, daemon, admin):
     store.add_command(_command)
 
 

@@ -242,6 +242,12 @@ TUNING = (
     TextName(
         "weblogic.messaging.DisableTopicMultiSender", "", instead="no counterpart: a sender never waits for subscribers"
     ),
+    TextName(
+        "weblogic.store.replicated.MaximumMessageSizePercent",
+        "1 %",
+        instead="`MaximumMessageSizePercent`, of objects; no message is refused for it: messages are in tables, and a store has "
+        "positions and claims of a few KB. `maxMessageSize` of a destination limits messages",
+    ),
     TextName("local-jndi-name", "", instead="no counterpart: destinations are looked up by their names"),
 )
 NAMES = (*DISTRIBUTED, *TUNING)

@@ -84,6 +84,14 @@ class DaemonSettings(_FromVariables):
         "Whether regions are locked in memory, so that the system never pages them out to a disk. Needs a memlock limit "
         "(`ulimit -l`) of at least the daemon's memory limit.",
     )
+    group_access: bool | None = setting(
+        "RS_GROUP_ACCESS",
+        Flag(),
+        None,
+        "Whether the members of the group of the Global Directory may read it, and so use its stores as clients (files 0640, folders "
+        "0750): [security](REPLICATED-STORE-REFERENCE.md#security).",
+        without="as it is; a new directory is for its user alone",
+    )
     audit_ms: float = 1_000.0
     resilver_bytes_per_s: int = setting(
         "RS_RESILVER_MB_PER_S",
@@ -134,7 +142,7 @@ class Thresholds(_FromVariables):
         PERCENT,
         1,
         "An object larger than this part of a region (or than 32 MiB) is an ObjectTooLargeError; the namespace of a door "
-        "has 4.",
+        "has 4. No message of a domain is refused for it: messages are in tables, not in the store.",
     )
     space_logging_start_percent: int = setting(
         "SpaceLoggingStartPercent", PERCENT, 70, "From here on a store logs its daemon's use of memory …"
@@ -144,8 +152,8 @@ class Thresholds(_FromVariables):
         "SpaceOverloadYellowPercent",
         PERCENT,
         80,
-        "Logged as a warning. While the daemon's memory *and* the store's regions are above it, the domain's sends are refused "
-        "(ResourceAllocationException), doors accept no new files and contents (DSQuotaExceededException), and "
+        "Logged as a warning. While the daemon's memory *and* the store's regions are above it, sends to members of its server are "
+        "refused (ResourceAllocationException), doors accept no new files and contents (DSQuotaExceededException), and "
         "`await StoreInstance.check_new_message(size)` refuses for programs that ask; consumers continue, and deletions pass. A "
         "store whose regions are above it asks its daemon at each such write, and once a second for the sends.",
     )
@@ -178,7 +186,8 @@ class ReplicatedOptions(_FromUri):
         Text("one address by which the other machines reach this one, or daemon", r"(?!(0\.0\.0\.0|::)?\Z).*"),
         LOOPBACK,
         "The address at which an engine on this machine serves processes of the others; `daemon`: that of its daemon in "
-        "rs_daemons.cfg, so that one URI is right everywhere. Any but loopback needs a certificate.",
+        "rs_daemons.cfg, so that one URI is right everywhere. Or, as for a database, `hostname`, a name, an interface, or a "
+        "network. Any but loopback needs a certificate.",
     )
     engine_port: int = setting("engine_port", PORT, 0, "The engine's port; 0: any free one.")
     engine_certificate: str = setting(
@@ -227,11 +236,20 @@ class JdbcOptions(_FromUri):
         "The database drops the lock of an engine that it has not heard for this time; below `retry_limit_s`, or no "
         "engine would wait long enough for the lock.",
     )
+    hang_limit_s: float = setting(
+        "hang_limit_s",
+        Duration("1 s", "1 h", "s", "s"),
+        30.0,
+        "PostgreSQL: a process that waits for the lock has the database end the sessions of an engine that does not answer and "
+        "has not used its lock for this time, three times `verify_interval_ms` at least.",
+    )
     engine_host: str = setting(
         "engine_host",
         Text("one address by which the other hosts reach this one", r"(?!(0\.0\.0\.0|::)?\Z).*", longest=64),
         LOOPBACK,
-        "The address at which this host's engine listens and serves the others. Any but loopback needs a certificate.",
+        "Where this host's engine listens and serves the others: an address, or what means another one on each host, so that one "
+        "URI is right everywhere: `hostname`, a name, an interface (`eth0`) or a network (`10.0.0.0/8`). Any but loopback needs a "
+        "certificate.",
     )
     engine_port: int = setting("engine_port", PORT, 0, "Its port; 0: any free one.")
     engine_certificate: str = setting(

@@ -127,7 +127,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {  # extra -> what Python imports; setup
     "delta": ("delta",),
     "connect": ("pyspark",),
     "replicated": ("msgspec", "aiohttp", "uvloop", "prompt_toolkit", "psutil"),
-    "postgresql": ("sqlalchemy", "psycopg", "msgspec"),
+    "postgresql": ("sqlalchemy", "psycopg", "msgspec", "psutil"),
     "objectstore": ("obstore",),
     "console": ("aiohttp", "msgspec"),
     "metrics": ("prometheus_client",),

@@ -283,7 +283,11 @@ class _Asked:
 
 
 class EngineFinder(ABC):
-    """Finds the engine of a store: another process, or this one if it wins the ownership."""
+    """Finds the engine of a store: another process, or this one if it wins the ownership. `why` is the reason why `find` found none
+    last, as far as it is known. While it `is_blocked`, an administrator's work keeps the store closed: that has no limit of time."""
+
+    why = ""
+    is_blocked = False
 
     @abstractmethod
     def find(self, failed: Address | None = None) -> Server | Address | None:
@@ -374,6 +378,10 @@ class EngineRoute:
             except LinkLostError as error:
                 why = str(error)
                 failed_at = found if isinstance(found, Address) else None
+            if found is None:
+                why = self.finder.why or why
+                if self.finder.is_blocked and opening.limit_s is None:
+                    deadline_ms = self.clock_ms() + limit_s * 1000
             if self.clock_ms() >= deadline_ms:
                 raise StoreBusyError(f"no engine of the store answered for {limit_s:g} s ({why})")
             self.sleep_ms(pause_ms * _chance.uniform(0.5, 1.0))

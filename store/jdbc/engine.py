@@ -2,8 +2,8 @@
 
 Its states are the table ENGINE_STATES (protocol.py). A disabled or hung engine cannot write, and this does not depend on that
 engine noticing: each write reads SIBOWNER in its own transaction, under a lock that excludes a new owner (persistence.py).
-An engine that only *hangs* still holds its lock, and no other process takes over until the hung process is ended; the log
-names that process.
+An engine that only *hangs* still holds its lock. PostgreSQL ends its sessions for a process that waits (locks.py); on SQLite no
+process takes over until the hung process is ended. The log names that process.
 
 Each engine publishes host, port, certificate and a secret in a non-persistent row, which every user with read access to the
 database can read. Clients prove that they know the secret, and accept only that certificate. `engine_host` is the address at
@@ -17,15 +17,17 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from spark_jms.store.engine.connections import Address
+from spark_jms.store.engine.connections import Address, Beat, Done, LinkLostError, TcpLink
 from spark_jms.store.engine.entry_log import OwnershipLostError
 from spark_jms.store.engine.server import Server, monotonic_ms
 from spark_jms.store.errors import (
@@ -56,6 +58,7 @@ from spark_jms.store.processes import Clock, process_gone, start_of, this_host
 
 log = logging.getLogger("store.jdbc")
 PROBE_TIMEOUT_S = 1.0
+ANSWER_TIMEOUT_S = 2.0
 LOG_EVERY_MS = 10_000.0
 
 
@@ -87,15 +90,16 @@ class Engine:
         self._machine: StateMachine[EngineState, EngineEvent] = StateMachine(ENGINE_STATES, EngineState.SERVING)
         self._regaining = threading.Lock()
         self.persistence = JdbcPersistence(database, tables, ownership, self._connection_lost)
-        self.server = Server(
-            self.persistence,
-            session_timeout_ms=session_timeout_ms,
-            host=serving.host,
-            port=serving.port,
-            tls=serving.tls,
-            clock_ms=clocks.now_ms,
-            lost=lambda reason: self._step(EngineEvent.OWNERSHIP_LOST, reason),
-        )
+        with self._heard(ownership):
+            self.server = Server(
+                self.persistence,
+                session_timeout_ms=session_timeout_ms,
+                host=serving.host,
+                port=serving.port,
+                tls=serving.tls,
+                clock_ms=clocks.now_ms,
+                lost=lambda reason: self._step(EngineEvent.OWNERSHIP_LOST, reason),
+            )
         try:
             self.persistence.publish(Published.of(self.server, serving).encode())
         except BaseException:
@@ -107,6 +111,25 @@ class Engine:
     @property
     def state(self) -> EngineState:
         return self._machine.state
+
+    @contextmanager
+    def _heard(self, ownership: Ownership) -> Iterator[None]:
+        """Loading a large store takes long, and the engine answers no client yet: the database hears of it meanwhile, so that those
+        who wait do not take it for one that hangs. What happens to the lock is found out afterwards."""
+        loaded = threading.Event()
+
+        def use_lock() -> None:
+            with suppress(ConnectionLostError, StoreError):
+                while not loaded.wait(self._settings.verify_interval_ms / 1000):
+                    ownership.verify()
+
+        thread = threading.Thread(target=use_lock, name="store-jdbc-loading", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            loaded.set()
+            thread.join()
 
     def _step(self, event: EngineEvent, reason: str = "") -> None:
         entered = self._machine.step(event)
@@ -254,7 +277,7 @@ class Published:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self.since_ms / 1000))
         return f"incarnation {self.incarnation}, process {self.pid} of {self.hostname}, since {since} UTC"
 
-    def answers(self) -> bool:
+    def listens(self) -> bool:
         """Its process is not known to be dead, and a socket listens at its address. A hung process listens as well."""
         if process_gone(self.process):
             return False
@@ -263,6 +286,21 @@ class Published:
         except OSError:
             return False
         return True
+
+    def answers(self) -> bool:
+        """It answers a heartbeat within ANSWER_TIMEOUT_S."""
+        if process_gone(self.process):
+            return False
+        try:
+            link = TcpLink(self.address, secrets.token_hex(8), ANSWER_TIMEOUT_S, ANSWER_TIMEOUT_S)
+        except LinkLostError:
+            return False
+        try:
+            return isinstance(link.ask(Beat(())), Done)
+        except LinkLostError:
+            return False
+        finally:
+            link.close()
 
     def encode(self) -> bytes:
         return json.dumps(vars(self)).encode()

@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-import sqlalchemy as sa
-
 from spark_jms.store.contract import StoreOpening
 from spark_jms.store.engine.backend import EngineBackend, EngineFinder
 from spark_jms.store.engine.connections import Address
@@ -25,6 +23,7 @@ from spark_jms.store.engine.server import Server
 from spark_jms.store.errors import (
     DatabaseUnreachableError,
     LockHeldError,
+    SettingInvalidError,
     StoreBusyError,
     StoreError,
     StoreInUseError,
@@ -33,8 +32,10 @@ from spark_jms.store.errors import (
 from spark_jms.store.jdbc.content import read_content, read_rows, read_transactions, salvage_rows
 from spark_jms.store.jdbc.database import ConnectionLostError, Database, DatabaseConnection
 from spark_jms.store.jdbc.engine import Clocks, Engine, RetryLimit, read_published
+from spark_jms.store.jdbc.locks import end_hung, has_engine, holders
 from spark_jms.store.jdbc.protocol import (
     ROLES,
+    LockTakenError,
     OwnerRow,
     ProcessRole,
     RoleEvent,
@@ -53,7 +54,7 @@ from spark_jms.store.processes import SharedBackends
 
 log = logging.getLogger("store.jdbc")
 _shared: SharedBackends[EngineBackend] = SharedBackends()
-OPEN_LIMIT_S = 10.0  # of a first opening: long enough for a restart of the database, short enough for a wrong address
+VERIFICATIONS_MISSED = 3  # by an engine that hangs, at least
 
 
 AWAITED: Mapping[RoleEvent, str] = {
@@ -134,6 +135,7 @@ class JdbcFinder(EngineFinder):
         self._engine: Engine | None = None
         self._retry = RetryLimit(self._clocks, settings.retry_limit_s, settings.retry_interval_ms)
         self._last_engine = "unknown"
+        self._found_before = False
         self._ensure_tables(create)
 
     @property
@@ -141,8 +143,8 @@ class JdbcFinder(EngineFinder):
         return self._role.state
 
     def _ensure_tables(self, create: bool) -> None:
-        """DatabaseUnreachableError after OPEN_LIMIT_S."""
-        limit_s = self._opening.within(min(OPEN_LIMIT_S, self.settings.retry_limit_s))
+        """DatabaseUnreachableError after retry_limit_s, or what the opening may take."""
+        limit_s = self._opening.within(self.settings.retry_limit_s)
         retry = RetryLimit(self._clocks, limit_s, self.settings.retry_interval_ms)
         retry.start()
         while True:
@@ -152,6 +154,7 @@ class JdbcFinder(EngineFinder):
             except (DatabaseUnreachableError, ConnectionLostError) as error:
                 why = error.detail() if isinstance(error, StoreError) else f"{self.settings.shown}: {error}"
                 if retry.is_over() or self.settings.dialect == SQLITE:
+                    self._log_limit(limit_s, f"the database cannot be reached, and the store does not open ({why})")
                     raise DatabaseUnreachableError(f"{why}, tried for {retry.waited_s():.1f} s") from error
             self._opening.check()
             if retry.is_log_due():
@@ -169,17 +172,21 @@ class JdbcFinder(EngineFinder):
                 self._role.step(RoleEvent.ENGINE_LOST)
             try:
                 found = self._published_engine(failed) or self._become()
-                self._opening = StoreOpening()
+                self._opening, self._found_before = StoreOpening(), True
                 return found
             except (DatabaseUnreachableError, ConnectionLostError) as error:
                 self._wait(RoleEvent.DATABASE_UNREACHABLE, str(error))
             except (StoreBusyError, OwnershipLostError) as error:  # LockTakenError among them
                 self._wait(RoleEvent.LOCK_HELD, error.detail())
+            except SettingInvalidError as error:  # this process cannot serve; another one may
+                if not self._found_before:
+                    raise
+                self._wait(RoleEvent.LOCK_HELD, error.detail())
             return None
 
     def _published_engine(self, failed: Address | None) -> Address | None:
-        """The published engine, if it answers. The system accepts connections for a hung process as well, so `failed` is
-        passed over; the lock then tells whether that engine still lives."""
+        """The published engine, if it listens. The system accepts connections for a hung process as well, so `failed`, which
+        has not answered, is passed over; the lock then tells whether that engine still lives."""
         connection = self.database.connect()
         try:
             owner = self._read_owner(connection)
@@ -189,8 +196,8 @@ class JdbcFinder(EngineFinder):
             connection.close()
         if published is None or (owner is not None and published.incarnation != owner.inc_uuid):
             return None
-        if published.address == failed or not published.answers():
-            self._last_engine = published.shown()
+        if published.address == failed or not published.listens():
+            self._last_engine = f"{published.shown()}; it does not answer"
             return None
         self._role.step(RoleEvent.ENGINE_ANSWERED)
         self._retry.reset()
@@ -208,21 +215,51 @@ class JdbcFinder(EngineFinder):
             beside.close()
 
     def _become(self) -> Server:
-        ownership = acquire(self.database, self.tables, self.settings.engine)
+        serving = self.serving.here()
+        try:
+            ownership = acquire(self.database, self.tables, self.settings.engine)
+        except LockTakenError:
+            self._end_hung_engine()
+            raise
         before = f"after {ownership.before.inc_uuid}" if ownership.before else "the first one"
         log.info("%s: engine %s has the lock, %s", self.settings.shown, ownership.incarnation, before)
-        self._engine = Engine(
-            self.settings,
-            self.database,
-            self.tables,
-            ownership,
-            self.serving,
-            self._session_timeout_ms,
-            self._clocks,
-        )
+        try:
+            self._engine = Engine(
+                self.settings,
+                self.database,
+                self.tables,
+                ownership,
+                serving,
+                self._session_timeout_ms,
+                self._clocks,
+            )
+        except OSError as error:
+            where = f"{serving.host}:{serving.port}"
+            raise SettingInvalidError("engine_host, engine_port", where, f"cannot listen: {error}") from error
         self._role.step(RoleEvent.LOCK_ACQUIRED)
         self._retry.reset()
         return self._engine.server
+
+    def _end_hung_engine(self) -> None:
+        """No engine answers, and one has the lock. On SQLite only the end of its process ends that."""
+        settings = self.settings
+        if settings.dialect == SQLITE:
+            return
+        limit_s = max(settings.hang_limit_s, VERIFICATIONS_MISSED * settings.verify_interval_ms / 1000)
+        connection = self.database.connect()
+        try:
+            ended = end_hung(connection, self.tables, settings.schema, limit_s)
+        finally:
+            connection.close()
+        if ended:
+            log.error(
+                "%s: the engine does not answer and has not used its lock for %g s, so the database has ended its sessions (%s; "
+                "sessions %s)",
+                settings.shown,
+                limit_s,
+                self._last_engine,
+                ", ".join(map(str, ended)),
+            )
 
     def _wait(self, event: RoleEvent, why: str) -> None:
         """One pause before the next attempt; the error of AT_THE_LIMIT after retry_limit_s of them."""
@@ -240,10 +277,17 @@ class JdbcFinder(EngineFinder):
             )
         if waited_s >= limit_s:
             self._retry.reset()
+            what = f"waited {limit_s:g} s for {AWAITED[event]}, and the store does not open"
+            self._log_limit(limit_s, f"{what} ({why}; last engine: {self._last_engine})")
             raise AT_THE_LIMIT[event](
                 f"{self.settings.shown}: waited {limit_s:g} s for {AWAITED[event]} ({why}; last engine: {self._last_engine})"
             )
         self._retry.pause()
+
+    def _log_limit(self, limit_s: float, text: str) -> None:
+        """Of an opening with a limit of its own, the caller is told."""
+        if limit_s >= self.settings.retry_limit_s:
+            log.error("%s: %s", self.settings.shown, text)
 
     def close(self) -> None:
         with self._lock:
@@ -359,14 +403,7 @@ class _Observed:
         """An engine holds the lock on SIBOWNER."""
         if self._settings.dialect == SQLITE:
             return self._is_file_locked()
-        found = self.data.rows(
-            sa.text(
-                "SELECT 1 FROM pg_locks l JOIN pg_class c ON c.oid = l.relation JOIN pg_namespace n "
-                "ON n.oid = c.relnamespace WHERE l.granted AND c.relname = :name AND l.mode = 'ShareLock' "
-                "AND n.nspname = coalesce(:schema, current_schema())"
-            ).bindparams(name=self.tables.owner.name, schema=self._settings.schema.lower() or None)
-        )
-        return bool(found)
+        return has_engine(holders(self.data, self.tables, self._settings.schema))
 
     def _is_file_locked(self) -> bool:
         with self._owner_file() as beside:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from spark_jms.store.contract import Store, StoreInfo
+from spark_jms.store.contract import COMMAND_LIMIT_S, Store, StoreInfo, StoreOpening
 from spark_jms.store.errors import StoreError, StoreInUseError, shown_uri
 from spark_jms.store.kinds.opening import administration_of, open_store
 from spark_jms.store.ledger.administration import Checked, DumpedRecord, LockStatus, Migrated, ledger_store
@@ -57,7 +57,7 @@ def migrate(source_uri: str, target_uri: str) -> Migrated:
     target holds different content under the same name; then nothing was changed. Content that the target already has is
     not written again, so repeating an interrupted migration completes it.
     """
-    with open_store(source_uri, create=False) as source:
+    with _opened(source_uri, create=False) as source:
         _require_unused(source, source_uri)
         return _copy(ledger_store(source).read(_all_entries), target_uri)
 
@@ -79,13 +79,17 @@ def load(records: Iterable[DumpedRecord], target_uri: str) -> Migrated:
     """Writes what `dump` gave, every record set free and with its epoch. The same errors as `migrate`; also StoreInUseError
     when the target holds a record set of another name. Repeating an interrupted load completes it."""
     entries: list[Copied] = [Restored(record.name, record.epoch, None, (), record.objects) for record in records]
-    with open_store(target_uri) as target:
+    with _opened(target_uri) as target:
         strangers = sorted(set(target.names()) - {_name(entry) for entry in entries})
     if strangers:
         raise StoreInUseError(
             f"the target holds {', '.join(strangers[:5])} ({len(strangers)} in all): name an empty store"
         )
     return _copy(entries, target_uri)
+
+
+def _opened(uri: str, *, create: bool = True) -> Store:
+    return open_store(uri, create=create, opening=StoreOpening(COMMAND_LIMIT_S))
 
 
 def _require_unused(store: Store, uri: str) -> None:
@@ -105,7 +109,7 @@ def _all_entries(ledger: Ledger) -> list[Copied]:
 
 
 def _copy(entries: list[Copied], target_uri: str) -> Migrated:
-    with open_store(target_uri) as store:
+    with _opened(target_uri) as store:
         _require_unused(store, target_uri)
         target = ledger_store(store)
         if clash := _names(entries, target, _differs):

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from spark_jms.store.regions.daemon import daemon
-from spark_jms.store.regions.daemon.daemon import ServiceFactory
+from spark_jms.store.errors import UnsupportedPlatformError
+from spark_jms.store.kinds.opening import check_platform
+
+if TYPE_CHECKING:
+    from spark_jms.store.regions.daemon.daemon import ServiceFactory
 
 
 def hosted_service(environment: Mapping[str, str]) -> ServiceFactory | None:
@@ -23,6 +27,13 @@ def hosted_service(environment: Mapping[str, str]) -> ServiceFactory | None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
+    try:
+        check_platform()
+    except UnsupportedPlatformError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    from spark_jms.store.regions.daemon import daemon  # its modules need the platform
+
     return daemon.main(words, hosted_service)
 
 

@@ -9,9 +9,11 @@ Features: D4, R13 (docs/FEATURES.md)
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,8 +21,16 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from spark_jms.settings.table import needs
 from spark_jms.store.contract import Store, StoreOpening, check_duration
-from spark_jms.store.errors import NameInvalidError, StoreNotFoundError, StoreUriError, shown_uri
+from spark_jms.store.errors import (
+    NameInvalidError,
+    StoreNotFoundError,
+    StoreUriError,
+    UnsupportedPlatformError,
+    shown_uri,
+)
 from spark_jms.store.ledger.administration import Administration, OpenedAdministration
+
+log = logging.getLogger("store")
 
 
 class Endpoint(NamedTuple):
@@ -69,6 +79,22 @@ def admission_of(uri: str) -> Callable[[], None]:
     parts = urlsplit(uri)
     store = dict(parse_qsl(parts.query)).get("store") or settings_of(ReplicatedOptions)["store"].default
     return SendAdmission(unquote(parts.path), str(store)).check
+
+
+def report_refusal(uri: str, text: str) -> None:
+    """For the administrator of what keeps the store: the log of a daemon gets this line. No error without a daemon."""
+    _kind_of(uri).report(uri, text)
+
+
+def identity_of(uri: str) -> Mapping[str, str]:
+    """What tells this store from every other one, as far as URIs tell: two that name the same store have the same. A host has
+    many names, so two with different ones may be the same store. Raises StoreUriError."""
+    return _kind_of(uri).identity(uri)
+
+
+def layout_of(uri: str) -> Mapping[str, str]:
+    """The options that are fixed when the store is created, beside those that identify it. Raises StoreUriError."""
+    return _kind_of(uri).layout(uri)
 
 
 def places_of(uri: str) -> Sequence[Place]:
@@ -143,13 +169,30 @@ def _admit() -> None:
     pass
 
 
-def _open_memory(uri: str, session_timeout_ms: int, create: bool, opening: StoreOpening) -> Store:
-    from spark_jms.store.ledger.store import MemoryStore
+def _no_report(uri: str, text: str) -> None:
+    pass
 
+
+def _no_layout(uri: str) -> Mapping[str, str]:
+    return {}
+
+
+def _memory_identity(uri: str) -> Mapping[str, str]:
+    return {"kind": "memory", "name": _memory_name(uri)}
+
+
+def _memory_name(uri: str) -> str:
     _refuse_options(uri, "a store in memory")
     name = uri.removeprefix("memory:").removeprefix("//")
     if not name:
         raise NameInvalidError("memory:// needs a name (memory://NAME)")
+    return name
+
+
+def _open_memory(uri: str, session_timeout_ms: int, create: bool, opening: StoreOpening) -> Store:
+    from spark_jms.store.ledger.store import MemoryStore
+
+    name = _memory_name(uri)
     if not create and not MemoryStore.exists(name):
         raise StoreNotFoundError(f"memory://{name}")
     return MemoryStore(name, session_timeout_ms=session_timeout_ms)
@@ -175,6 +218,10 @@ def _refuse_options(uri: str, what: str) -> None:
 
 def _file_places(uri: str) -> Sequence[Place]:
     return [_file_path(uri)]
+
+
+def _file_identity(uri: str) -> Mapping[str, str]:
+    return {"kind": "file", "path": os.path.realpath(_file_path(uri))}
 
 
 def _open_file(uri: str, session_timeout_ms: int, create: bool, opening: StoreOpening) -> Store:
@@ -208,6 +255,24 @@ def _jdbc_places(uri: str) -> Sequence[Place]:
     return [Endpoint(found.host, found.port)]
 
 
+def _jdbc_identity(uri: str) -> Mapping[str, str]:
+    from spark_jms.store.jdbc.settings import SQLITE, parse_jdbc
+
+    found = parse_jdbc(uri)
+    names = {"schema": found.schema.lower(), "prefix": found.prefix.lower()}
+    if found.dialect == SQLITE:
+        return {"kind": found.dialect, "path": os.path.realpath(found.path), **names}
+    where = {"host": found.host.lower(), "port": str(found.port), "database": found.database}
+    return {"kind": found.dialect, **where, **names}
+
+
+def _jdbc_layout(uri: str) -> Mapping[str, str]:
+    from spark_jms.store.jdbc.settings import parse_jdbc
+
+    found = parse_jdbc(uri)
+    return {name: str(getattr(found, name)) for name in ("engine", "permanent_tables", "temporary_tables")}
+
+
 def _administer_jdbc(uri: str) -> Administration:
     with needs("postgresql"):
         from spark_jms.store.jdbc.store import JdbcAdministration
@@ -215,7 +280,16 @@ def _administer_jdbc(uri: str) -> Administration:
     return JdbcAdministration(uri)
 
 
+def check_platform() -> None:
+    """UnsupportedPlatformError where the replicated store does not run. Before its modules are imported: they need Linux."""
+    if sys.platform != "linux":
+        error = UnsupportedPlatformError(f"the replicated store needs Linux, this is {sys.platform}")
+        log.error("%s", error)
+        raise error
+
+
 def _open_replicated(uri: str, session_timeout_ms: int, create: bool, opening: StoreOpening) -> Store:
+    check_platform()
     with needs("replicated"):
         from spark_jms.store.replicated.store import ReplicatedStore
 
@@ -229,6 +303,21 @@ def _replicated_places(uri: str) -> Sequence[Place]:
 
     directory = GlobalDirectory(parse_replicated(uri).directory)
     return [Endpoint(daemon.address, daemon.port) for daemon in directory.config().daemons]
+
+
+def _replicated_identity(uri: str) -> Mapping[str, str]:
+    with needs("replicated"):
+        from spark_jms.store.replicated.store import parse_replicated
+
+    found = parse_replicated(uri)
+    return {"kind": "replicated", "directory": os.path.realpath(found.directory), "store": found.store}
+
+
+def _report_to_daemon(uri: str, text: str) -> None:
+    with needs("replicated"):
+        from spark_jms.store.replicated.store import report_refusal
+
+    report_refusal(uri, text)
 
 
 def _administer_replicated(uri: str) -> Administration:
@@ -248,17 +337,27 @@ class _Kind:
 
     open: Callable[[str, int, bool, StoreOpening], Store]
     administer: Callable[[str], Administration]
+    identity: Callable[[str], Mapping[str, str]]
     places: Callable[[str], Sequence[Place]] = lambda uri: ()
     lasts: bool = True
+    layout: Callable[[str], Mapping[str, str]] = _no_layout
+    report: Callable[[str, str], None] = _no_report
 
 
-_JDBC = _Kind(_open_jdbc, _administer_jdbc, _jdbc_places)
+_JDBC = _Kind(_open_jdbc, _administer_jdbc, _jdbc_identity, _jdbc_places, layout=_jdbc_layout)
 KINDS: Mapping[str, _Kind] = {
-    "file": _Kind(_open_file, _administer_file, _file_places),
-    "memory": _Kind(_open_memory, _administer_opened, lasts=False),
+    "file": _Kind(_open_file, _administer_file, _file_identity, _file_places),
+    "memory": _Kind(_open_memory, _administer_opened, _memory_identity, lasts=False),
     "jdbc": _JDBC,
     "sqlite": _JDBC,
     "postgresql": _JDBC,
-    "replicated": _Kind(_open_replicated, _administer_replicated, _replicated_places, lasts=False),
+    "replicated": _Kind(
+        _open_replicated,
+        _administer_replicated,
+        _replicated_identity,
+        _replicated_places,
+        lasts=False,
+        report=_report_to_daemon,
+    ),
 }
 SCHEMES = tuple(KINDS)

@@ -22,7 +22,7 @@ class LockStatus:
     """Which process owns the store.
 
     `held`: a process holds the store's lock or uses it. `owner`, `hostname`, `pid`, `since_ms`, `incarnation`: what the
-    owner published about itself. `answers`: a client could connect to it now.
+    owner published about itself. `answers`: it answers a heartbeat now.
     """
 
     store: str

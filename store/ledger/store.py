@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -38,6 +39,9 @@ def _sleep_ms(duration_ms: float) -> None:
     time.sleep(duration_ms / 1000.0)
 
 
+_learned: weakref.WeakKeyDictionary[Backend, set[object]] = weakref.WeakKeyDictionary()
+
+
 class LedgerStore(Store):
     """Connects sessions, and answers what may be asked without opening a record. Closing the store ends the sessions that were
     connected through it."""
@@ -48,6 +52,11 @@ class LedgerStore(Store):
         self._lock = threading.Lock()
         self._sessions: dict[str, LedgerSession] = {}
         self._closed = False
+
+    @property
+    def learned(self) -> set[object]:
+        """What users of this store in this process have found out about it, for all of them, as long as one has it open."""
+        return _learned.setdefault(self._backend, set())
 
     def connect(self, label: str = "") -> Session:
         self._check()

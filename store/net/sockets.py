@@ -16,11 +16,12 @@ import ssl
 import stat
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from spark_jms.store.errors import SecurityConfigError
+from spark_jms.store.net.addresses import address_here
 from spark_jms.store.net.frames import FrameReader, Handshake, frame
 
 T = TypeVar("T")
@@ -81,7 +82,8 @@ def hang_up(connection: socket.socket) -> None:
 
 @dataclass(frozen=True)
 class ServingAddress:
-    """Where an engine serves the other processes. `certificate` is the one that clients trust, in PEM; "" without TLS."""
+    """Where an engine serves the other processes. `host` is an address, or what means another one on each machine (addresses.py).
+    `certificate` is the one that clients trust, in PEM; "" without TLS."""
 
     host: str
     port: int
@@ -97,6 +99,10 @@ class ServingAddress:
         if not is_loopback(host):
             raise SecurityConfigError(f"engine_host={host} is not loopback, and there is no engine_certificate")
         return cls(host, port)
+
+    def here(self) -> ServingAddress:
+        """With the number that `host` means on this machine. SettingInvalidError when an engine cannot listen here."""
+        return replace(self, host=address_here("engine_host", self.host))
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:

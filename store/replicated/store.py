@@ -30,6 +30,7 @@ from spark_jms.store.errors import (
     RegionOpenError,
     RegionUnavailableError,
     SettingInvalidError,
+    StoreError,
     StoreNotFoundError,
     StoreUriError,
     StoreWriteError,
@@ -40,10 +41,12 @@ from spark_jms.store.net.event_loop import EventLoopThread
 from spark_jms.store.net.sockets import ServingAddress
 from spark_jms.store.processes import Clock, SharedBackends
 from spark_jms.store.regions.admin.api import Admin
+from spark_jms.store.regions.client.attachment import Attachment, client_name
 from spark_jms.store.regions.client.instance import StoreInstance
 from spark_jms.store.regions.core.memory_use import parse_thresholds
 from spark_jms.store.regions.directory.entries import DirectoryFiles
 from spark_jms.store.regions.directory.global_directory import CONFIG, GlobalDirectory
+from spark_jms.store.regions.protocol.messages import SHUT_DOWN_SAFELY
 from spark_jms.store.replicated.log import RecordLog
 from spark_jms.store.replicated.persistence import ReplicatedPersistence
 
@@ -105,6 +108,24 @@ def open_backend(
     return EngineBackend(finder, session_timeout_ms=session_timeout_ms, limit_ms=LIMIT_MS, opening=opening)
 
 
+def report_refusal(uri: str, text: str) -> None:
+    """A line in the log of a daemon of this machine, if one runs."""
+    settings = parse_replicated(uri)
+    directory, loop = GlobalDirectory(settings.directory), EventLoopThread(f"report-{settings.store}")
+
+    async def report() -> None:
+        name = client_name(settings.store)
+        attached = await Attachment.local(directory, directory.config(), settings.localindex, name, report=text)
+        attached.discard()
+
+    try:
+        loop.call(report())
+    except StoreError as error:
+        log.info("store %s: no daemon was told: %s", settings.store, error)
+    finally:
+        loop.close()
+
+
 class RegionEngineFinder(EngineFinder):
     """Finds the engine, or starts it here. `instance` is the store instance of an engine in this process."""
 
@@ -130,7 +151,9 @@ class RegionEngineFinder(EngineFinder):
         self._server: Server | None = None
         self._closed = False
         self._reached_before = False
-        self._lost = ""  # why the store's regions are lost, as it was logged last
+        self._has_waited = False  # for a safe shutdown, whose end may take the daemon away that was asked
+        self._logged = ""  # why the store could not be opened, as it was logged last
+        self._is_lost = False  # its regions are, as the log says
         self.instance: StoreInstance | None = None
         if not create and not self._exists():
             raise StoreNotFoundError(f"store {settings.store} in {settings.directory}")
@@ -147,6 +170,7 @@ class RegionEngineFinder(EngineFinder):
 
     def find(self, failed: Address | None = None) -> Server | Address | None:
         with self._lock:
+            self.is_blocked = False
             if self._closed:
                 return None
             if self._server is not None:
@@ -155,60 +179,71 @@ class RegionEngineFinder(EngineFinder):
                 self._server = None
             try:
                 return self._start_engine()
-            except RegionOpenError:
+            except RegionOpenError as error:
                 self._reached_before = True
+                self.why = f"{error.detail()}, has not published its address"
                 return self._published_address()
-            except RegionLostError as error:
-                if str(error) != self._lost:
-                    self._lost = str(error)
-                    log.error("store %s cannot be opened: %s", self.settings.store, error)
+            except StoreError as error:
+                self.is_blocked = isinstance(error, RegionUnavailableError) and SHUT_DOWN_SAFELY in error.detail()
+                self._has_waited = self._has_waited or self.is_blocked
+                is_passing = isinstance(error, (*NOT_NOW, SettingInvalidError))
+                if self.is_blocked or (is_passing and (self._reached_before or self._has_waited)):
+                    self.why = f"{type(error).__name__}: {error.detail()}"
+                    log.info("store %s: the engine cannot be reached now: %s", self.settings.store, error)
+                    return None
+                self._refused(error)
                 raise
-            except NOT_NOW as error:
-                if not self._reached_before:
-                    raise
-                log.info("store %s: the engine cannot be reached now: %s", self.settings.store, error)
-                return None
+
+    def _refused(self, error: StoreError) -> None:
+        """Each reason is logged once."""
+        if str(error) != self._logged:
+            self._logged = str(error)
+            log.error("store %s cannot be opened: %s", self.settings.store, error)
+        if isinstance(error, RegionLostError):
+            self._is_lost = True
 
     def _start_engine(self) -> Server:
+        serving = self.serving.here()
         loop = self._loop = self._loop or EventLoopThread(f"store-{self.settings.store}")
         persistence = loop.call(self._open_regions(loop))
         try:
             server = Server(
                 persistence,
                 session_timeout_ms=self._session_timeout_ms,
-                host=self.serving.host,
-                port=self.serving.port,
-                tls=self.serving.tls,
+                host=serving.host,
+                port=serving.port,
+                tls=serving.tls,
                 clock_ms=self._clock_ms,
             )
         except OSError as error:
-            where = f"{self.serving.host}:{self.serving.port}"
+            where = f"{serving.host}:{serving.port}"
             raise SettingInvalidError("engine_host, engine_port", where, f"cannot listen: {error}") from error
         self.instance = persistence.instance
         try:
             loop.call(self._disable_on_failure(persistence.instance, server))
-            self._publish(server)
+            self._publish(server, serving)
         except BaseException:
             server.close()
             raise
-        if persistence.instance.is_new and self._reached_before and not self._lost:
+        if persistence.instance.is_new and self._reached_before and not self._is_lost:
             what = "begins again, empty: all its regions were removed, while it was closed and this process used it"
             log.error("store %s %s", self.settings.store, what)
-        self._server, self._reached_before, self._lost = server, True, ""
+        self._server, self._reached_before = server, True
+        self._logged, self._is_lost, self.why = "", False, ""
         return server
 
     @staticmethod
     async def _disable_on_failure(instance: StoreInstance, server: Server) -> None:
         instance.on_failure(lambda error: server.disable(str(error)))
 
-    def _publish(self, server: Server) -> None:
-        host, port = self.serving.host, server.address[1]
+    def _publish(self, server: Server, serving: ServingAddress) -> None:
+        host, port = serving.host, server.address[1]
         reached = {
             "host": host,
             "port": port,
             "secret": server.secret.hex(),
             "incarnation": server.incarnation,
-            "certificate": self.serving.certificate,
+            "certificate": serving.certificate,
         }
         try:
             self.directory.publish_service(self.settings.store, reached)

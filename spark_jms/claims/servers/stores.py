@@ -33,6 +33,7 @@ from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.stored_form import changed_objects, from_objects, member_record, members_prefix, uses_record
 from spark_jms.errors import MemberUnavailableError, OptionError
 from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.destinations.owner import owned
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import now_ms
@@ -64,7 +65,7 @@ class DomainStores(RoutedStore):
             opening = self._openings[server] = StoreOpening(OPENING_S if limit_s is None else limit_s)
             if self._ended:
                 opening.cancel()
-            return open_store(domain.server_uri(server), create=False, opening=opening)
+            return owned(domain.owner(server), open_store(domain.server_uri(server), create=False, opening=opening))
 
         def timed(server: str) -> Store:
             assert limit_s is not None
@@ -104,8 +105,9 @@ class DomainStores(RoutedStore):
 
 
 def open_home(domain: Domain, opening: StoreOpening | None = None) -> Store:
-    """The domain's own store, which `jmsq apply` has made. A new one is made where the old one ends with its processes."""
-    return open_store(domain.store_uri, create=not lasts(domain.store_uri), opening=opening)
+    """The domain's own store, which `jmsq apply` has made. A new one is made where the old one ends with its processes. Raises
+    ForeignOwnerError when it is another domain's."""
+    return owned(domain.owner(HOME), open_store(domain.store_uri, create=not lasts(domain.store_uri), opening=opening))
 
 
 def open_stores(domain: Domain, limit_s: float | None = None) -> Store:

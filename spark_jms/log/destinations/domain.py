@@ -34,7 +34,8 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import PurePosixPath
@@ -44,7 +45,6 @@ from spark_jms.core.destinations.destination import Destination, is_temporary
 from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.limits.flow_control import NO_THRESHOLDS, FlowThresholds, thresholds_of
 from spark_jms.core.limits.quota import MessageUsage
-from spark_jms.core.records.stored_form import DOMAIN_RECORD, MEMBERS_PREFIX
 from spark_jms.errors import (
     DestinationDroppedError,
     DomainError,
@@ -53,6 +53,7 @@ from spark_jms.errors import (
     JmsqError,
     OptionError,
 )
+from spark_jms.log.destinations.owner import StoreOwner, ensure_owner
 from spark_jms.log.destinations.servers import ServerEntry, Servers, ServerTerms
 from spark_jms.log.destinations.temporary import TemporaryTables
 from spark_jms.log.limits.quota import Quotas
@@ -63,7 +64,7 @@ from spark_jms.log.tables.storage import ClockWatch, LocalStorage, NamedFiles, S
 from spark_jms.settings.connection_factory import ConnectionFactory, from_stored, to_stored
 from spark_jms.settings.destination import DomainSettings, ServerSettings
 from spark_jms.settings.table import settings_of
-from spark_jms.store.contract import Store
+from spark_jms.store.contract import COMMAND_LIMIT_S, StoreOpening
 from spark_jms.store.errors import shown_uri
 
 DOMAIN_FILE = "_jmsq/domain.json"
@@ -78,8 +79,6 @@ RESTORED = "restored"  # in the domain file: which restored copy this is
 _DEFAULT_SCAN_MS = settings_of(DomainSettings)["expirationScanInterval"].default
 _SERVERS_KEPT_S = 60.0
 _JDBC = ("jdbc:", "sqlite:", "postgresql:")
-_ID = "id"
-_OWN_TIMEOUT_MS = 10_000
 _ONE_HOST = ("file:", "jdbc:sqlite:", "sqlite:")
 
 
@@ -100,7 +99,7 @@ class Domain:
         self.quotas = Quotas(self.storage, self.usages, self.log)
         self._lock = threading.Lock()
         self._logs: dict[tuple[str, str], DeltaLog] = {}  # by path and name
-        self._admission: Callable[[], None] | None = None
+        self._admissions: dict[str, Callable[[], None]] = {}
         self._file = data = self.storage.get(DOMAIN_FILE)
         if data is None:
             raise DomainError(
@@ -172,9 +171,18 @@ class Domain:
 
     def server_uri(self, server: str) -> str:
         """The URI of a server's store. Raises DomainError when there is no such server."""
-        if server == HOME:
-            return self.store_uri
-        return server_store_uri(self.root, server, self.servers.entry(server).store, self.id)
+        store = self.store if server == HOME else self.servers.entry(server).store
+        return server_store_uri(self.root, server, store, self.id)
+
+    def owner(self, server: str, store: str = "") -> StoreOwner:
+        """Whose the store of a server has to be. `store`: of one that is not declared yet, as the module file has it."""
+        uri = server_store_uri(self.root, server, store, self.id) if store else self.server_uri(server)
+        return StoreOwner(uri, self.root, self.id, server, str(self.declaration.get(RESTORED, "")), self._table_ids)
+
+    def _table_ids(self) -> Iterator[str]:
+        for name in self.destinations():
+            with suppress(JmsqError):  # a damaged table proves nothing
+                yield self.log(name).refresh().table_id
 
     def destinations(self) -> list[str]:
         """Without those that are being dropped. Raises DomainError when the root or the register is missing."""
@@ -261,13 +269,14 @@ class Domain:
                 if name in (destination, f"acknowledgements of {destination}", f"life cycle of {destination}"):
                     del self._logs[path, name]
 
-    def _admit(self) -> None:
-        """ResourceAllocationException while the domain's store is above yellow."""
-        if self._admission is None:
-            from spark_jms.store.kinds.opening import admission_of
+    def _admit(self, servers: Iterable[str]) -> None:
+        """ResourceAllocationException while the store of one of these servers is above yellow."""
+        for server in servers:
+            if server not in self._admissions:
+                from spark_jms.store.kinds.opening import admission_of
 
-            self._admission = admission_of(self.store_uri)
-        self._admission()
+                self._admissions[server] = admission_of(self.server_uri(server))
+            self._admissions[server]()
 
     def _shared_log(self, path: str, name: str) -> DeltaLog:
         with self._lock:
@@ -291,6 +300,8 @@ def store_uri(root: str, store: str, domain_id: str) -> str:
 
 def server_store_uri(root: str, server: str, store: str, domain_id: str) -> str:
     """As `store_uri`, for a server's store: no two servers share one."""
+    if server == HOME:
+        return store_uri(root, store, domain_id)
     if store == DEFAULT_STORE:
         return f"{root}/_jmsq/stores/{server}"
     return store_uri(root, store, f"{domain_id}-{server}")
@@ -313,11 +324,17 @@ def create_domain(root: str, store: str | None = None) -> Domain:
     if not domain.has_tables():
         return _with_working_store(domain, store)
     if store and domain.store != store:
-        raise DomainError(
-            f"{domain.root} keeps its state in the store {shown_uri(domain.store)!r}; it cannot be changed to {shown_uri(store)!r} "
-            "by apply"
-        )
+        wanted = store_uri(domain.root, store, domain.id)
+        check_same(domain.store_uri, wanted, domain.root, "leave `store:` out, or write it as it was")
+        return _with_store(domain, store)
     return domain
+
+
+def _with_store(domain: Domain, store: str) -> Domain:
+    """Durable on return. Processes that have the store open keep its options until they open it again."""
+    domain.storage.put(DOMAIN_FILE, json.dumps({**domain.declaration, "store": store}, indent=1).encode())
+    domain.storage.sync([DOMAIN_FILE])
+    return Domain(domain.root)
 
 
 def _with_working_store(domain: Domain, store: str | None) -> Domain:
@@ -326,51 +343,16 @@ def _with_working_store(domain: Domain, store: str | None) -> Domain:
 
     if store and domain.store != store:
         check_place(domain.storage, store)
-        domain.storage.put(DOMAIN_FILE, json.dumps({**domain.declaration, "store": store}, indent=1).encode())
-        domain.storage.sync([DOMAIN_FILE])
-        domain = Domain(domain.root)
+        domain = _with_store(domain, store)
     try:
-        with open_store(domain.store_uri) as opened:
-            _own(domain, opened)
+        with open_store(domain.store_uri, opening=StoreOpening(COMMAND_LIMIT_S)) as opened:
+            ensure_owner(domain.owner(HOME), opened, new=True)
     except StoreError as error:
         raise DomainError(
             f"{domain.root} has no destinations yet, and its store {shown_uri(domain.store)!r} cannot be used "
             f"({type(error).__name__}: {error}): make it work, or name another one with `store:` in the module file, then apply again"
         ) from error
     return domain
-
-
-def check_owner(domain: Domain, store: Store) -> None:
-    """Raises DomainError when the store is another domain's: each would complete the transactions of the other, and find no
-    destinations for them. A store that was made before stores named their domain belongs to none."""
-    owner = store.peek(DOMAIN_RECORD).get(_ID)
-    if owner is not None and owner != domain.id.encode():
-        raise _not_its_store(domain, f"belongs to the domain with the id {owner.decode(errors='replace')!r}")
-
-
-def _own(domain: Domain, store: Store) -> None:
-    """Write into the store which domain it serves, unless it is there. A store in memory serves the domains of one test after the
-    other."""
-    from spark_jms.store import Put
-
-    if domain.store.startswith("memory:"):
-        return
-    with store.connect(f"apply {domain.root}") as session:
-        handle = session.open(DOMAIN_RECORD, timeout_ms=_OWN_TIMEOUT_MS)
-        if handle.objects():
-            check_owner(domain, store)
-            return
-        foreign = next((name for name in store.names(MEMBERS_PREFIX) if store.peek(name)), None)
-        if foreign is not None:
-            raise _not_its_store(domain, f"has positions of a destination ({foreign})")
-        handle.commit([Put(_ID, domain.id.encode())])
-
-
-def _not_its_store(domain: Domain, why: str) -> DomainError:
-    return DomainError(
-        f"the store {shown_uri(domain.store)!r} of {domain.root} {why}: it is the store of another domain. Name another one with "
-        "`store:` in the module file, then apply again; or remove that store first, if its domain does not exist any more"
-    )
 
 
 def check_place(storage: Storage, store: str) -> None:
@@ -395,31 +377,59 @@ def check_place(storage: Storage, store: str) -> None:
 
 
 def same_store(one: str, other: str) -> bool:
-    """Of the URIs of two stores: a folder has many names."""
-    from spark_jms.store.kinds.opening import folder_of
+    """Of the URIs of two stores."""
+    return one == other or _identity(one) == _identity(other)
 
-    folder = folder_of(one)
-    return one == other or (folder is not None and folder == folder_of(other))
+
+def _identity(uri: str, *, layout: bool = False) -> dict[str, str]:
+    """What tells the store from others; `layout`: and what else is fixed since its creation. Of a URI that names no store, itself."""
+    from spark_jms.store.errors import StoreError
+    from spark_jms.store.kinds.opening import identity_of, layout_of
+
+    try:
+        return {**identity_of(uri), **(layout_of(uri) if layout else {})}
+    except StoreError:
+        return {"uri": uri}
+
+
+def check_same(known: str, wanted: str, whose: str, advice: str) -> None:
+    """Of the URIs of a store as it is known and as the module file has it: options may change, what identifies the store and how its
+    tables are laid out may not. Raises DomainError, which names that."""
+    before, after = _identity(known, layout=True), _identity(wanted, layout=True)
+    changed = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
+    if changed:
+        what = ", ".join(
+            f"{name} is {shown_uri(before.get(name, ''))!r}, not {shown_uri(after.get(name, ''))!r}" for name in changed
+        )
+        raise DomainError(
+            f"{whose} keeps its state in the store {shown_uri(known)!r}; it cannot be changed to {shown_uri(wanted)!r} by apply "
+            f"({what}): {advice}"
+        )
 
 
 def declare_servers(domain: Domain, servers: Iterable[ServerSettings]) -> None:
     """Enter servers, and create the store of each new one. Raises DomainError when one is known with another store, or shares
-    that of another, and StoreError when a new store cannot be created."""
+    that of another, and StoreError when a new store cannot be created, or belongs to another server or domain."""
     from spark_jms.store.kinds.opening import open_store
 
     known = set(domain.servers.names())
     for server in servers:
+        uri, before = server_store_uri(domain.root, server.name, server.store, domain.id), ""
         if server.name not in known:
-            uri = server_store_uri(domain.root, server.name, server.store, domain.id)
             shared = [other for other in (HOME, *known) if same_store(domain.server_uri(other), uri)]
             if shared:
                 raise DomainError(
                     f"server {server.name} has the store of server {shared[0]}: each server has a store of its own"
                 )
             check_place(domain.storage, server.store)
-            open_store(uri).close()
+            with open_store(uri, opening=StoreOpening(COMMAND_LIMIT_S)) as opened:
+                ensure_owner(domain.owner(server.name, server.store), opened, new=True)
             known.add(server.name)
-        domain.servers.add(server.name, ServerEntry(server.store, server.lease_ms, thresholds_of(server)))
+        else:
+            before = domain.servers.entry(server.name).store
+            advice = f"take another name for a server with another store, or write that of {server.name} as it was"
+            check_same(domain.server_uri(server.name), uri, f"server {server.name} of {domain.root}", advice)
+        domain.servers.add(server.name, ServerEntry(server.store, server.lease_ms, thresholds_of(server)), before)
 
 
 # -- the register ------------------------------------------------------------------------------------------------------

@@ -109,11 +109,12 @@ class Servers:
     def start(self, name: str) -> None:
         self._stopped.delete(name)
 
-    def add(self, name: str, entry: ServerEntry) -> None:
-        """Leaves the store of one that exists unchanged. Durable on return. Raises DomainError when it has another store."""
+    def add(self, name: str, entry: ServerEntry, before: str = "") -> None:
+        """Durable on return. Raises DomainError when it exists with a store other than that of `entry`, or `before`, of which the
+        caller knows that it is the same one."""
         self._files.create(name, _stored(entry))
         known = self.entry(name)
-        if known.store != entry.store:
+        if known.store not in (entry.store, before):
             raise DomainError(
                 f"server {name} of {self._root} keeps its state in the store {shown_uri(known.store)!r}; it cannot be "
                 f"changed to {shown_uri(entry.store)!r} by apply: take another name"

@@ -138,7 +138,8 @@ def send(
 
     Raises QuotaExceededError, what `new_versions` raises, ProductionPausedError, InsertionPausedError, DestinationReplacedError
     when they were routed for another table, and CommitOutcomeUnknownError when the storage cannot tell whether it has the commit.
-    After any error but the latter nothing was committed. ResourceAllocationException while the domain's store is overloaded."""
+    After any error but the latter nothing was committed. ResourceAllocationException while the store of a member's server is
+    overloaded."""
     shipment, now = _Send(log, list(staged), routed_by, transaction, reroute, balancing), now_ms()
     deadline = time.monotonic() + wait_s
     room = Room(log, sender, deadline)
@@ -146,8 +147,9 @@ def send(
         if transaction is None:  # else the messages may be in the log already
             room.reserve_for(staged)
         while True:
-            log.admit()
-            epoch = log.snapshot.destination.epoch
+            declared = log.snapshot.destination
+            log.admit({declared.server_of(file.member) for file in shipment.files})
+            epoch = declared.epoch
             try:
                 done = commit_prepared(
                     log,

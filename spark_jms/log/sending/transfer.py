@@ -265,8 +265,8 @@ def admit(log: DeltaLog, target: TransferTarget, ticket: Ticket, planned_epoch: 
     members = [file.member for file in target.files]
     try:
         while True:
-            log.admit()
             snapshot = log.verify()
+            log.admit({snapshot.destination.server_of(member) for member in members})
             if snapshot.table_id != target.table_id:
                 raise DestinationReplacedError(f"{target.destination} was dropped and created again: nothing was sent")
             epoch = snapshot.destination.epoch

@@ -19,7 +19,7 @@ import os
 import select
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -76,12 +76,12 @@ class DeltaLog:
         self,
         storage: Storage,
         name: str,
-        admit: Callable[[], None] = lambda: None,
+        admit: Callable[[Collection[str]], None] = lambda servers: None,
         quotas: QuotaAdmission | None = None,
         check_root: Callable[[], None] = lambda: None,
     ) -> None:
-        """`admit` raises while the domain accepts no new messages. `quotas` None: no destination here has one. `check_root` raises
-        DomainError while the root cannot be reached: then an absent table proves nothing."""
+        """`admit` raises while the store of one of these servers accepts no new messages. `quotas` None: no destination here has one.
+        `check_root` raises DomainError while the root cannot be reached: then an absent table proves nothing."""
         self.storage = storage
         self.name = name
         self.admit, self.quotas, self._check_root = admit, quotas, check_root

@@ -97,8 +97,9 @@ class Attachment:
         name: str,
         role: str = "client",
         lost: Callable[[str], None] = lambda reason: None,
+        report: str = "",
     ) -> Attachment:
-        """Attaches to the daemon with this index, and to no other."""
+        """Attaches to the daemon with this index, and to no other. `report`: a line for its log."""
         spec, identity = config.daemons[index], directory.identity(config)
         secret = directory.secret(index)
         try:
@@ -108,7 +109,7 @@ class Attachment:
                 raise  # a new secret means that the daemon restarted just now
             connection = await connect(spec.address, spec.port, directory.secret(index), identity)
         try:
-            connection.send(RegionHello(role, -1, "", name))
+            connection.send(RegionHello(role, -1, "", name, report=report))
             hello = await connection.first()
             if not isinstance(hello, RegionHello):
                 raise ProtocolError("it did not introduce itself")
@@ -129,6 +130,7 @@ class Attachment:
         name: str,
         role: str = "client",
         lost: Callable[[str], None] = lambda reason: None,
+        report: str = "",
     ) -> Attachment:
         """Attaches to the daemon of this machine that `localindex` names, or to another one of this machine."""
         here = local_daemons(config, machine_addresses())
@@ -139,7 +141,7 @@ class Attachment:
         start = localindex % len(here)
         return await _first_of(
             [
-                lambda index=spec.index: cls.to(directory, config, index, name, role, lost)  # type: ignore[misc]
+                lambda index=spec.index: cls.to(directory, config, index, name, role, lost, report)  # type: ignore[misc]
                 for spec in here[start:] + here[:start]
             ]
         )

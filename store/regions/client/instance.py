@@ -193,6 +193,8 @@ class StoreInstance:
     def _fail(self, error: StoreError) -> None:
         if not self._writes.fail(error):
             return
+        if not isinstance(error, StoreClosedError):
+            log.error("store %s has failed and is closed: %s", self.name, error)
         if self._watching is not None:
             self._watching.cancel()
         for call in self._on_failure:

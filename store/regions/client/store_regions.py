@@ -17,7 +17,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from spark_jms.store.errors import ProtocolError, RegionFullError, StoreCorruptError, StoreError, error_of
+from spark_jms.store.errors import (
+    MemoryLimitError,
+    ProtocolError,
+    RegionFullError,
+    StoreCorruptError,
+    StoreError,
+    error_of,
+)
 from spark_jms.store.regions.client.attachment import OPENED, REGION_ROWS, Attachment
 from spark_jms.store.regions.client.space import (
     BLOCK_BYTES,
@@ -79,6 +86,7 @@ class StoreRegions:
         self._store = store
         self._region_bytes = region_bytes
         self._epochs: dict[str, int] = {}
+        self._full = False  # as the log says
 
     async def _rows(self) -> REGION_ROWS:
         rows: REGION_ROWS = await self._attachment.ask(lambda request: Regions(request, f"{self._store}."), REGION_ROWS)
@@ -104,7 +112,14 @@ class StoreRegions:
         """Makes one more region, of the store's region size."""
         numbers = [int(name.rpartition(".")[2]) for name in self._epochs]
         name = f"{self._store}.{max(numbers, default=-1) + 1:03d}"
-        epoch, size, _ = await self._attachment.ask(lambda request: Open(request, name, self._region_bytes), OPENED)
+        try:
+            epoch, size, _ = await self._attachment.ask(lambda request: Open(request, name, self._region_bytes), OPENED)
+        except MemoryLimitError as error:
+            if not self._full:
+                self._full = True
+                log.error("store %s cannot grow, what needs room is refused: %s", self._store, error)
+            raise
+        self._full = False
         if size != self._region_bytes:
             raise ProtocolError(f"region {name} of {size} bytes instead of {self._region_bytes}")
         self._epochs[name] = epoch

@@ -20,7 +20,7 @@ from spark_jms.store.regions.core.directory_view import Outcome, Seen
 from spark_jms.store.regions.core.primaries import NewRegion, Primaries
 from spark_jms.store.regions.core.primary import Primary
 from spark_jms.store.regions.protocol import region_entry as rules
-from spark_jms.store.regions.protocol.messages import MoveRequest, Notice, Open
+from spark_jms.store.regions.protocol.messages import SHUT_DOWN_SAFELY, MoveRequest, Notice, Open
 from spark_jms.store.regions.protocol.region_entry import RegionEntry
 
 UNREADABLE = (RegionEntryDamagedError, RegionEntryVersionError)
@@ -114,7 +114,7 @@ class Opening:
     def _why_it_waited(self, waiting: Waiting) -> str:
         leaving = [index for index in range(self._shared.peers.count) if self._shared.peers.is_draining(index)]
         if leaving:
-            return f"opens wait while daemon {', '.join(map(str, leaving))} is being shut down safely"
+            return f"opens wait while daemon {', '.join(map(str, leaving))} {SHUT_DOWN_SAFELY}"
         limit_s = self._shared.settings.open_timeout_ms / 1000
         return f"waited {limit_s:g} s (RS_OPEN_TIMEOUT_MS) for {waiting.waits_for}"
 

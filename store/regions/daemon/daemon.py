@@ -65,6 +65,7 @@ LEAVE_TIMEOUT_S = 30.0
 OTHERS_START_S = 1.0
 CLIENTS_LEAVE_S = 2.0
 MAX_UNPROVED = 256
+MAX_REPORT = 1_000  # characters of a client in the log
 LEVELS = {1: logging.ERROR, 2: logging.INFO, 3: logging.DEBUG}
 
 # It counts while the machine is suspended. On a clock that stands meanwhile, a primary that wakes would trust its lease
@@ -146,7 +147,9 @@ class Daemon:
     async def run(self) -> None:
         """Raises a StoreError when the daemon cannot start; it has then cleaned up after itself."""
         self.check_others()
-        self._lock = self.directory.lock_daemon(self.spec.index, self.incarnation, self.config.checksum)
+        self._lock = self.directory.lock_daemon(
+            self.spec.index, self.incarnation, self.config.checksum, self.settings.group_access
+        )
         try:
             await self._run()
         finally:
@@ -418,6 +421,8 @@ class Daemon:
         finally:
             self._unproved.pop(connection, None)
         connection.send(self._hello)
+        if hello.report:
+            self.log.logger.error("client %s reports: %s", hello.client, " ".join(hello.report[:MAX_REPORT].split()))
         if hello.role == "daemon":
             if 0 <= hello.index < self.spec.index:
                 await self._peer(hello, connection)

@@ -55,8 +55,6 @@ from spark_jms.store.regions.directory.global_directory import (
     MAX_NAMED,
     STALE_AGE_S,
     TEMPORARY,
-    TIGHT_FILE,
-    TIGHT_FOLDER,
     VERSION,
     GlobalDirectory,
     _named,
@@ -160,7 +158,8 @@ class DirectoryFiles(DirectoryPort):
             raise DirectoryUnavailableError(f"region {name}: daemon {current.daemon.daemon} gathers up its old entry")
         if not version:  # its maker may have died before it synced the folder's name
             self._disk.sync_folder_at(str(self._entries))
-        if not global_directory.link_new_file(self._disk, folder, str(version + 1), encode_entry(new), TIGHT_FILE):
+        mode = self._directory.file_mode
+        if not global_directory.link_new_file(self._disk, folder, str(version + 1), encode_entry(new), mode):
             return False
         versions = global_directory.file_numbers(self._disk, folder)
         if max(versions, default=0) > version + 1 or not self._disk.is_at(folder, self.folder_of(name)):
@@ -185,7 +184,7 @@ class DirectoryFiles(DirectoryPort):
             if absent is not None and not make:
                 return None
             with contextlib.suppress(FileExistsError):
-                self._disk.make_folder(self.folder_of(name), TIGHT_FOLDER)
+                self._disk.make_folder(self.folder_of(name), self._directory.folder_mode)
         raise _restless(name)
 
     def discard(self, name: str) -> bool:
@@ -198,7 +197,9 @@ class DirectoryFiles(DirectoryPort):
                         return False
                     except RegionEntryDamagedError:
                         last = encode_entry(None)
-                        done = global_directory.link_new_file(self._disk, folder, str(version + 1), last, TIGHT_FILE)
+                        done = global_directory.link_new_file(
+                            self._disk, folder, str(version + 1), last, self._directory.file_mode
+                        )
             except FileNotFoundError:
                 return False
             if done:
@@ -299,6 +300,9 @@ class DirectoryFiles(DirectoryPort):
                 return
             if isinstance(entry, RegionEntry) and entry.epoch == 1:
                 self._touch(f"{quoted(name)}.RGN")
+            elif entry is Absent.REMOVED:
+                with contextlib.suppress(FileNotFoundError):
+                    self._disk.unlink(str(self._regions / f"{quoted(name)}.RGN"))
             if isinstance(entry, RegionEntry) and entry.opener is not None:
                 if not self._disk.has(str(client)):
                     write_whole(client, entry.opener.encode(), 0o640, self._disk)
@@ -325,7 +329,7 @@ class EntryGathering:
     """Gathers up the entries of removed regions. Of one daemon, for its life; one call at a time."""
 
     def __init__(self, directory: GlobalDirectory, files: DirectoryFiles, me: Holder) -> None:
-        self._path = directory.path
+        self._directory, self._path = directory, directory.path
         self._disk = directory.disk
         self._files = files
         self._me = me
@@ -378,12 +382,14 @@ class EntryGathering:
         elif self._disk.stat(str(version), folder=folder).st_mtime > before_s:
             return False
         return global_directory.link_new_file(
-            self._disk, folder, str(version + 1), encode_entry(GatheredBy(self._me)), TIGHT_FILE
+            self._disk, folder, str(version + 1), encode_entry(GatheredBy(self._me)), self._directory.file_mode
         )
 
     def _record(self, name: str) -> None:
         with self._disk.opened_folder(str(self._path / GATHERED)) as gathered:
-            self._disk.close(self._disk.open(quoted(name), os.O_WRONLY | os.O_CREAT, TIGHT_FILE, folder=gathered))
+            self._disk.close(
+                self._disk.open(quoted(name), os.O_WRONLY | os.O_CREAT, self._directory.file_mode, folder=gathered)
+            )
             self._disk.sync_folder(gathered)
 
 

@@ -2,7 +2,7 @@
 
     rs_daemons.cfg                     the daemons; written by the administrator
     logs/                              daemon log files
-    regions/NAME.RGN                   created with the region, remains when it is closed
+    regions/NAME.RGN                   created with the region, remains until the region is removed
     regions/NAME_client_meta.f         exists while a store has the region open
     regions/NAME_admin_meta.f          exists while an administrator deletes it
     daemons/directory.id               the directory's identity; written once, by the first daemon that starts on it
@@ -39,12 +39,13 @@ import secrets
 import socket
 import time
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from spark_jms.store.disk import Disk
 from spark_jms.store.errors import DaemonConfigError, DaemonUnavailableError, DirectoryUnavailableError
+from spark_jms.store.net.addresses import interfaces, numbers_of
 from spark_jms.store.regions.protocol.cluster_config import ClusterConfig, DaemonSpec, checksum_of, parse, pick_local
 from spark_jms.store.regions.protocol.region_entry import Absent, RegionEntry
 
@@ -54,12 +55,13 @@ ENTRIES = "daemons/entries"
 GATHERED = "daemons/gathered"
 GATHERING = "daemons/gathering"
 TIGHT_FILE, TIGHT_FOLDER = 0o600, 0o700
-GROUP_FILE = 0o660
-FOLDERS = (*((name, TIGHT_FOLDER) for name in ("daemons", ENTRIES, GATHERED, GATHERING)), ("regions", 0o750))
+GROUP_FILE, GROUP_FOLDER = 0o640, 0o750
+FOLDERS = ("daemons", ENTRIES, GATHERED, GATHERING)
 LOCK_TIMEOUT_S, LOCK_POLL_S = 1.0, 0.01
 STALE_AGE_S = 3600.0
 MAX_LOOKS = 100  # at an entry that others change
 MAX_NAMED = 10  # failures in one error
+NAME_KEPT_S, UNKNOWN_KEPT_S = 60.0, 5.0
 VERSION = 1  # of an entry
 MARK = "gathered by"  # a daemon's mark instead of an entry
 FIELDS = set(RegionEntry.__struct_fields__)
@@ -86,7 +88,7 @@ class GlobalDirectory:
             text = data.decode("utf-8")
         except UnicodeDecodeError as error:
             raise DaemonConfigError(str(self.config_file), 0, f"not UTF-8: {error.reason}") from error
-        config = parse(text, str(self.config_file))
+        config = parse(text, str(self.config_file), NAMES.numbers)
         if config.checksum != checksum_of(data):
             raise DaemonConfigError(str(self.config_file), 0, "the file changed while it was read")
         return config
@@ -98,20 +100,56 @@ class GlobalDirectory:
         """What both sides of a connection must agree on."""
         return hashlib.sha256(f"{self.path}\0{config.checksum}".encode()).digest()
 
-    def prepare(self) -> None:
-        """Makes the folders and the identity. DirectoryUnavailableError without rs_daemons.cfg."""
+    @property
+    def is_for_group(self) -> bool:
+        """Whether the members of its group may use it: the folder `daemons` says so."""
+        try:
+            return os.stat(self.path / "daemons").st_mode & 0o050 == 0o050
+        except OSError:
+            return False
+
+    @property
+    def file_mode(self) -> int:
+        """Of a new file in `daemons`."""
+        return GROUP_FILE if self.is_for_group else TIGHT_FILE
+
+    @property
+    def folder_mode(self) -> int:
+        return GROUP_FOLDER if self.is_for_group else TIGHT_FOLDER
+
+    def prepare(self, for_group: bool | None = None) -> None:
+        """Makes the folders and the identity. `for_group`: whether the members of its group may use it from now on; None: as
+        before, a new one is for its user alone. DirectoryUnavailableError without rs_daemons.cfg."""
         with _named(), self.opened() as root:
             if not self.disk.has(CONFIG, folder=root):
                 raise DirectoryUnavailableError(f"{self.path} has no {CONFIG}, so it may be an empty mount point")
-            for name, mode in FOLDERS:
+            mode = GROUP_FOLDER if for_group or (for_group is None and self.is_for_group) else TIGHT_FOLDER
+            for name in FOLDERS:
                 with contextlib.suppress(FileExistsError):
                     self.disk.make_folder(name, mode, folder=root)
+            with contextlib.suppress(FileExistsError):
+                self.disk.make_folder("regions", GROUP_FOLDER, folder=root)
+            if for_group is not None and for_group != self.is_for_group:
+                self._change_modes(for_group)
             with self.disk.opened_folder("daemons", folder=root) as folder:
                 self.disk.sync_folder(root)
                 if not self.disk.has(IDENTITY, folder=root):
                     identity = secrets.token_hex(32).encode()
-                    link_new_file(self.disk, folder, Path(IDENTITY).name, identity, TIGHT_FILE)
+                    link_new_file(self.disk, folder, Path(IDENTITY).name, identity, self.file_mode)
                 self.disk.sync_folder(folder)  # the folders; and the identity, if its maker died before it could
+
+    def _change_modes(self, for_group: bool) -> None:
+        """Of the folders last, so that a change that was interrupted is made again."""
+        folders, files = [self.path / name for name in FOLDERS], list[Path]()
+        for found in (self.path / "daemons").rglob("*"):
+            (folders if found.is_dir() else files).append(found)
+        for path in files:
+            with contextlib.suppress(FileNotFoundError):
+                path.chmod(GROUP_FILE if for_group else TIGHT_FILE)
+        for path in sorted(folders, reverse=True):
+            with contextlib.suppress(FileNotFoundError):
+                kept = path.stat().st_mode & 0o7000  # a setgid folder hands its group on
+                path.chmod(kept | (GROUP_FOLDER if for_group else TIGHT_FOLDER))
 
     # ---- whether it is the directory at all
 
@@ -159,10 +197,10 @@ class GlobalDirectory:
         """What the daemon wrote about itself when it started; {} when it never ran."""
         return _object_in(self._daemon_file(index, "lock"))
 
-    def lock_daemon(self, index: int, incarnation: str, checksum: str) -> int:
+    def lock_daemon(self, index: int, incarnation: str, checksum: str, for_group: bool | None = None) -> int:
         """The descriptor that holds the lock for the daemon's life. DaemonUnavailableError when the daemon runs already."""
-        self.prepare()
-        fd = os.open(self._daemon_file(index, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, TIGHT_FILE)
+        self.prepare(for_group)
+        fd = os.open(self._daemon_file(index, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self.file_mode)
         deadline_s = time.monotonic() + LOCK_TIMEOUT_S
         while True:  # others test whether the daemon runs by locking the file for a moment
             try:
@@ -178,7 +216,7 @@ class GlobalDirectory:
                 ) from error
         os.ftruncate(fd, 0)  # removes what the incarnation before wrote
         secret = self._daemon_file(index, "secret")
-        write_whole(secret, secrets.token_hex(32).encode(), TIGHT_FILE, self.disk)
+        write_whole(secret, secrets.token_hex(32).encode(), self.file_mode, self.disk)
         self.tell(fd, incarnation, checksum)
         return fd
 
@@ -220,21 +258,38 @@ class GlobalDirectory:
 
     def publish_service(self, store: str, reached: Mapping[str, Any]) -> None:
         """The process that opened the store's regions and serves them publishes how the others reach it. OSError."""
-        write_whole(self._service_file(store), json.dumps(reached).encode(), TIGHT_FILE, self.disk)
+        write_whole(self._service_file(store), json.dumps(reached).encode(), self.file_mode, self.disk)
 
     def published_service(self, store: str) -> dict[str, Any]:
         """What the last server of the store published; {} when none has, or the file cannot be read."""
         return _object_in(self._service_file(store))
 
 
+class ResolvedNames:
+    """The numbers of names, by hosts file and DNS. They are asked again after a minute; while no answer comes, the last one counts.
+    Thread-safe: a later answer replaces an earlier one."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._known: dict[str, tuple[float, frozenset[str]]] = {}
+
+    def numbers(self, name: str) -> frozenset[str]:
+        """Empty for a name that is not known."""
+        until_s, found = self._known.get(name, (0.0, frozenset()))
+        if self._clock_s() >= until_s:
+            answers = numbers_of(name)
+            found = frozenset(answers) or found
+            self._known[name] = (self._clock_s() + (NAME_KEPT_S if answers else UNKNOWN_KEPT_S), found)
+        return found
+
+
+NAMES = ResolvedNames()
+
+
 def machine_addresses() -> frozenset[str]:
     """The names and numbers of this machine, as they may stand in rs_daemons.cfg."""
-    import psutil
-
     found = {"localhost", "127.0.0.1", "::1", socket.gethostname(), _full_name()}
-    for addresses in psutil.net_if_addrs().values():
-        found |= {a.address.split("%")[0] for a in addresses if a.family in (socket.AF_INET, socket.AF_INET6)}
-    return frozenset(found)
+    return frozenset(found.union(*interfaces().values()))
 
 
 @functools.cache

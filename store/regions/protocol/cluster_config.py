@@ -1,9 +1,8 @@
 """rs_daemons.cfg: the daemons of a cluster, and which of them are on this machine. Pure.
 
-The caller reads the file and knows the machine's own addresses. Two addresses are equal when their texts are equal, apart
-from upper and lower case and the spelling of an IP number. A pure module resolves no names, so a caller that has resolved
-them may compare again. Likewise, only the syntax of an address is checked, not whether it can be reached (the reference's
-own example has numbers that no network has).
+The caller reads the file, knows the machine's own addresses, and resolves names. Two addresses are equal when their texts are
+equal, apart from upper and lower case and the spelling of an IP number, or when their names stand for one number here. Only the
+syntax of an address is checked, not whether it can be reached (the reference's own example has numbers that no network has).
 
 Features: R1, R2, R11 (docs/FEATURES.md)
 """
@@ -13,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
 from spark_jms.store.errors import DaemonConfigError, NoLocalDaemonError
 
@@ -36,13 +35,20 @@ _MAX_NAME_CHARACTERS = 253
 
 @dataclass(frozen=True)
 class DaemonSpec:
-    """One line of rs_daemons.cfg; `index` is the daemon's number, from 0 in the order of the file."""
+    """One line of rs_daemons.cfg; `index` is the daemon's number, from 0 in the order of the file. `numbers`: what the name in
+    `address` stands for on this machine; empty of a number, and of a name that is not known here."""
 
     index: int
     address: str
     port: int
     shmkey: int
     memory_limit_bytes: int
+    numbers: frozenset[str] = field(default=frozenset(), compare=False)
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """All that tells its machine from others."""
+        return frozenset(map(normal_address, (self.address, *self.numbers)))
 
 
 @dataclass(frozen=True)
@@ -62,9 +68,14 @@ def checksum_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def parse(text: str, file: str) -> ClusterConfig:
-    """`text` is the file as UTF-8, with surrogate escapes for undecodable bytes and line ends untouched. Raises
-    DaemonConfigError, with file and line, for the first violation."""
+def unresolved(name: str) -> Collection[str]:
+    """Names stand for nothing."""
+    return ()
+
+
+def parse(text: str, file: str, resolve: Callable[[str], Collection[str]] = unresolved) -> ClusterConfig:
+    """`text` is the file as UTF-8, with surrogate escapes for undecodable bytes and line ends untouched. `resolve` gives the
+    numbers of a name. Raises DaemonConfigError, with file and line, for the first violation."""
     daemons: list[DaemonSpec] = []
     places: dict[tuple[str, int], int] = {}  # (address, port) -> line
     keys: dict[tuple[str, int], int] = {}  # (address, key) -> line
@@ -75,7 +86,7 @@ def parse(text: str, file: str) -> ClusterConfig:
         if len(daemons) == MAX_DAEMONS:
             raise DaemonConfigError(file, number, f"more than {MAX_DAEMONS} daemons")
         try:
-            daemon = _daemon(len(daemons), fields)
+            daemon = _daemon(len(daemons), fields, resolve)
             _unique(daemon, number, places, keys)
         except ValueError as error:
             raise DaemonConfigError(file, number, str(error)) from None
@@ -85,26 +96,29 @@ def parse(text: str, file: str) -> ClusterConfig:
     return ClusterConfig(tuple(daemons), checksum_of(text.encode("utf-8", "surrogateescape")))
 
 
-def _daemon(index: int, fields: list[str]) -> DaemonSpec:
+def _daemon(index: int, fields: list[str], resolve: Callable[[str], Collection[str]]) -> DaemonSpec:
     if len(fields) not in (3, 4):
         raise ValueError(f"{len(fields)} fields, expected 3 or 4: address port shared-memory-key [memory-limit]")
     limit = parse_memory_limit(fields[3]) if len(fields) == 4 else DEFAULT_MEMORY_LIMIT_BYTES
-    return DaemonSpec(index, _address(fields[0]), _port(fields[1]), _shmkey(fields[2]), limit)
+    address = _address(fields[0])
+    numbers = frozenset() if _is_number(address) else frozenset(resolve(address))
+    return DaemonSpec(index, address, _port(fields[1]), _shmkey(fields[2]), limit, numbers)
 
 
 def _unique(
     daemon: DaemonSpec, line: int, places: dict[tuple[str, int], int], keys: dict[tuple[str, int], int]
 ) -> None:
-    node = normal_address(daemon.address)
-    first = places.setdefault((node, daemon.port), line)
-    if first != line:
-        raise ValueError(f"address {daemon.address!r} and port {daemon.port} are already taken by line {first}")
-    first = keys.setdefault((node, daemon.shmkey), line)
-    if first != line:
-        raise ValueError(
-            f"shared memory key {daemon.shmkey:#x} is already taken on {daemon.address!r} by line {first}; "
-            "daemons on one machine need different keys"
-        )
+    for node in sorted(daemon.nodes):
+        shown = repr(daemon.address) if node == normal_address(daemon.address) else f"{daemon.address!r} ({node})"
+        first = places.setdefault((node, daemon.port), line)
+        if first != line:
+            raise ValueError(f"address {shown} and port {daemon.port} are already taken by line {first}")
+        first = keys.setdefault((node, daemon.shmkey), line)
+        if first != line:
+            raise ValueError(
+                f"shared memory key {daemon.shmkey:#x} is already taken on {shown} by line {first}; "
+                "daemons on one machine need different keys"
+            )
 
 
 def _address(word: str) -> str:
@@ -149,6 +163,18 @@ def parse_memory_limit(word: str) -> int:
     return limit
 
 
+def _is_number(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(number: str) -> bool:
+    return ipaddress.ip_address(number).is_loopback
+
+
 def normal_address(address: str) -> str:
     """The same text for every spelling of an address."""
     try:
@@ -158,9 +184,14 @@ def normal_address(address: str) -> str:
 
 
 def local_daemons(config: ClusterConfig, addresses: Collection[str]) -> tuple[DaemonSpec, ...]:
-    """The daemons on the machine with these addresses (names and numbers), in the order of the file."""
+    """The daemons on the machine with these addresses (names and numbers), in the order of the file. A name that stands for a
+    loopback number is one of this machine."""
     here = {normal_address(address) for address in addresses}
-    return tuple(daemon for daemon in config.daemons if normal_address(daemon.address) in here)
+    return tuple(
+        daemon
+        for daemon in config.daemons
+        if not here.isdisjoint(daemon.nodes) or any(map(_is_loopback, daemon.numbers))
+    )
 
 
 def pick_local(config: ClusterConfig, addresses: Collection[str], localindex: int) -> DaemonSpec:

@@ -14,6 +14,7 @@ import msgspec
 from spark_jms.store.net.frames import MAX_FRAME_BYTES, FrameReader, frame
 
 MAX_BODY_BYTES = 56 * 1024 * 1024  # region bytes in one frame, in either direction
+SHUT_DOWN_SAFELY = "is being shut down safely"  # in the RegionUnavailableError of an Open that waited for that
 
 
 class RegionMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -25,13 +26,14 @@ class RegionMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 class RegionHello(RegionMessage, frozen=True, tag="Hello"):
     """The first frame of every connection, both ways. `role`: daemon, client or admin. `timeouts`: a daemon's, in words;
-    daemons with other ones refuse it."""
+    daemons with other ones refuse it. `report`: a client's, for the log of the daemon; an older daemon does not read it."""
 
     role: str
     index: int
     incarnation: str
     client: str = ""
     timeouts: str = ""
+    report: str = ""
 
 
 class DaemonHeartbeat(RegionMessage, frozen=True, tag="Heartbeat"):

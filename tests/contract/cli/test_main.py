@@ -173,6 +173,7 @@ def test_group_alone_prints_its_help(group: str) -> None:
         "browse orders",
         "store check",
         "store lock",
+        "store own --dry-run",
         "apply MODULE",
         "pause orders",
         "drop orders --force",

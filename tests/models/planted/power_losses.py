@@ -169,9 +169,9 @@ POWER_LOSSES = (
     directory(
         "the version before is removed before the next one is linked",
         "directory/entries.py",
-        "        if not global_directory.link_new_file(self._disk, folder, str(version + 1), encode_entry(new), TIGHT_FILE):",
+        "        if not global_directory.link_new_file(self._disk, folder, str(version + 1), encode_entry(new), mode):",
         "        global_directory.remove_file(self._disk, folder, str(version))\n"
-        "        if not global_directory.link_new_file(self._disk, folder, str(version + 1), encode_entry(new), TIGHT_FILE):",
+        "        if not global_directory.link_new_file(self._disk, folder, str(version + 1), encode_entry(new), mode):",
     ),
     Planted(
         "an entry is moved away before its removal is recorded",

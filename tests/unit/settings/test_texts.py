@@ -83,6 +83,7 @@ TEXTS = {
     "Production Pause and Resume": "",
     "weblogic.messaging.DisableTopicMultiSender": "",
     "local-jndi-name": "",
+    "weblogic.store.replicated.MaximumMessageSizePercent": "1 %",
 }
 SAID = {"disabled": None}  # defaults in words
 each_name = pytest.mark.parametrize("row", NAMES, ids=lambda row: row.name)

@@ -61,7 +61,7 @@ def texts(context: Context, destination: str = "orders") -> list[str | None]:
 def refuse(context: Context, error: Exception) -> Iterator[None]:
     """Every commit of `orders` fails with this error meanwhile."""
 
-    def admit() -> None:
+    def admit(servers: object) -> None:
         raise error
 
     with pytest.MonkeyPatch.context() as patch:

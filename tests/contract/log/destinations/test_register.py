@@ -14,7 +14,6 @@ import spark_jms
 from spark_jms.admin.destinations import drop_destination
 from spark_jms.admin.domain_sample import DESTINATIONS, take
 from spark_jms.claims.servers.stores import open_stores
-from spark_jms.claims.transactions.transaction import Coordinators
 from spark_jms.claims.upkeep.views import opened_store
 from spark_jms.cli.__main__ import cli
 from spark_jms.client import connect
@@ -23,7 +22,7 @@ from spark_jms.core.records.stored_form import DOMAIN_RECORD
 from spark_jms.errors import DomainError, InvalidDestinationError, JmsqError
 from spark_jms.log.destinations.declarations import DeclarationChange, apply_destinations
 from spark_jms.log.destinations.domain import ACKNOWLEDGEMENTS, REGISTER, Domain, RegisterEntry, create_domain
-from spark_jms.store import Delete, StoreAbsentError, open_store
+from spark_jms.store import Delete, ForeignOwnerError, StoreAbsentError, open_store
 from spark_jms.testing import memory_domain
 
 
@@ -265,15 +264,12 @@ def shared(tmp_path: Path) -> dict[str, Any]:
 def test_store_of_another_domain_is_refused(tmp_path: Path, shared: dict[str, Any]) -> None:
     """C18, S9: each would complete the transactions of the other, and take their destinations for dropped. The first has not consumed
     yet; it may drop its destinations and declare others."""
-    second, why = str(tmp_path / "second"), "is the store of another domain"
+    second, why = str(tmp_path / "second"), r"ForeignOwnerError: .* belongs to domain"
     for _ in range(2):
         with pytest.raises(DomainError, match=why):
             spark_jms.apply(second, shared)
-    with open_stores(Domain(second)) as store:  # its file names the store
-        coordinators = Coordinators(Domain(second), store)
-        with pytest.raises(DomainError, match=why):
-            coordinators.take()
-        coordinators.close()
+    with pytest.raises(ForeignOwnerError):  # its file names the store
+        open_stores(Domain(second))
     spark_jms.apply(second, {**shared, "store": "file"})
     first = Domain(str(tmp_path / "first"))
     with opened_store(first) as opened:
@@ -285,13 +281,11 @@ def test_store_of_another_domain_is_refused(tmp_path: Path, shared: dict[str, An
 def test_store_that_names_no_domain_is_refused_for_its_positions(tmp_path: Path, shared: dict[str, Any]) -> None:
     """C18, S9: it was made before stores named their domain. That one opens it as before."""
     first = str(tmp_path / "first")
-    with open_store(shared["store"]) as store, store.connect("test") as session:
-        session.open(DOMAIN_RECORD).commit([Delete("id")])
     with connect(first) as ctx:
         ctx.producer("orders").send(text="a")
         assert ctx.consumer("orders").receive(5) is not None
-    with pytest.raises(
-        DomainError, match=r"has positions of a destination \(members/.*: it is the store of another domain"
-    ):
+    with open_store(shared["store"]) as store, store.connect("test") as session:
+        session.open(DOMAIN_RECORD).commit([Delete("id")])
+    with pytest.raises(DomainError, match=r"belongs to another domain, of which it has positions \(members/"):
         spark_jms.apply(str(tmp_path / "second"), shared)
     spark_jms.apply(first, shared)

@@ -11,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from spark_jms.store.jdbc.engine import read_published
+from spark_jms.store.jdbc.settings import parse_jdbc
+from spark_jms.store.jdbc.store import JdbcFinder
+from spark_jms.store.kinds.administration import lock_status
 from spark_jms.testing.domain import wait_until
 from spark_jms.testing.postgresql import PrivatePostgresql
 from tests.harness.services.proxy import Proxy
+from tests.harness.stores.jdbc_raw import Raw
 from tests.harness.stores.jdbc_writers import LIMIT_S, Watch, WriterProcess, check_account, engine_pids, schema_of
 
 QUICK = {"retry_interval_ms": 100, "verify_interval_ms": 200, "statement_limit_s": 2}
@@ -110,6 +115,46 @@ def test_scenario_3_a_hang_then_a_kill(scene: Scene) -> None:
     begun_s = time.monotonic()
     scene.a.kill()
     scene.finish("3, hang, from the kill", scene.wait_take_over(begun_s))
+
+
+@pytest.mark.parametrize("scene", [{"hang_limit_s": 2}], indirect=True)
+def test_scenario_3_a_hang_is_ended_by_the_others(scene: Scene) -> None:
+    """S7: SIGSTOP, and no process kills A. After hang_limit_s the database ends its sessions for B, which takes over; on SIGCONT A is
+    disabled."""
+    assert lock_status(scene.uri).answers
+    scene.a.suspend()
+    begun_s = time.monotonic()
+    found = lock_status(scene.uri)
+    assert (found.held, found.answers, found.pid) == (True, False, scene.a.process.pid)
+    took_s = scene.wait_take_over(begun_s) - 2
+    assert took_s > -0.5  # what A had done before it was stopped
+    scene.b.wait_log("ERROR.*has not used its lock for 2 s, so the database has ended its sessions")
+    scene.a.signal(signal.SIGCONT)
+    scene.a.wait_log("PANIC: .* is disabled and writes nothing any more")
+    scene.a.wait_writes()  # as a client of B
+    assert scene.engine() == scene.b.process.pid
+    scene.finish("3, hang, ended by the others, from hang_limit_s", took_s)
+
+
+@pytest.mark.parametrize("scene", [{"hang_limit_s": 1}], indirect=True)
+def test_engine_that_the_database_hears_is_not_ended(scene: Scene) -> None:
+    """S7: a third process cannot reach the engine, which serves the second: it waits, and both continue to write."""
+    raw = Raw(scene.uri)
+    connection = raw.database.connect()
+    published = read_published(connection, raw.tables)
+    connection.close()
+    assert published is not None
+    finder = JdbcFinder(parse_jdbc(scene.uri), session_timeout_ms=3_000)
+    try:
+        for _ in range(20):  # with the pauses of retry_interval_ms longer than hang_limit_s
+            assert finder.find(published.address) is None
+    finally:
+        finder.close()
+        raw.database.close()
+    for writer in (scene.a, scene.b):
+        writer.wait_writes()
+    assert scene.engine() == scene.a.process.pid
+    scene.finish("none, an engine out of reach", 0.0)
 
 
 def test_scenario_3_a_stopped_engine_that_lost_its_lock_never_writes_again(scene: Scene) -> None:

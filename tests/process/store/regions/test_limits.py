@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_jms import connect
+from spark_jms import apply, connect
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.log.destinations.declarations import apply_destinations
 from spark_jms.log.destinations.domain import Domain, create_domain
@@ -31,6 +31,8 @@ from spark_jms.testing.domain import wait_until
 from tests.harness.domains.feed import QUEUE, send_numbers
 from tests.harness.services.daemons import Daemons
 from tests.harness.stores.regions_cluster import MB, FaultyDaemons, Make, lists
+
+ON_SERVERS = {"on-a": ["a"], "on-b": ["b"], "on-both": ["a", "b"]}
 
 
 @pytest.fixture
@@ -353,3 +355,39 @@ def test_daemon_memory_depends_on_regions_alone(daemons: FaultyDaemons) -> None:
     with Admin(str(daemons.path)) as admin:
         admin.remove_regions("s.*")
     wait_until(lambda: all(daemon.memory_used_bytes == 0 for daemon in lists(daemons.path, 0)[0]), 10.0)
+
+
+def test_sends_are_refused_above_yellow_of_the_store_of_their_members(
+    daemons: FaultyDaemons, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """R13, D1: the thresholds of a server are those of its own store, for the messages of its members alone; a send that has both
+    kinds is refused as one."""
+    monkeypatch.setattr(instances, "NEAR_S", 0.05)
+    monkeypatch.setenv("store.replicated.full.SpaceOverloadYellowPercent", "60")
+    on = {name: {"kind": "distributed-queue", "servers": servers} for name, servers in ON_SERVERS.items()}
+    apply(
+        str(tmp_path / "domain"),
+        {
+            "servers": {"a": {"store": daemons.uri("full", region_mb=2)}, "b": {"store": str(tmp_path / "b")}},
+            "destinations": {**on, "plain": {"kind": "queue"}},
+        },
+    )
+    domain, said = Domain(str(tmp_path / "domain")), set()
+
+    def accepted() -> set[str]:
+        found = set()
+        with connect(domain.root, housekeeping=False) as context:
+            for name in (*ON_SERVERS, "plain"):
+                try:
+                    context.producer(name).send_many({"text": str(number)} for number in range(4))
+                    found.add(name)
+                except ResourceAllocationException as error:
+                    said.add("store full: daemon memory is" in str(error))
+        return found
+
+    assert accepted() == {*ON_SERVERS, "plain"}
+    with open_store(domain.server_uri("a"), create=False) as store, store.connect("c") as session:
+        fill(session.open("r"), until=lambda: not admitted(daemons.path, "full"))
+        assert accepted() == {"on-b", "plain"}
+        assert said == {True}
+    wait_until(lambda: accepted() == {*ON_SERVERS, "plain"}, 10.0)

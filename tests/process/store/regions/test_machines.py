@@ -48,11 +48,18 @@ class Remote(Peer):
 class Site:
     """A daemon on each machine, and a store with the same URI on all of them."""
 
-    def __init__(self, machines: Machines, path: Path) -> None:
+    def __init__(self, machines: Machines, path: Path, names: bool = False) -> None:
+        """`names`: the cfg has names, which the hosts files of the machines know."""
         self.machines = machines
         self.path = path / "global"
         self.path.mkdir()
-        lines = [f"{machine.address} 4545 4545 256M" for machine in machines.all]
+        known = {machine.address: f"node{machine.number}.test" for machine in machines.all}
+        lines = [f"{known[machine.address] if names else machine.address} 4545 4545 256M" for machine in machines.all]
+        if names:
+            hosts = path / "hosts"
+            hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{where} {name}\n" for where, name in known.items()))
+            for machine in machines.all:
+                machine.use_hosts(hosts)
         (self.path / "rs_daemons.cfg").write_text("\n".join(lines))
         cert, key = certificate(path)
         engine = f"engine_host=daemon&engine_certificate={cert}&engine_key={key}"
@@ -98,12 +105,12 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
     if reason := why_not():
         pytest.skip(reason)
     machines = Machines(COUNT)
     try:
-        made = Site(machines, tmp_path)
+        made = Site(machines, tmp_path, names=getattr(request, "param", False))
         yield made
         made.close()
     finally:
@@ -143,8 +150,9 @@ def test_engine_moves_to_another_machine(site: Site) -> None:
     assert site.engine() in (1, 2)
 
 
+@pytest.mark.parametrize("site", [True, False], indirect=True, ids=["names", "numbers"])
 def test_store_survives_a_machine_that_goes_down(site: Site) -> None:
-    """R10, R15: with its daemon and engine; acknowledged writes remain, and every region gets two copies again."""
+    """R1, R10, R15: with its daemon and engine; acknowledged writes remain, and every region gets two copies again."""
     peers = opened(site)
     site.machines[site.engine()].power_off()
     for number in (1, 2):

@@ -35,7 +35,7 @@ def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_running_domain_fails_until_its_regions_are_removed_again(
     make_daemons: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """R6, R18: by force. No acknowledged message is delivered again before an administrator has decided, whoever asks."""
+    """R6, R8, R18: by force. No acknowledged message is delivered again before an administrator has decided, whoever asks."""
     daemons, root = make_daemons(2), str(tmp_path / "domain")
     apply(root, {"store": daemons.uri("fast"), "destinations": {"orders": {"kind": "queue"}}})
     with connect(root, housekeeping=False) as context, Admin(str(daemons.path), 1) as admin:
@@ -67,7 +67,10 @@ def test_running_domain_fails_until_its_regions_are_removed_again(
             "store fast cannot be opened: region fast.000 was removed by force" in text for text in errors(caplog)
         )
         wait_until(lambda: daemons.output().count("region fast.000 is LOST: it was removed by force") == 2, LIMIT_S)
+        lock_file = daemons.path / "regions" / "fast.000.RGN"
+        assert lock_file.exists()
         assert admin.remove_regions("fast*").lost == ()
+        wait_until(lambda: not lock_file.exists(), LIMIT_S, "rmr removes the lock file of the region")
         assert received(context) == [str(number) for number in range(5)], "the store has begun again"
 
 

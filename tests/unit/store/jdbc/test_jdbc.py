@@ -310,15 +310,20 @@ def through_proxy(postgresql: Any, proxy: Proxy) -> JdbcSettings:
     return parse_jdbc(uri)
 
 
-def test_an_unreachable_database_is_reported_within_the_open_limit(tmp_path: Path, postgresql: Any) -> None:
-    """S3: a first opening tries for OPEN_LIMIT_S; a file that is no database fails at once."""
+def test_an_unreachable_database_is_reported_at_the_limit(
+    tmp_path: Path, postgresql: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S3, S5: a first opening tries for retry_limit_s, 15 minutes, and logs an error then; what is no database fails at once."""
     proxy = Proxy("127.0.0.1", postgresql.port)
     proxy.refuse()
     now_ms: list[float] = [0.0]
     clocks = Clocks(lambda: now_ms[0], lambda ms: now_ms.__setitem__(0, now_ms[0] + ms))
-    with pytest.raises(DatabaseUnreachableError, match="tried for 10.0 s"):
+    with pytest.raises(DatabaseUnreachableError, match="tried for 90[0-9].[0-9] s"):
         JdbcFinder(through_proxy(postgresql, proxy), session_timeout_ms=3_000, clocks=clocks)
     proxy.close()
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 1
+    assert "the database cannot be reached, and the store does not open" in errors[0]
     junk = tmp_path / "junk.db"
     junk.write_bytes(b"this is no database " * 100)
     with pytest.raises(StoreError):

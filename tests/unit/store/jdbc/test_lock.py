@@ -238,6 +238,9 @@ def test_the_start_retries_up_to_its_limit(uri: str, caplog: pytest.LogCaptureFi
         open_backend(uri, clocks=clocks)
     assert 900_000 <= now_ms[0] <= 960_000
     assert "waiting for the lock of the data store for 60 s, retrying up to 900 s" in caplog.text
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 1
+    assert "waited 900 s for the lock of the data store, and the store does not open" in errors[0]
     ownership.release()
     open_backend(uri, clocks=clocks).release()
 

@@ -21,7 +21,7 @@ from spark_jms.store import (
     StoreClosedError,
     open_store,
 )
-from spark_jms.store.contract import StoreOpening
+from spark_jms.store.contract import COMMAND_LIMIT_S, StoreOpening
 from spark_jms.store.jdbc.database import CONNECT_TIMEOUT_S, Database, DatabaseConnection
 from spark_jms.store.jdbc.engine import Clocks
 from spark_jms.store.jdbc.settings import parse_jdbc
@@ -161,7 +161,12 @@ def test_first_attempt_counts_to_the_limit_of_an_opening(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Database, "connect", hangs)
     with pytest.raises(DatabaseUnreachableError, match=r"tried for 10\.0 s"):
-        JdbcFinder(parse_jdbc("jdbc:postgresql://u@127.0.0.1/x"), session_timeout_ms=3_000, clocks=clock.clocks)
+        JdbcFinder(
+            parse_jdbc("jdbc:postgresql://u@127.0.0.1/x"),
+            session_timeout_ms=3_000,
+            clocks=clock.clocks,
+            opening=StoreOpening(COMMAND_LIMIT_S),
+        )
     assert len(attempts) == 1
 
 

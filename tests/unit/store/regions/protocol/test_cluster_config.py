@@ -242,3 +242,37 @@ def test_pure_module_imports_and_calls_nothing_impure(module: str) -> None:
     names = {each.id for each in called if isinstance(each, ast.Name)}
     names |= {each.attr for each in called if isinstance(each, ast.Attribute)}
     assert names & {"open", "now", "utcnow", "today", "input"} == set()
+
+
+NUMBERS = {
+    "node-a": ["10.0.0.1"],
+    "alias.example": ["10.0.0.1", "fe80::1"],
+    "node-b": ["10.0.0.2"],
+    "me": ["127.0.1.1"],
+}
+
+
+def resolved(text: str) -> ClusterConfig:
+    return parse(text, FILE, lambda name: NUMBERS.get(name, []))
+
+
+def test_names_of_one_machine_are_one_address() -> None:
+    """R1: two names of one number, and a name and its number, must not share a port or a key; unknown names are only equal to
+    themselves."""
+    for other in ("alias.example", "10.0.0.1"):
+        with pytest.raises(DaemonConfigError, match=r"\(10.0.0.1\) and port 4545 are already|'10.0.0.1' and port 4545"):
+            resolved(f"node-a 4545 1 1G\n{other} 4545 2 1G")
+        with pytest.raises(DaemonConfigError, match="key 0x1 is already taken"):
+            resolved(f"node-a 4545 1 1G\n{other} 4546 1 1G")
+    assert len(resolved("node-a 4545 1 1G\nnode-b 4545 1 1G\nunknown 4545 1 1G\nelsewhere 4545 1 1G").daemons) == 4
+
+
+def test_daemon_with_a_name_is_found_by_the_numbers_of_its_machine() -> None:
+    """R1, R18: also where the name stands for a loopback number, as Debian's hosts file has it. The checksum is the file's, whatever
+    a name stands for."""
+    text = "node-a 4545 1 1G\nnode-b 4545 1 1G\nme 4545 1 1G\nunknown 4545 1 1G"
+    config = resolved(text)
+    assert [daemon.index for daemon in local_daemons(config, {"10.0.0.2", "127.0.0.1"})] == [1, 2]
+    assert [daemon.index for daemon in local_daemons(config, {"node-a"})] == [0, 2]
+    assert pick_local(config, {"10.0.0.1"}, 0).address == "node-a"
+    assert config == parse(text, FILE)
