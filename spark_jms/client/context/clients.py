@@ -252,7 +252,7 @@ class ContextConsumers:
             wanted,
             durable=given.durable,
             sharing=given.sharing,
-            server=address.server,
+            server=address.server_in(log.snapshot.destination),
             home=self._choices.pinning.home,
             members=settings.members,
         )

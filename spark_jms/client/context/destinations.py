@@ -106,7 +106,8 @@ class ContextDestinations:
         """What an existing subscription is kept as, of a topic or on its server. Raises InvalidDestinationError."""
         log = self.log(address.destination)
         kept = self.kept(log, subscription, exists=True)
-        return None if kept is None else kept_at(log.snapshot.destination, address.server, kept)
+        declared = log.snapshot.destination
+        return None if kept is None else kept_at(declared, address.server_in(declared), kept)
 
     def sent(self, log: DeltaLog, version: int) -> None:
         """A send has committed this version."""
