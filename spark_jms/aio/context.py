@@ -114,7 +114,7 @@ class AsyncContext:
     def __init__(self, blocking: Context, calls: BlockingCalls) -> None:
         self.blocking, self.root, self.client_id = blocking, blocking.root, blocking.client_id
         self._calls = calls
-        self._room = SendLimit(MAX_MESSAGES, MAX_BYTES)
+        self._rooms: dict[str, SendLimit] = {}  # by destination: one that makes its messages wait holds back no other
 
     def producer(
         self,
@@ -135,7 +135,8 @@ class AsyncContext:
 
         async def opened() -> AsyncProducer:
             producer = await self._calls.open(make, client.Producer.close)
-            return AsyncProducer(producer, self._calls, self._room)
+            room = self._rooms.setdefault(producer.destination, SendLimit(MAX_MESSAGES, MAX_BYTES))
+            return AsyncProducer(producer, self._calls, room)
 
         return AsyncOpening(opened)
 

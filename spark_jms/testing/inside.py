@@ -94,9 +94,9 @@ def asynchronous_sends_of(context: Context) -> AsynchronousSender:
     return context._asynchronous
 
 
-def room_of(context: AsyncContext) -> SendLimit:
+def room_of(context: AsyncContext, destination: str = "orders") -> SendLimit:
     """The sends of coroutines that may be outstanding."""
-    return context._room
+    return context._rooms[destination]
 
 
 @contextmanager

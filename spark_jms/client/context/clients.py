@@ -40,7 +40,12 @@ from spark_jms.client.sending.flow_control import Flows
 from spark_jms.client.sending.producer import DEFAULT_SEND_TIMEOUT_S, Producer
 from spark_jms.client.sending.producers import OneWaySends, ProducerNumbers
 from spark_jms.client.sending.shared_send import SharedSender
-from spark_jms.client.transactions.session import Collect, SessionSide, TransactedConsumer, TransactedProducer
+from spark_jms.client.transactions.session import (
+    SendingSide,
+    SessionSide,
+    TransactedConsumer,
+    TransactedProducer,
+)
 from spark_jms.core.destinations.destination import is_temporary
 from spark_jms.core.destinations.routing import Balancing, DestinationAddress, balancing_of
 from spark_jms.core.selector import Selector
@@ -161,7 +166,7 @@ class ContextProducers:
         return self.open.add(producer)
 
     def create_transacted(
-        self, destination: str, send_timeout: DurationLike | None, threshold: int | None, collect: Collect
+        self, destination: str, send_timeout: DurationLike | None, threshold: int | None, side: SendingSide
     ) -> TransactedProducer:
         """Of a transacted session, which collects its messages."""
         self._check()
@@ -170,7 +175,7 @@ class ContextProducers:
             DestinationAddress.parse(destination),
             timeout_s,
             threshold=self._choices.threshold(threshold),
-            kind=partial(TransactedProducer, collect, self._buffer),
+            kind=partial(TransactedProducer, side, self._buffer),
         )
         assert isinstance(made, TransactedProducer)
         return made

@@ -251,7 +251,7 @@ class Context(Closable):
         resource = None if last_resource is None else self._coordinators.resources.find(last_resource)
         transaction = SessionTransaction(self._coordinators, timeout_s, self._destinations.sent, self._buffer, resource)
         producers, consumers = self._producers.create_transacted, self._consumers.create_transacted
-        session = TransactedSession(transaction, producers, consumers, self._session_closed)
+        session = TransactedSession(transaction, producers, consumers, self._asynchronous, self._session_closed)
         with self._lock:
             self._sessions.append(session)
         self._background.add("time-outs of a transacted session", session.end_late, TRANSACTION_TIMES_EVERY_S)
