@@ -217,6 +217,11 @@ class SessionEndedException(ConsumerClosedException):
     and create a new one."""
 
 
+class ConnectionLostException(JmsqError):
+    """For the exception listener of a connection: a store of the domain does not answer, or a session of the connection has ended.
+    The error names which. Consumers continue when the store answers; connect again when a session has ended."""
+
+
 class MemberLostException(ConsumerClosedException):
     """The consumer or browser is pinned to a member of the destination that it cannot reach any more: its server is away or
     stopped, or the member was removed. Close it and create a new one, which is pinned to another member if there is one."""

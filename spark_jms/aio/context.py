@@ -20,7 +20,7 @@ from spark_jms.aio.blocking_calls import BlockingCalls, SendLimit
 from spark_jms.aio.clients import AsyncConsumer, AsyncProducer
 from spark_jms.claims.records.subscriptions import Sharing
 from spark_jms.client import AcknowledgeMode, Context, ContextStatistics, Message, MessageArguments, StartingPosition
-from spark_jms.client.messages.message import end
+from spark_jms.client.messages.message import ExceptionListener, end
 from spark_jms.client.receiving.request import ReplyWait
 from spark_jms.client.sending.asynchronous_send import MAX_BYTES, MAX_MESSAGES
 from spark_jms.client.sending.producer import DEFAULT_SEND_TIMEOUT_S
@@ -42,6 +42,7 @@ class ConnectArguments(TypedDict, total=False):
     client_id_policy: ClientIdPolicy
     connection_factory: str | ConnectionFactory | None
     server: str | None
+    exception_listener: ExceptionListener | None
 
 
 class ConsumerArguments(TypedDict, total=False):

@@ -62,11 +62,11 @@ from spark_jms.core.records.take import Offer
 from spark_jms.core.transactions.transfer import Ticket
 from spark_jms.errors import (
     ClosedError,
-    ConsumerClosedException,
     DestinationReplacedError,
     JmsqError,
     MemberLostException,
     MemberUnavailableError,
+    SessionEndedException,
 )
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.tables.storage import now_ms
@@ -435,6 +435,13 @@ class Subscriber:
         """Whether the stores still know this consumer: one that stalled for longer than its session's time-out can only be closed."""
         return not self.closed and all(self._each_if_open(lambda part: part.members.has_session()))
 
+    def lost(self) -> JmsqError | None:
+        """Why this consumer can only be closed, which its next call may find; None: it is well, or closed."""
+        with self._lock:
+            error = None if self.closed else self._unfinished.lost()
+        ended = self._branches.in_place and not self.has_session()
+        return error or (SessionEndedException() if ended and not self.closed else None)
+
     def leave_all(self) -> None:
         """Free the records for other consumers until the next plan. A consumer that has its share of members would not ask for
         those that this one holds."""
@@ -537,13 +544,8 @@ class Subscriber:
     def _check_open(self) -> None:
         if self.closed:
             raise ClosedError(f"consumer {self.consumer} of {self.destination} is closed: create a new one")
-        lost = self._unfinished.lost()
-        if lost is not None:
-            server, why = lost
-            raise ConsumerClosedException(
-                f"consumer {self.consumer} lost server {server}, on which it has messages of {self.destination} that are not "
-                f"acknowledged ({why}): they go to other consumers, flagged. Close this consumer and create a new one."
-            )
+        if (error := self._unfinished.lost()) is not None:
+            raise error
 
 
 # -- what a part is asked, perhaps in a thread of its own: the arguments are bound before -------------------------------

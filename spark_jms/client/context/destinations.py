@@ -190,6 +190,12 @@ class OwnedDestinations:
         self._session: Session | None = None  # tells other processes that the owner lives
         self.store: Store = MemoryStore()
 
+    @property
+    def session_id(self) -> str | None:
+        """By which other processes know that the owner lives; None: it has had no temporary destination."""
+        with self._lock:
+            return None if self._session is None else self._session.session_id
+
     def create(self, kind: str) -> str:
         """Returns the name."""
         with self._lock:

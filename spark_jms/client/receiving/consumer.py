@@ -220,6 +220,14 @@ def is_usable(consumer: Consumer) -> bool:
     return consumer._receiver.usable
 
 
+def lost(consumer: Consumer, *, asks: bool) -> Exception | None:
+    """Why it can only be closed, also if no call has met that yet; None: it is well, or its exception listener learns of it. With
+    `asks`, asks its store."""
+    if consumer._listener is not None and consumer._listener.reports:
+        return None
+    return consumer._receiver.lost(asks=asks)
+
+
 class InterruptibleReceive:
     """One `receive`, which another thread may interrupt: then it returns None unless it has a message already. The message is the
     application's once `shows` says so: until then no end and no later receive acknowledges it."""
@@ -285,6 +293,11 @@ class ListenerThread:
         self._stop.set()
         if not self.is_current:
             self._thread.join()
+
+    @property
+    def reports(self) -> bool:
+        """An exception listener gets its errors."""
+        return self._exception_listener is not None
 
     @property
     def is_current(self) -> bool:
