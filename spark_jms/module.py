@@ -106,6 +106,7 @@ def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping
     declare_servers(domain, (server for server in declared.servers if server.name != HOME))
     if declared.expiration_scan_interval_ms is not None:
         domain.set_expiration_scan_interval(declared.expiration_scan_interval_ms)
+    domain.set_server_scan_intervals({server.name: server.expiration_scan_interval_ms for server in declared.servers})
     for name, factory in declared.factories.items():
         domain.connection_factories.put(name, factory)
     for name, quota in declared.quotas.items():
@@ -267,7 +268,7 @@ class _Reader:
                 raise self._fail(
                     node.key or node, f"{path}: {HOME} is the domain's own store, `store:`; take another name"
                 )
-            rows = {key: rows[key] for key in ("messagesMaximum", "bytesMaximum", "blockingSendPolicy")}
+            rows = {key: rows[key] for key in ("messagesMaximum", "bytesMaximum", "blockingSendPolicy", SCAN_INTERVAL)}
             self._known_keys(keys, path, rows)
             return ServerSettings(name, "file", **self._values(keys, path, rows))
         self._known_keys(keys, path, rows)

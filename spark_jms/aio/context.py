@@ -23,7 +23,6 @@ from spark_jms.client import AcknowledgeMode, Context, ContextStatistics, Messag
 from spark_jms.client.messages.message import ExceptionListener, end
 from spark_jms.client.receiving.request import ReplyWait
 from spark_jms.client.sending.asynchronous_send import MAX_BYTES, MAX_MESSAGES
-from spark_jms.client.sending.producer import DEFAULT_SEND_TIMEOUT_S
 from spark_jms.core.destinations.subscriptions import ClientIdPolicy
 from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.types import DurationLike
@@ -121,7 +120,7 @@ class AsyncContext:
         self,
         destination: str,
         *,
-        send_timeout: DurationLike = DEFAULT_SEND_TIMEOUT_S,
+        send_timeout: DurationLike | None = None,
         compression_threshold: int | None = None,
         producer_id: str | None = None,
     ) -> AsyncOpening[AsyncProducer]:

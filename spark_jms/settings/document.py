@@ -106,40 +106,38 @@ def _described(group: str, row: Setting) -> Described:
 
 
 # -- the names of WebLogic's texts -------------------------------------------------------------------------------------
-NOT_YET = "not yet"
 
 
 @dataclass(frozen=True)
 class TextName:
     """A name of WebLogic's texts on tuning and distributed destinations, and the settings that stand for it. `default` is the one
-    that the texts state, or "". `keys` are the settings, as GROUP.NAME; where there are none, `instead` tells what does. `differs`
-    explains another default.
+    that the texts state, or "". `keys` are the settings, as GROUP.NAME; where there are none, `instead` tells what does, or why
+    nothing does. `differs` explains another default.
 
-    `make options` writes the names into docs/OPTIONS.md. A setting that is not there yet is shown as "not yet", until a table of
-    settings has it: nothing is to be changed here when it is added.
+    `make options` writes the names into docs/OPTIONS.md.
     """
 
     name: str
     default: str = ""
     keys: tuple[str, ...] = ()
-    instead: str = NOT_YET
+    instead: str = ""
     differs: str = ""
 
     @property
     def settings(self) -> list[tuple[str, Setting]]:
-        """The group and the declaration of each of `keys` that is there."""
+        """The group and the declaration of each of `keys`. Raises KeyError for one that is not there."""
         split = (key.split(".") for key in self.keys)
-        found = [(group, GROUPS[group].settings.get(name)) for group, name in split if group in GROUPS]
-        return [(group, row) for group, row in found if row is not None]
+        return [(group, GROUPS[group].settings[name]) for group, name in split]
 
     @property
     def shown(self) -> str:
         """What stands for it here."""
-        here = [f"`{row.name}` of {_PLACES[group]}: {row.shown_default}" for group, row in self.settings]
+        here = [f"`{row.name}` of {_place(group, row)}: {row.shown_default}" for group, row in self.settings]
         return "; ".join([*here, self.differs] if self.differs else here) or self.instead
 
 
 _PLACES = {
+    "options": "a Spark write",
     "module": "a destination or template",
     "server": "a server",
     "factory": "a connection factory",
@@ -147,6 +145,12 @@ _PLACES = {
     "jdbc": "a jdbc: URI",
     "environment": "the environment",
 }
+
+
+def _place(group: str, row: Setting) -> str:
+    return "the domain" if group == "module" and row.name in settings_of(DomainSettings) else _PLACES[group]
+
+
 _CONSUMER = "`Context.consumer(acknowledge=…)`"
 _REFUSED = "refused"
 
@@ -197,7 +201,7 @@ TUNING = (
     TextName("Shared", "", ("quota.shared",)),
     TextName("Policy", "", ("quota.policy",)),
     TextName("Blocking Send Policy", "", ("server.blockingSendPolicy",)),
-    TextName("Send Timeout", "", ("factory.sendTimeout",), "`Context.producer(send_timeout=…)`: 10 ms"),
+    TextName("Send Timeout", "", ("factory.sendTimeout", "options.sendTimeout")),
     TextName("MessagesLimitOverride", "-1", ("module.messagesLimitOverride",)),
     TextName("SubscriptionMessagesLimit", "-1", instead="`jmsq subscriptions`, `jmsq stat`: -1"),
     TextName("SubscriptionLimitDeletedCount", "", instead="`jmsq subscriptions`, `jmsq stat`"),
@@ -212,11 +216,16 @@ TUNING = (
     TextName("Messages Threshold Low", "", ("module.messagesThresholdLow", "server.messagesThresholdLow")),
     TextName("Expiration Policy", "", ("module.expirationPolicy",)),
     TextName("Expiration Logging Policy", "", ("module.expirationLoggingPolicy",)),
-    TextName("Scan Expiration Interval", "30 s", ("server.expirationScanInterval", "module.expirationScanInterval")),
+    TextName(
+        "Scan Expiration Interval",
+        "30 s",
+        ("server.expirationScanInterval", "module.expirationScanInterval"),
+        differs="a server without one has that of the domain",
+    ),
     TextName("Error Destination", "", ("module.errorDestination",)),
     TextName("Message Life Cycle Logging", "", ("module.messageLoggingEnabled",)),
     TextName("Default Unit-of-Order", "", ("module.defaultUnitOfOrder",)),
-    TextName("Unit-of-Order Routing", "", ("module.unitOfOrderRouting",), "hashing"),
+    TextName("Unit-of-Order Routing", "", ("module.unitOfOrderRouting",)),
     TextName("sorted destination", "", ("module.destinationKeys",)),
     TextName("One Way Send Mode", "", ("factory.oneWaySendMode",)),
     TextName("One Way Send Window Size", "1", ("factory.oneWaySendWindowSize",)),

@@ -46,7 +46,7 @@ from spark_jms.client.receiving.consumer import (
 from spark_jms.client.receiving.receiver import AcknowledgeMode
 from spark_jms.client.receiving.request import Replies, ReplyWait, Requestor
 from spark_jms.client.sending.asynchronous_send import AsynchronousSender
-from spark_jms.client.sending.producer import DEFAULT_SEND_TIMEOUT_S, Producer
+from spark_jms.client.sending.producer import Producer
 from spark_jms.client.transactions.session import TransactedSession
 from spark_jms.client.transactions.transaction import SessionTransaction
 from spark_jms.core.destinations.destination import Subscription
@@ -155,7 +155,7 @@ class Context(Closable):
         self,
         destination: str,
         *,
-        send_timeout: DurationLike = DEFAULT_SEND_TIMEOUT_S,
+        send_timeout: DurationLike | None = None,
         exception_listener: ExceptionListener | None = None,
         compression_threshold: int | None = None,
         producer_id: str | None = None,
@@ -163,7 +163,8 @@ class Context(Closable):
         """A producer for a destination, or for its member on a server (`server@destination`), which then gets all
         messages.
 
-        `send_timeout` is how long a send waits while insertion is paused; 0: not at all. `exception_listener` is called
+        `send_timeout` is how long a send waits for room in the quota, or while insertion is paused; 0: not at all (None:
+        the `sendTimeout` of the connection factory, 10 ms). `exception_listener` is called
         with the error of a failed one-way send, which closes the producer (None: that of the connection). Bodies of at
         least `compression_threshold`
         bytes are compressed (None: the value of the connection factory, never). With `producer_id` the table counts the
@@ -171,7 +172,7 @@ class Context(Closable):
         were created with this id before (by one commit). Raises OptionError, and InvalidDestinationError, which lists
         the existing destinations, or the servers of this one."""
         self._check()
-        send_timeout_s = seconds_of("send_timeout", send_timeout)
+        send_timeout_s = self._choices.send_timeout_s(send_timeout)
         check_listener("exception_listener", exception_listener)
         address = DestinationAddress.parse(destination)
         threshold = self._choices.threshold(compression_threshold)

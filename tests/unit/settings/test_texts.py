@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from typing import Any
+
 import pytest
 
+import spark_jms
+from spark_jms.cli.__main__ import cli
+from spark_jms.client import Context
 from spark_jms.client.receiving.consumer import check_mode
+from spark_jms.client.transactions.session import TransactedSession
 from spark_jms.core.selector import Selector
-from spark_jms.errors import InvalidSelectorError, OptionError
-from spark_jms.settings.document import GROUPS, NAMES, NOT_YET, TextName
+from spark_jms.errors import InvalidSelectorError, ModuleFileError, OptionError
+from spark_jms.module import load_module
+from spark_jms.settings.destination import KEYS, TEMPLATE_KEYS, DomainSettings
+from spark_jms.settings.document import NAMES, TextName
+from spark_jms.settings.environment import Environment
+from spark_jms.settings.store import JdbcOptions, from_query
+from spark_jms.settings.table import settings_of
+from spark_jms.spark.options import parse_options
+from spark_jms.store.errors import StoreUriError
 from tests.harness.project import PROJECT
 
 # name in the texts -> the default that they state
@@ -89,7 +104,7 @@ each_name = pytest.mark.parametrize("row", NAMES, ids=lambda row: row.name)
 
 
 def test_reference_has_each_name_of_the_texts() -> None:
-    """T18: with its default, and what stands for it, or `not yet`."""
+    """T18: with its default, and what stands for it, or why nothing does."""
     assert {row.name: row.default for row in NAMES} == TEXTS
     page = (PROJECT / "docs/OPTIONS.md").read_text(encoding="utf-8")
     lines = [f"| {row.name} | {row.default or '–'} | {row.shown} |\n" for row in NAMES]
@@ -105,18 +120,59 @@ def test_default_is_that_of_the_texts(row: TextName) -> None:
             assert setting.default == said, f"{setting.name} is {setting.shown_default}, {row.name} {row.default}"
 
 
+def wrong_value(key: str) -> str:
+    """What the parser of this setting says to a value that it never takes. It names the setting, if it knows it."""
+    group, name = key.split(".")
+    wrong: dict[str, Any] = {name: {"no": "value"}}
+    orders: dict[str, Any] = {"kind": "queue"}
+    modules: dict[str, dict[str, Any]] = {
+        "module": wrong if name in settings_of(DomainSettings) else {"templates": {"t": wrong}},
+        "server": {"servers": {"east": {"store": "file", **wrong}}},
+        "factory": {"connectionFactories": {"f": wrong}},
+        "quota": {"quotas": {"q": wrong}},
+    }
+    try:
+        if group in modules:
+            only_of_destinations = group == "module" and name in KEYS.keys() - TEMPLATE_KEYS.keys()
+            given = {} if only_of_destinations else modules[group]
+            load_module({"destinations": {"orders": {**orders, **(wrong if only_of_destinations else {})}}, **given})
+        elif group == "options":
+            parse_options({"root": "/r", "destination": "orders", name: "\0"})
+        elif group == "jdbc":
+            from_query(JdbcOptions, f"{name}=wrong")
+        elif group == "environment":
+            return name if name in settings_of(Environment) else ""  # most take any text
+    except (ModuleFileError, OptionError, StoreUriError) as error:
+        return str(error)
+    return ""
+
+
 @each_name
-def test_setting_that_is_there_is_found(row: TextName) -> None:
-    """T18: a name is not shown as `not yet` while a setting of that name is there, perhaps in another place."""
-    if row.shown == NOT_YET:
-        wanted = {key.split(".")[1] for key in row.keys}
-        there = {f"{group.name}.{name}" for group in GROUPS.values() for name in wanted & group.settings.keys()}
-        assert there <= {key for other in NAMES for key in other.keys}
+def test_each_setting_of_the_reference_is_one_that_the_parser_takes(row: TextName) -> None:
+    """T18: a row names no setting that does not exist: the parser refuses a wrong value of it, not its name."""
+    for key in row.keys:
+        said = wrong_value(key)
+        assert key.split(".")[1] in said, key
+        assert "unknown" not in said, key
+
+
+@each_name
+def test_each_call_and_command_of_the_reference_is_there(row: TextName) -> None:
+    """T18: with the arguments that it names."""
+    places: tuple[Any, ...] = (spark_jms, Context, TransactedSession)
+    for name, given in re.findall(r"`(?:Context\.)?(\w+)\(([^)]*)\)`", row.shown):
+        wanted = {argument.split("=")[0].strip() for argument in given.split(",")}
+        calls = [getattr(place, name) for place in places if hasattr(place, name)]
+        assert any(wanted <= inspect.signature(call).parameters.keys() for call in calls), f"{name}({given})"
+    for command in re.findall(r"`jmsq (\w+)[^`]*`", row.shown):
+        assert command in cli.commands, command
 
 
 @each_name
 def test_text_row_is_well_formed(row: TextName) -> None:
     assert "|" not in row.name + row.default + row.shown
+    assert row.shown
+    assert not (row.keys and row.instead)
     assert not row.differs or row.settings
 
 
