@@ -25,7 +25,7 @@ from spark_jms.claims.failures.expiration import Expiration
 from spark_jms.claims.failures.poison import TrialCopy, pinned, waiting_in
 from spark_jms.claims.records.members import Held, Members
 from spark_jms.claims.records.subscriptions import check_selector
-from spark_jms.claims.servers.stores import without_lost
+from spark_jms.claims.servers.stores import read_state, without_lost
 from spark_jms.claims.transactions.transfer import Pledges, Transfers
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.destinations.pause import CONSUMPTION
@@ -36,6 +36,7 @@ from spark_jms.core.records.endings import SERVER_WAS_DOWN, Stamp
 from spark_jms.core.records.poison import Messages, Trial, claimed_again, common, count, joined
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import Claim
+from spark_jms.core.records.stored_form import member_record
 from spark_jms.core.records.take import Offer, take
 from spark_jms.errors import (
     ConsumerClosedException,
@@ -340,8 +341,16 @@ class BatchMaker:
             if state.refusals is not refusals:
                 self._planner.restart(member)  # messages behind the pass may be available again
             state = self._limit.enforce(state, destination, member, held.epoch)
-            changed[member] = self._room.enforce(state, snapshot, member, held.epoch)
+            others = partial(self._other_state, snapshot)
+            changed[member] = self._room.enforce(state, snapshot, member, held.epoch, others)
         return changed
+
+    def _other_state(self, snapshot: Snapshot, member: int) -> RecordSet:
+        """As the store has it, of a member that perhaps another consumer holds."""
+        members = self._members
+        record = member_record(snapshot.table_id, members.subscription, member)
+        floor = snapshot.destination.start_floor(members.subscription, member, self._settings.floors)
+        return read_state(self._store, record, members.label(member)).start_at(floor)
 
     def end_pledges(self) -> None:
         """Of transactions that were decided, however long this consumer does not plan."""
@@ -362,8 +371,10 @@ class BatchMaker:
         if snapshot.table_id != self._members.table_id:
             return  # the next plan tells
         known = {m: self._members.attached_state(m) for m in self._members.held.keys() & self._members.attached}
-        held = self._members.held
-        self._members.commit({m: self._room.enforce(state, snapshot, m, held[m].epoch) for m, state in known.items()})
+        held, others = self._members.held, partial(self._other_state, snapshot)
+        self._members.commit(
+            {m: self._room.enforce(state, snapshot, m, held[m].epoch, others) for m, state in known.items()}
+        )
 
     def _finish(self, members: Set[int]) -> None:
         """Finish the transfers that this batch has begun; what does not end now is tried with the next batch."""

@@ -4,6 +4,11 @@ The holder of the record set applies it: a consumer with each plan, and once a s
 no consumer holds the record. In between, a subscription may have more messages than its limit. core/destinations/subscriptions.py
 has the rules.
 
+A subscription of a replicated topic has a record set for every member, and its limit is that of all of them together: the holder of
+each drops the part that is in its member of what the whole has too many. All holders find the same part, whoever is first: what has
+to go is decided by the states of all record sets, the oldest message first, by the time at which it was sent. `LimitAccount.arrived`
+counts the messages of all members there.
+
 Features: T4 (docs/FEATURES.md)
 """
 
@@ -11,8 +16,12 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_jms.claims.batches.units_of_work import read_parts, together
 from spark_jms.claims.messages.scan import Question, may_expire, scan
@@ -20,8 +29,8 @@ from spark_jms.claims.messages.sort_order import SortedBacklogs
 from spark_jms.claims.servers.stores import label_of, opened_state, operations, record_of, without_lost
 from spark_jms.core.destinations.destination import Subscription
 from spark_jms.core.destinations.servers import HOME
-from spark_jms.core.destinations.subscriptions import Droppable, dropped, is_durable, missed, record_server
-from spark_jms.core.messages.ranges import EMPTY, Ranges, union
+from spark_jms.core.destinations.subscriptions import Arrivals, Droppable, dropped, is_durable, missed, record_server
+from spark_jms.core.messages.ranges import EMPTY, Ranges, counting, union
 from spark_jms.core.ordering.sort_order import SortOrder
 from spark_jms.core.ordering.units_of_work import WorkVerdict, judge
 from spark_jms.core.records.endings import SELECTOR_REFUSED, SERVER_WAS_DOWN, Stamp
@@ -36,6 +45,7 @@ from spark_jms.store import RecordCorruptError, RecordHeldError, Session, StoreE
 if TYPE_CHECKING:
     from spark_jms.core.selector import Selector
 
+BY_TIME = SortOrder.of(["JMSTimestamp ascending"])
 _FOR_EVER_MS = 2**63 - 1
 _MOST_SORTED = 100_000  # arrivals of one decision where the heads are not the oldest: what it drops may be scattered
 log = logging.getLogger("spark_jms")
@@ -55,14 +65,25 @@ class SubscriptionLimit:
         self._table, self._subscription, self._selector = table, subscription, selector
         self._label, self._clock_ms = label, clock_ms
         self._sorted = SortedBacklogs(table)
+        self._had_room: dict[int, int] = {}  # member -> what had arrived when the whole subscription had room
 
-    def enforce(self, state: RecordSet, snapshot: Snapshot, member: int, epoch: int) -> RecordSet:
+    def enforce(
+        self,
+        state: RecordSet,
+        snapshot: Snapshot,
+        member: int,
+        epoch: int,
+        others: Callable[[int], RecordSet] | None = None,
+    ) -> RecordSet:
         """The state of a held member without the messages that have made room, and without those that the subscription's
-        selector refuses. The same state when nothing has arrived, or there is room."""
+        selector refuses. The same state when nothing has arrived, or there is room. `others` reads the record sets of the other
+        members, of a replicated topic."""
+        if snapshot.destination.is_replicated and others is not None:
+            return self._enforce_whole(state, snapshot, member, epoch, others)
         last = snapshot.last_sequence(member)
         if not is_over(state, snapshot, member) or state.outbox_is_full:
             return state
-        state = self._without_others(state, snapshot, member, last, epoch)
+        state = self._without_others(state, snapshot, member, last, epoch, state.limit.arrived)
         if not is_over(state, snapshot, member):
             return state
         destination, begun = snapshot.destination, state.limit.arrived
@@ -73,19 +94,75 @@ class SubscriptionLimit:
         droppable = self._droppable(state, snapshot, member, last)
         present = state.unfinished(1, begun).count
         picks = dropped(present, arrived, droppable, destination.messages_limit_override)
+        return self._limited(state, snapshot, member, epoch, last, picks)
+
+    def _limited(
+        self, state: RecordSet, snapshot: Snapshot, member: int, epoch: int, arrived: int, picks: Ranges
+    ) -> RecordSet:
         picks -= self._expired(snapshot, member, picks)
         if picks:
             log.info(
                 "%s has more than %d message(s): %d (%s) are dropped",
                 self._label(member),
-                destination.messages_limit_override,
+                snapshot.destination.messages_limit_override,
                 picks.count,
                 picks.text(10),
             )
-        return state.limited(last, picks, f"limit-{secrets.token_hex(8)}", epoch, self._clock_ms())
+        return state.limited(arrived, picks, f"limit-{secrets.token_hex(8)}", epoch, self._clock_ms())
 
-    def _without_others(self, state: RecordSet, snapshot: Snapshot, member: int, last: int, epoch: int) -> RecordSet:
-        """Finishes messages that were never in the subscription: its selector refuses them, or its server was down."""
+    def _enforce_whole(
+        self, state: RecordSet, snapshot: Snapshot, member: int, epoch: int, others: Callable[[int], RecordSet]
+    ) -> RecordSet:
+        arrived, limit = all_arrived(snapshot), snapshot.destination.messages_limit_override
+        seen = max(state.limit.arrived, self._had_room.get(member, 0))
+        if limit == UNLIMITED or arrived <= seen or state.outbox_is_full:
+            return state
+        states = {m: state if m == member else others(m) for m in snapshot.destination.member_ids}
+        if _unfinished(states, snapshot) > limit:
+            for m, each in states.items():  # of the others, in memory alone
+                states[m] = self._without_others(each, snapshot, m, snapshot.last_sequence(m), epoch, 0)
+            state = states[member]
+        excess = _unfinished(states, snapshot) - limit
+        if excess <= 0:
+            self._had_room[member] = arrived
+            return state
+        picks = self._heads(states, snapshot, excess).get(member, EMPTY)
+        return self._limited(state, snapshot, member, epoch, arrived, picks)
+
+    def _heads(self, states: Mapping[int, RecordSet], snapshot: Snapshot, excess: int) -> dict[int, Ranges]:
+        """By member, what the whole subscription drops."""
+        order, found = SortOrder.of(snapshot.destination.destination_keys), dict[int, Droppable]()
+        for member, state in states.items():
+            droppable = self._droppable(state, snapshot, member, snapshot.last_sequence(member))
+            if droppable.messages:
+                found[member] = droppable
+        if not found:
+            return {}
+        times = {member: self._times(snapshot, member, each.messages) for member, each in found.items()}
+        arrivals = Arrivals.of({member: (each.messages, times[member]) for member, each in found.items()})
+        if not order:
+            has_units = any(each.ends is not None for each in found.values())
+            return arrivals.first_units(found, excess) if has_units else arrivals.first(arrivals.order, excess)
+        keys, redelivered = list[pa.Table](), list[pa.BooleanArray]()
+        for member, each in found.items():
+            numbers, rows = self._sorted.keys(snapshot, member, each.messages, order)
+            again = union(states[member].redelivered(each.messages).values())
+            keys.append(rows)
+            redelivered.append(pc.is_in(numbers, again.numbers()))
+        rows, again = pa.concat_tables(keys).take(arrivals.order), pa.concat_arrays(redelivered).take(arrivals.order)
+        places = order.by_keys(rows, counting(0, len(arrivals.order)), again)
+        return arrivals.first(arrivals.order.take(places), excess)
+
+    def _times(self, snapshot: Snapshot, member: int, messages: Ranges) -> pa.Int64Array:
+        """When each was sent."""
+        _, rows = self._sorted.keys(snapshot, member, messages, BY_TIME)
+        return rows.column(0).combine_chunks()
+
+    def _without_others(
+        self, state: RecordSet, snapshot: Snapshot, member: int, last: int, epoch: int, begun: int
+    ) -> RecordSet:
+        """Finishes messages behind `begun` that were never in the subscription: its selector refuses them, or its server was
+        down."""
         destination, stamp = snapshot.destination, Stamp(epoch, self._clock_ms())
         not_seen = missed(destination, self._subscription, member, last)
         if not_seen and not destination.store_enabled:
@@ -97,7 +174,7 @@ class SubscriptionLimit:
             of_units, verdict = self._judged(state, snapshot, member, last)
             state = state.skip(verdict.refused, SELECTOR_REFUSED, stamp)
         question = Question(self._selector, skips_refused=True, missed=not_seen)
-        new = state.available(state.limit.arrived + 1, last) - of_units
+        new = state.available(begun + 1, last) - of_units
         found = scan(self._table, member, new, question, table_id=snapshot.table_id)
         if found.missed:
             state = state.skip(found.missed, SERVER_WAS_DOWN, stamp)
@@ -146,6 +223,24 @@ def is_over(state: RecordSet, snapshot: Snapshot, member: int) -> bool:
     return state.unfinished(1, last).count > limit and bool(state.unfinished(state.limit.arrived + 1, last))
 
 
+def all_arrived(snapshot: Snapshot) -> int:
+    """How many messages a replicated topic has had, in all members."""
+    return sum(snapshot.last_sequence(member) for member in snapshot.numbered_members())
+
+
+def _may_be_over(state_of: Callable[[int], RecordSet], snapshot: Snapshot, member: int) -> bool:
+    if not snapshot.destination.is_replicated:
+        return is_over(state_of(member), snapshot, member)
+    limit = snapshot.destination.messages_limit_override
+    if limit == UNLIMITED or state_of(member).limit.arrived >= all_arrived(snapshot):
+        return False
+    return _unfinished({m: state_of(m) for m in snapshot.destination.member_ids}, snapshot) > limit
+
+
+def _unfinished(states: Mapping[int, RecordSet], snapshot: Snapshot) -> int:
+    return sum(state.unfinished(1, snapshot.last_sequence(member)).count for member, state in states.items())
+
+
 class FreeRecordLimits:
     """Applies the limit to the records of a destination that no consumer holds: housekeeping calls it."""
 
@@ -169,9 +264,10 @@ class FreeRecordLimits:
                 server = record_server(declared, subscription.name, member)
                 if server in away:
                     continue
+                others = partial(state_of, subscription.name)
                 try:
-                    if is_over(state_of(subscription.name, member), snapshot, member):
-                        self._enforce(session, snapshot, subscription, member)
+                    if _may_be_over(others, snapshot, member):
+                        self._enforce(session, snapshot, subscription, member, others)
                 except RecordCorruptError:
                     raise
                 except StoreError as error:
@@ -179,7 +275,14 @@ class FreeRecordLimits:
                         raise
                     log.warning("%s: server %s cannot be asked: %s", declared.name, server, error)
 
-    def _enforce(self, session: Session, snapshot: Snapshot, subscription: Subscription, member: int) -> None:
+    def _enforce(
+        self,
+        session: Session,
+        snapshot: Snapshot,
+        subscription: Subscription,
+        member: int,
+        others: Callable[[int], RecordSet],
+    ) -> None:
         record = record_of(snapshot, subscription.name, member)
         try:
             handle = session.open(record)
@@ -200,7 +303,7 @@ class FreeRecordLimits:
             before = opened_state(handle, label).logging(is_on=logged, now_ms=self._clock_ms())
             started = before.start_at(subscription.floor(member, snapshot.last_sequence(member)))
             begun = without_lost(started, snapshot, member, label, Stamp(handle.epoch, self._clock_ms()))
-            after = self._limit(snapshot, subscription).enforce(begun, snapshot, member, handle.epoch)
+            after = self._limit(snapshot, subscription).enforce(begun, snapshot, member, handle.epoch, others)
             if after is not begun:
                 handle.commit(operations(before, after))
 
