@@ -105,6 +105,13 @@ class Administrator(Closable):
         check_answers(self._domain, self._store, [destination])
         return found
 
+    def unserviced(self, *destinations: str) -> list[SubscriptionRow]:
+        """Of these destinations, or of all: the members and subscriptions in which messages wait that no live consumer takes."""
+        names = names_or_all(self._domain, destinations)
+        found = [row for name in names for row in views.subscriptions(self._domain, self._store, name)]
+        check_answers(self._domain, self._store, names)
+        return [row for row in found if row.is_unserviced]
+
     def claims(self, *destinations: str) -> list[ClaimRow]:
         """The open claims of these destinations, or of all. A claim that is not `live` is in doubt: its consumer has died."""
         names = names_or_all(self._domain, destinations)

@@ -44,7 +44,8 @@ VIEW_SCHEMAS = {
     "deaths int, withheld bigint, ranges string",
     "subscriptions": "destination string, subscription string, member int, floor bigint, last_sequence bigint, "
     "backlog bigint, claimed bigint, holder string, epoch bigint, delayed bigint, expired bigint, "
-    "subscription_messages_limit bigint, subscription_limit_deleted_count bigint, durable boolean, away boolean, refused bigint",
+    "subscription_messages_limit bigint, subscription_limit_deleted_count bigint, durable boolean, away boolean, refused bigint, "
+    "consumers int",
     "events": "destination string, subscription string, member int, event string, happened timestamp, consumer string, "
     "claim string, messages bigint, first bigint, last bigint, ranges string, detail string, key string",
     "usage": "destination string, begins timestamp, sent bigint, finished bigint, expired bigint, dropped bigint, "

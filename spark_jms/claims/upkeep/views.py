@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from spark_jms.claims.records.life_cycle import AcknowledgementTable, flush_opened
+from spark_jms.claims.records.members import session_label
 from spark_jms.claims.servers.stores import (
     addressed,
     label_of,
@@ -91,6 +92,12 @@ class SubscriptionRow:
         False  # the server with its record set does not answer: then everything in the table counts as unfinished
     )
     refused: int = 0  # messages that cannot move to their error destination, which refuses them for good
+    consumers: int = 0  # live ones that hold the record, wait for it or have messages of the member
+
+    @property
+    def is_unserviced(self) -> bool:
+        """Messages wait here, and no consumer lives that takes them."""
+        return self.backlog > 0 and not self.consumers and not self.away
 
     @property
     def is_held(self) -> bool:
@@ -213,6 +220,8 @@ def subscriptions(
         placed = declared.member_ids if server is None else recorded_on(declared, server, name)
         durable = declared.subscription_names()
         infos = _infos(store, snapshot, name) if placed else {}
+        begins = session_label(destination, name, "")
+        alive = {key for key, label in labels.items() if label.startswith(begins)}
         for member in placed:
             known = _state_or_none(store, snapshot, name, member)
             state = known or _unknown(snapshot, name, member)
@@ -237,6 +246,7 @@ def subscriptions(
                     name in durable,
                     known is None,
                     state.refused.count,
+                    len(alive & {*state.consumers.values(), *((info.holder, *info.waiters) if info else ())}),
                 )
             )
     return out
