@@ -43,6 +43,7 @@ from spark_jms.settings.destination import (
     contradiction,
 )
 from spark_jms.settings.quota import QUOTA_KEYS, QuotaSettings
+from spark_jms.settings.refused import refusal_of
 from spark_jms.settings.table import REQUIRED, Setting, hint, settings_of
 from spark_jms.settings.types import Duration, ListOf, NotAllowed, ValueType
 
@@ -359,7 +360,8 @@ class _Reader:
         for key, node in keys.items():
             if key not in known:
                 where = f" in {path}" if path else ""
-                said = f"unknown key {key!r}{where}: {hint(key, known)}allowed are {', '.join(known)}"
+                why = f"it is refused: {reason}; " if (reason := refusal_of(key)) else hint(key, known)
+                said = f"unknown key {key!r}{where}: {why}allowed are {', '.join(known)}"
                 raise self._fail(node.key or node, said)
 
     def _bad(self, node: Node, path: str, allowed: str) -> ModuleFileError:

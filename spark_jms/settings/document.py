@@ -23,6 +23,7 @@ from spark_jms.settings.destination import KEYS, DestinationSettings, DomainSett
 from spark_jms.settings.environment import Environment
 from spark_jms.settings.options import VIEWS, Options
 from spark_jms.settings.quota import QuotaSettings
+from spark_jms.settings.refused import REFUSED
 from spark_jms.settings.store import DaemonSettings, DoorSettings, JdbcOptions, ReplicatedOptions, Thresholds
 from spark_jms.settings.table import REQUIRED, Setting, Table, settings_of
 from spark_jms.settings.types import ALL, Choice, NumberChoice
@@ -110,7 +111,7 @@ def _described(group: str, row: Setting) -> Described:
 
 @dataclass(frozen=True)
 class TextName:
-    """A name of WebLogic's texts on tuning and distributed destinations, and the settings that stand for it. `default` is the one
+    """A name of the texts, and the settings that stand for it. `default` is the one
     that the texts state, or "". `keys` are the settings, as GROUP.NAME; where there are none, `instead` tells what does, or why
     nothing does. `differs` explains another default.
 
@@ -143,6 +144,8 @@ _PLACES = {
     "factory": "a connection factory",
     "quota": "a quota",
     "jdbc": "a jdbc: URI",
+    "replicated": "a replicated:// URI",
+    "thresholds": "a replicated store",
     "environment": "the environment",
 }
 
@@ -252,8 +255,51 @@ TUNING = (
         "weblogic.messaging.DisableTopicMultiSender", "", instead="no counterpart: a sender never waits for subscribers"
     ),
     TextName("local-jndi-name", "", instead="no counterpart: destinations are looked up by their names"),
+    TextName("Messages Maximum per Session", "", ("factory.messagesMaximum",)),
+    TextName(
+        "LLR (Logging Last Resource)",
+        "",
+        instead="`transacted_session(last_resource=…)`: [a database](TRANSACTIONS.md)",
+    ),
+    TextName("Connection.start", "", instead="no counterpart: a consumer receives from its creation on"),
 )
-NAMES = (*DISTRIBUTED, *TUNING)
+STORES = (
+    TextName("data source", "", instead="the `jdbc:` URI of a store"),
+    TextName("SIBOWNER, SIBOWNER0, SIBCLASSMAP, SIBLISTING, SIBXACTS, SIBKEYS, SIBnnn", "", ("jdbc.prefix",)),
+    TextName(
+        "sib.msgstore.jdbcFailoverOnDBConnectionLoss",
+        "true",
+        ("jdbc.on_connection_loss",),
+        differs="`failover` is true, `retry` is false",
+    ),
+    TextName("15 minutes of attempts to get the lock", "15 min", ("jdbc.retry_limit_s",)),
+    TextName(
+        "TCP_KEEPIDLE, tcp_keepalive_time, TCP_KEEPALIVE_INTERVAL, KeepAliveTime",
+        "2 h",
+        ("jdbc.orphan_limit_s",),
+        differs="an engine sets it for its own connections",
+    ),
+    TextName("Directory (Global Directory)", "", instead="the path of a `replicated://` URI"),
+    TextName("RegionSize", "", ("replicated.region_mb",)),
+    TextName("LocalIndex", "0", ("replicated.localindex",)),
+    TextName("weblogic.store.replicated.MaximumMessageSizePercent", "1", ("thresholds.MaximumMessageSizePercent",)),
+    TextName("weblogic.store.replicated.SpaceLoggingStartPercent", "70", ("thresholds.SpaceLoggingStartPercent",)),
+    TextName("weblogic.store.replicated.SpaceLoggingDeltaPercent", "10", ("thresholds.SpaceLoggingDeltaPercent",)),
+    TextName("weblogic.store.replicated.SpaceOverloadYellowPercent", "80", ("thresholds.SpaceOverloadYellowPercent",)),
+    TextName("weblogic.store.replicated.SpaceOverloadRedPercent", "90", ("thresholds.SpaceOverloadRedPercent",)),
+    TextName("rs_daemons.cfg", "", instead="[the same file](REPLICATED-STORE-REFERENCE.md#rs_daemonscfg)"),
+    TextName(
+        "startRSDaemon.sh, stopRSDaemon.sh",
+        "",
+        instead="`start` and `stop` with [the same options](REPLICATED-STORE-REFERENCE.md#options-and-settings-of-a-daemon)",
+    ),
+    TextName("weblogic.store.Admin (storeadmin)", "", instead="`jmsq store`: [its commands](REPLICATED-STORE.md)"),
+)
+_LISTED = {row.name for row in (*DISTRIBUTED, *TUNING)}
+WITHOUT_COUNTERPART = tuple(
+    TextName(one.title, instead=f"{_REFUSED}: {one.reason}") for one in REFUSED if one.title not in _LISTED
+)
+NAMES = (*DISTRIBUTED, *TUNING, *WITHOUT_COUNTERPART, *STORES)
 
 
 def table_of_texts() -> Iterator[str]:
@@ -428,8 +474,9 @@ A wrong value raises a `StoreUriError`. [store.py](../spark_jms/settings/store.p
 
 ## The names of the texts
 
-"The texts" are WebLogic's guides. This table maps the settings of their chapters on distributed destinations and on tuning to ours,
-with the defaults that they state.
+"The texts" are WebLogic's guides to distributed destinations, tuning and its replicated store, and WebSphere's to data stores.
+This table maps their settings to ours, with the defaults that they state. A name that is *refused* has no counterpart: in the
+module file, as an option of Spark or as an acknowledge mode it raises an error with the reason.
 
 {texts}
 """

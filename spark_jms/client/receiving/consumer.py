@@ -58,6 +58,7 @@ from spark_jms.errors import (
 )
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.settings.connection_factory import FACTORY_KEYS
+from spark_jms.settings.refused import refusal_of
 from spark_jms.settings.types import DurationLike
 from spark_jms.store import StoreBusyError
 
@@ -408,7 +409,9 @@ def check_resource(name: object, connect: object) -> None:
 def check_mode(acknowledge: object) -> None:
     """Raises OptionError."""
     if acknowledge not in MODES:
-        raise OptionError(f"acknowledge is {acknowledge!r}, but must be one of {', '.join(MODES)}")
+        reason = refusal_of(acknowledge) if isinstance(acknowledge, str) else None
+        because = f": that mode is refused, because {reason}" if reason else ""
+        raise OptionError(f"acknowledge is {acknowledge!r}, but must be one of {', '.join(MODES)}{because}")
 
 
 def check_prefetch(prefetch: object) -> None:

@@ -1,4 +1,4 @@
-"""T18: every name and default of the texts on tuning and on distributed destinations is in the generated reference."""
+"""T18: every name and default of the texts is in the generated reference."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from spark_jms.module import load_module
 from spark_jms.settings.destination import KEYS, TEMPLATE_KEYS, DomainSettings
 from spark_jms.settings.document import NAMES, TextName
 from spark_jms.settings.environment import Environment
-from spark_jms.settings.store import JdbcOptions, from_query
+from spark_jms.settings.refused import REFUSED
+from spark_jms.settings.store import JdbcOptions, ReplicatedOptions, Thresholds, from_query, from_variables
 from spark_jms.settings.table import settings_of
 from spark_jms.spark.options import parse_options
-from spark_jms.store.errors import StoreUriError
+from spark_jms.store.errors import SettingInvalidError, StoreUriError
 from tests.harness.project import PROJECT
 
 # name in the texts -> the default that they state
@@ -98,7 +99,37 @@ TEXTS = {
     "Production Pause and Resume": "",
     "weblogic.messaging.DisableTopicMultiSender": "",
     "local-jndi-name": "",
+    "Messages Maximum per Session": "",
+    "LLR (Logging Last Resource)": "",
+    "Connection.start": "",
+    "Store-and-Forward agents": "",
+    "SAF remote context": "",
+    "Messaging Bridge": "",
+    "Connection factory targets": "",
+    "Resource references": "",
+    "Dispatch policy, work managers": "",
+    "Restart on Failure": "",
+    "Maximum message size of a protocol": "",
+    # data stores
+    "data source": "",
+    "SIBOWNER, SIBOWNER0, SIBCLASSMAP, SIBLISTING, SIBXACTS, SIBKEYS, SIBnnn": "",
+    "sib.msgstore.jdbcFailoverOnDBConnectionLoss": "true",
+    "15 minutes of attempts to get the lock": "15 min",
+    "TCP_KEEPIDLE, tcp_keepalive_time, TCP_KEEPALIVE_INTERVAL, KeepAliveTime": "2 h",
+    # the replicated store
+    "Directory (Global Directory)": "",
+    "RegionSize": "",
+    "LocalIndex": "0",
+    "weblogic.store.replicated.MaximumMessageSizePercent": "1",
+    "weblogic.store.replicated.SpaceLoggingStartPercent": "70",
+    "weblogic.store.replicated.SpaceLoggingDeltaPercent": "10",
+    "weblogic.store.replicated.SpaceOverloadYellowPercent": "80",
+    "weblogic.store.replicated.SpaceOverloadRedPercent": "90",
+    "rs_daemons.cfg": "",
+    "startRSDaemon.sh, stopRSDaemon.sh": "",
+    "weblogic.store.Admin (storeadmin)": "",
 }
+URIS: dict[str, Any] = {"jdbc": JdbcOptions, "replicated": ReplicatedOptions}
 SAID = {"disabled": None}  # defaults in words
 each_name = pytest.mark.parametrize("row", NAMES, ids=lambda row: row.name)
 
@@ -138,11 +169,13 @@ def wrong_value(key: str) -> str:
             load_module({"destinations": {"orders": {**orders, **(wrong if only_of_destinations else {})}}, **given})
         elif group == "options":
             parse_options({"root": "/r", "destination": "orders", name: "\0"})
-        elif group == "jdbc":
-            from_query(JdbcOptions, f"{name}=wrong")
+        elif group in URIS:
+            from_query(URIS[group], f"{name}=not-so!")
+        elif group == "thresholds":
+            from_variables(Thresholds, {name: "wrong"})
         elif group == "environment":
             return name if name in settings_of(Environment) else ""  # most take any text
-    except (ModuleFileError, OptionError, StoreUriError) as error:
+    except (ModuleFileError, OptionError, StoreUriError, SettingInvalidError) as error:
         return str(error)
     return ""
 
@@ -177,10 +210,37 @@ def test_text_row_is_well_formed(row: TextName) -> None:
 
 
 def test_refused_names_are_refused_by_name() -> None:
-    """T18: XML selectors, and an acknowledge mode that broadcasts."""
+    """T18: XML selectors, and an acknowledge mode that broadcasts, with the reason."""
     with pytest.raises(
         InvalidSelectorError, match=r"column 7: XML selectors \(JMS_BEA_SELECT\) are refused: a selector reads headers"
     ):
         Selector.parse("a and JMS_BEA_SELECT('xpath', '/order/id/text()') = '7'")
-    with pytest.raises(OptionError, match="acknowledge is 'MULTICAST_NO_ACKNOWLEDGE', but must be one of client, "):
+    with pytest.raises(
+        OptionError,
+        match="acknowledge is 'MULTICAST_NO_ACKNOWLEDGE', but must be one of client, .* because messages are read",
+    ):
         check_mode("MULTICAST_NO_ACKNOWLEDGE")
+    with pytest.raises(OptionError, match=r"acknowledge is 'never', but must be one of [\w, -]+$"):
+        check_mode("never")
+
+
+@pytest.mark.parametrize("key", [key for one in REFUSED for key in one.keys])
+@pytest.mark.parametrize("place", ["destinations", "connectionFactories", "servers", "the file", "Spark"])
+def test_name_without_a_counterpart_is_refused_with_its_reason(key: str, place: str) -> None:
+    """T18: wherever someone writes it, in any case of its letters."""
+    (reason,) = [one.reason for one in REFUSED if key in one.keys]
+    said = re.escape(reason.split("[")[0][:60])
+    orders: dict[str, Any] = {"kind": "queue"}
+    if place == "Spark":
+        with pytest.raises(OptionError, match=f"has no option '{key.upper()}' .refused: {said}"):
+            parse_options({"root": "/r", "destination": "orders", key.upper(): "true"})
+        return
+    wrong: dict[str, Any] = {key: True}
+    module: dict[str, dict[str, Any]] = {
+        "destinations": {"destinations": {"orders": {**orders, **wrong}}},
+        "connectionFactories": {"destinations": {"orders": orders}, "connectionFactories": {"f": wrong}},
+        "servers": {"destinations": {"orders": orders}, "servers": {"east": {"store": "file", **wrong}}},
+        "the file": {"destinations": {"orders": orders}, **wrong},
+    }
+    with pytest.raises(ModuleFileError, match=f"unknown key '{key}'.*: it is refused: {said}.*; allowed are "):
+        load_module(module[place])
