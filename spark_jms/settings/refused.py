@@ -1,5 +1,5 @@
-"""Names of WebLogic's texts that have no counterpart here, with the reason. Who writes one, in the module file, as an option of Spark
-or as an acknowledge mode, gets the reason; docs/OPTIONS.md lists them.
+"""Names of WebLogic's texts that have no counterpart here, with the reason. A module file, an option of Spark or an acknowledge mode
+that uses one is refused with it; docs/OPTIONS.md lists them.
 
 Features: T18 (docs/FEATURES.md)
 """

@@ -5,9 +5,9 @@ no consumer holds the record. In between, a subscription may have more messages 
 has the rules.
 
 A subscription of a replicated topic has a record set for every member, and its limit is that of all of them together: the holder of
-each drops the part that is in its member of what the whole has too many. All holders find the same part, whoever is first: what has
-to go is decided by the states of all record sets, the oldest message first, by the time at which it was sent. `LimitAccount.arrived`
-counts the messages of all members there.
+each drops the part that is in its member of what the whole has too many. The states of all record sets decide what has to go, the
+oldest message first, by the time at which it was sent; so holders that decide at the same time drop parts of the same messages.
+`LimitAccount.arrived` counts the messages of all members there.
 
 Features: T4 (docs/FEATURES.md)
 """

@@ -145,7 +145,8 @@ class Context(Closable):
             domain, self._destinations, choices, buffer, self._background, reply, self._check
         )
         self._requestor = Requestor(self._open_inbox, self._discard_inbox, self._producers.create_for_requests)
-        self._exception_listener, self._watch = exception_listener, None
+        self._exception_listener = exception_listener
+        self._watch: ConnectionWatch | None = None
         if exception_listener is not None:
             open_now = self._consumers.open.all
             self._watch = ConnectionWatch(exception_listener, domain, self._store, open_now, self._own_sessions)

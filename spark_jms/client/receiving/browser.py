@@ -6,6 +6,7 @@ Features: C11, D3 (docs/FEATURES.md)
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.store import Store, StoreError
 
 _WINDOW = 10_000  # messages of a member scanned at a time
+_LOOK_EVERY_S = 0.005  # whether a member is lost
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ class Browser:
         snapshot, table_id = table.refresh(), before.table_id
         if snapshot.table_id != table_id:
             raise DestinationReplacedError()
-        only = self._shown.members(snapshot.destination)
+        only, looked_s = self._shown.members(snapshot.destination), time.monotonic()
         present = {
             m: Ranges.of(*((f.first, f.last) for f in files.files))
             for m, files in snapshot.members.items()
@@ -210,7 +212,9 @@ class Browser:
                 for batch in rows:
                     found = decoded(batch, None)
                     for message in legible(batch) if found.undecodable else found.messages:
-                        self._shown.check_kept(table)
+                        if time.monotonic() - looked_s >= _LOOK_EVERY_S:
+                            self._shown.check_kept(table)
+                            looked_s = time.monotonic()
                         yield message
                 self._check()
 

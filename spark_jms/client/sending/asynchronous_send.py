@@ -135,7 +135,7 @@ class SendReport:
 
 
 @dataclass(eq=False)
-class Load:
+class OutstandingLoad:
     """What is outstanding, of the messages that share some room."""
 
     messages: int = 0
@@ -164,7 +164,7 @@ class AsynchronousSend:
     waits: bool = True
     decided: Callable[[Exception | None], object] | None = None
     outcome: Part | Exception | None = None
-    load: Load = field(default_factory=Load)  # in which it counts
+    load: OutstandingLoad = field(default_factory=OutstandingLoad)  # in which it counts
 
 
 @dataclass(eq=False)
@@ -174,7 +174,7 @@ class HeldSends:
 
     shared: SharedSender
     thread: threading.Thread
-    load: Load = field(default_factory=Load)
+    load: OutstandingLoad = field(default_factory=OutstandingLoad)
     queue: deque[AsynchronousSend] = field(default_factory=deque)
     taken: list[AsynchronousSend] = field(default_factory=list)
 
@@ -207,7 +207,7 @@ class AsynchronousSender:
         self._sent: deque[AsynchronousSend] = deque()
         self._outstanding: Counter[str] = Counter()  # producer -> sends that are not complete
         self._unsent: Counter[str] = Counter()
-        self._load = Load()  # without those that are held, or were
+        self._load = OutstandingLoad()  # without those that are held, or were
         self._closed = False
 
     # -- the application's threads --------------------------------------------------------------------------------
