@@ -7,7 +7,6 @@ has the rules.
 A subscription of a replicated topic has a record set for every member, and its limit is that of all of them together: the holder of
 each drops the part that is in its member of what the whole has too many. The states of all record sets decide what has to go, the
 oldest message first, by the time at which it was sent; so holders that decide at the same time drop parts of the same messages.
-`LimitAccount.arrived` counts the messages of all members there.
 
 Features: T4 (docs/FEATURES.md)
 """
@@ -65,7 +64,7 @@ class SubscriptionLimit:
         self._table, self._subscription, self._selector = table, subscription, selector
         self._label, self._clock_ms = label, clock_ms
         self._sorted = SortedBacklogs(table)
-        self._had_room: dict[int, int] = {}  # member -> what had arrived when the whole subscription had room
+        self._looked: dict[int, int] = {}  # member -> what had arrived in all when nothing had to be dropped there
 
     def enforce(
         self,
@@ -97,7 +96,15 @@ class SubscriptionLimit:
         return self._limited(state, snapshot, member, epoch, last, picks)
 
     def _limited(
-        self, state: RecordSet, snapshot: Snapshot, member: int, epoch: int, arrived: int, picks: Ranges
+        self,
+        state: RecordSet,
+        snapshot: Snapshot,
+        member: int,
+        epoch: int,
+        last: int,
+        picks: Ranges,
+        *,
+        of_whole: bool = False,
     ) -> RecordSet:
         picks -= self._expired(snapshot, member, picks)
         if picks:
@@ -108,47 +115,55 @@ class SubscriptionLimit:
                 picks.count,
                 picks.text(10),
             )
-        return state.limited(arrived, picks, f"limit-{secrets.token_hex(8)}", epoch, self._clock_ms())
+        named = {"of_whole": True} if of_whole else {}
+        return state.limited(last, picks, f"limit-{secrets.token_hex(8)}", epoch, self._clock_ms(), **named)
 
     def _enforce_whole(
         self, state: RecordSet, snapshot: Snapshot, member: int, epoch: int, others: Callable[[int], RecordSet]
     ) -> RecordSet:
-        arrived, limit = all_arrived(snapshot), snapshot.destination.messages_limit_override
-        seen = max(state.limit.arrived, self._had_room.get(member, 0))
-        if limit == UNLIMITED or arrived <= seen or state.outbox_is_full:
+        if not self.may_have_arrived(snapshot, member) or state.outbox_is_full:
             return state
+        last, limit = snapshot.last_sequence(member), snapshot.destination.messages_limit_override
         states = {m: state if m == member else others(m) for m in snapshot.destination.member_ids}
         if _unfinished(states, snapshot) > limit:
             for m, each in states.items():  # of the others, in memory alone
                 states[m] = self._without_others(each, snapshot, m, snapshot.last_sequence(m), epoch, 0)
             state = states[member]
         excess = _unfinished(states, snapshot) - limit
-        if excess <= 0:
-            self._had_room[member] = arrived
-            return state
-        picks = self._heads(states, snapshot, excess).get(member, EMPTY)
-        return self._limited(state, snapshot, member, epoch, arrived, picks)
+        picks = self._heads(states, snapshot, excess).get(member, EMPTY) if excess > 0 else EMPTY
+        if excess > 0 and (picks or last > state.limit.arrived):
+            return self._limited(state, snapshot, member, epoch, last, picks, of_whole=True)
+        self._looked[member] = all_arrived(snapshot)
+        return state
+
+    def may_have_arrived(self, snapshot: Snapshot, member: int) -> bool:
+        """Of a replicated topic: something, in any member, since this process found nothing to drop in this one."""
+        limit = snapshot.destination.messages_limit_override
+        return limit != UNLIMITED and self._looked.get(member) != all_arrived(snapshot)
 
     def _heads(self, states: Mapping[int, RecordSet], snapshot: Snapshot, excess: int) -> dict[int, Ranges]:
         """By member, what the whole subscription drops."""
-        order, found = SortOrder.of(snapshot.destination.destination_keys), dict[int, Droppable]()
+        order = SortOrder.of(snapshot.destination.destination_keys)
+        news = any(_has_news(state, snapshot, member) for member, state in states.items())
+        found: dict[int, Ranges] = {}
         for member, state in states.items():
-            droppable = self._droppable(state, snapshot, member, snapshot.last_sequence(member))
-            if droppable.messages:
-                found[member] = droppable
+            free = state.available(1, snapshot.last_sequence(member))
+            if (
+                not news
+            ):  # another holder has seen the last arrival: what consumers had then is immune until the next one
+                free -= union(state.redelivered(free).values())
+            if free:
+                found[member] = free
         if not found:
             return {}
-        times = {member: self._times(snapshot, member, each.messages) for member, each in found.items()}
-        arrivals = Arrivals.of({member: (each.messages, times[member]) for member, each in found.items()})
+        arrivals = Arrivals.of({member: (free, self._times(snapshot, member, free)) for member, free in found.items()})
         if not order:
-            has_units = any(each.ends is not None for each in found.values())
-            return arrivals.first_units(found, excess) if has_units else arrivals.first(arrivals.order, excess)
+            return arrivals.first(arrivals.order, excess)
         keys, redelivered = list[pa.Table](), list[pa.BooleanArray]()
-        for member, each in found.items():
-            numbers, rows = self._sorted.keys(snapshot, member, each.messages, order)
-            again = union(states[member].redelivered(each.messages).values())
+        for member, free in found.items():
+            numbers, rows = self._sorted.keys(snapshot, member, free, order)
             keys.append(rows)
-            redelivered.append(pc.is_in(numbers, again.numbers()))
+            redelivered.append(pc.is_in(numbers, union(states[member].redelivered(free).values()).numbers()))
         rows, again = pa.concat_tables(keys).take(arrivals.order), pa.concat_arrays(redelivered).take(arrivals.order)
         places = order.by_keys(rows, counting(0, len(arrivals.order)), again)
         return arrivals.first(arrivals.order.take(places), excess)
@@ -228,13 +243,9 @@ def all_arrived(snapshot: Snapshot) -> int:
     return sum(snapshot.last_sequence(member) for member in snapshot.numbered_members())
 
 
-def _may_be_over(state_of: Callable[[int], RecordSet], snapshot: Snapshot, member: int) -> bool:
-    if not snapshot.destination.is_replicated:
-        return is_over(state_of(member), snapshot, member)
-    limit = snapshot.destination.messages_limit_override
-    if limit == UNLIMITED or state_of(member).limit.arrived >= all_arrived(snapshot):
-        return False
-    return _unfinished({m: state_of(m) for m in snapshot.destination.member_ids}, snapshot) > limit
+def _has_news(state: RecordSet, snapshot: Snapshot, member: int) -> bool:
+    """Something has arrived in this member to which the limit was not applied."""
+    return snapshot.last_sequence(member) > max(state.limit.arrived, state.floor)
 
 
 def _unfinished(states: Mapping[int, RecordSet], snapshot: Snapshot) -> int:
@@ -266,7 +277,7 @@ class FreeRecordLimits:
                     continue
                 others = partial(state_of, subscription.name)
                 try:
-                    if _may_be_over(others, snapshot, member):
+                    if self._may_be_over(subscription, snapshot, member, others):
                         self._enforce(session, snapshot, subscription, member, others)
                 except RecordCorruptError:
                     raise
@@ -274,6 +285,16 @@ class FreeRecordLimits:
                     if server == HOME:
                         raise
                     log.warning("%s: server %s cannot be asked: %s", declared.name, server, error)
+
+    def _may_be_over(
+        self, subscription: Subscription, snapshot: Snapshot, member: int, state_of: Callable[[int], RecordSet]
+    ) -> bool:
+        declared = snapshot.destination
+        if not declared.is_replicated:
+            return is_over(state_of(member), snapshot, member)
+        if not self._limit(snapshot, subscription).may_have_arrived(snapshot, member):
+            return False
+        return _unfinished({m: state_of(m) for m in declared.member_ids}, snapshot) > declared.messages_limit_override
 
     def _enforce(
         self,

@@ -405,7 +405,8 @@ def _one_by_one(present: int, arrived: Ranges, droppable: Droppable, limit: int)
 class Arrivals:
     """Messages of all members of a replicated topic that a subscription may drop, row by row: members one after the other, each in the
     order of its sequences. `order`: the rows in the order in which the messages were sent; a member's messages stay in the order of
-    their sequences, whatever their senders' clocks say. The newest makes room for no other."""
+    their sequences, whatever their senders' clocks say. The newest makes room for no other. There are no units of work: such a topic
+    handles none."""
 
     members: pa.Int64Array
     sequences: pa.Int64Array
@@ -430,27 +431,6 @@ class Arrivals:
         """By member, the first `excess` in an order of the rows."""
         newest = self.order[-1]
         return self._by_member(delivery.filter(pc.not_equal(delivery, newest))[:excess])
-
-    def first_units(self, droppable: Mapping[int, Droppable], excess: int) -> dict[int, Ranges]:
-        """By member, the first units of work and single messages that together have at least `excess`. One has the place of its part
-        that arrived last."""
-        place = dict(zip(zip(view(self.members), view(self.sequences), strict=True), view(self.ranks), strict=True))
-        units: list[tuple[int, int, list[int]]] = []
-        for member, each in droppable.items():
-            numbers = list(view(each.messages.numbers() if each.order is None else each.order))
-            begin = 0
-            for end in range(1, len(numbers) + 1) if each.ends is None else view(each.ends):
-                parts = numbers[begin:end]
-                units.append((max(place[member, part] for part in parts), member, parts))
-                begin = end
-        units.sort()
-        out: dict[int, list[int]] = {}
-        for _, member, parts in units[:-1]:
-            if excess <= 0:
-                break
-            out.setdefault(member, []).extend(parts)
-            excess -= len(parts)
-        return {member: Ranges.from_numbers(parts) for member, parts in out.items()}
 
     def _by_member(self, rows: pa.Int64Array) -> dict[int, Ranges]:
         members, sequences = self.members.take(rows), self.sequences.take(rows)

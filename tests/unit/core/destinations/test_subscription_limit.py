@@ -170,15 +170,3 @@ def test_oldest_messages_of_all_members_make_room(times: dict[int, list[int | No
     assert [places[rank] for rank in arrivals.ranks.to_pylist()] == [
         place for member in times for place in places if place[1] == member
     ]
-    singles = {m: Droppable(Ranges.of((5, 4 + len(sent)))) for m, sent in times.items()}
-    assert arrivals.first_units(singles, excess) == found
-
-
-def test_unit_of_work_goes_as_a_whole_at_the_place_of_its_last_part() -> None:
-    """T4, T12"""
-    arrivals = as_arrivals({0: [1, 2, 9], 1: [3, 4]})
-    unit = Droppable(Ranges.of((5, 7)), pa.array([6, 5, 7]), pa.array([1, 3]))  # 5 and 7 belong together
-    droppable = {0: unit, 1: Droppable(Ranges.of((5, 6)))}
-    assert arrivals.first_units(droppable, 1) == {0: Ranges.of((6, 6))}
-    assert arrivals.first_units(droppable, 3) == {0: Ranges.of((6, 6)), 1: Ranges.of((5, 6))}
-    assert arrivals.first_units(droppable, 9) == {0: Ranges.of((6, 6)), 1: Ranges.of((5, 6))}, "the unit is the newest"
