@@ -71,7 +71,7 @@ from spark_jms.errors import (
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.settings.destination import UNLIMITED
-from spark_jms.store import OutcomeUnknownError, Store
+from spark_jms.store import OutcomeUnknownError, Store, StoreError
 
 T = TypeVar("T")
 log = logging.getLogger("spark_jms")
@@ -436,11 +436,15 @@ class Subscriber:
         return not self.closed and all(self._each_if_open(lambda part: part.members.has_session()))
 
     def lost(self) -> JmsqError | None:
-        """Why this consumer can only be closed, which its next call may find; None: it is well, or closed."""
-        with self._lock:
-            error = None if self.closed else self._unfinished.lost()
-        ended = self._branches.in_place and not self.has_session()
-        return error or (SessionEndedException() if ended and not self.closed else None)
+        """Why it can only be closed, which its next call finds; None: as far as its stores answer, it is well, or closed."""
+        try:
+            alive = self._each(lambda part: part.members.has_session())
+        except (ClosedError, MemberUnavailableError, StoreError):
+            return None
+        except JmsqError as error:
+            return error
+        ended = self._branches.in_place and not all(alive)  # a branch on a server opens another session
+        return SessionEndedException() if ended and not self.closed else None
 
     def leave_all(self) -> None:
         """Free the records for other consumers until the next plan. A consumer that has its share of members would not ask for

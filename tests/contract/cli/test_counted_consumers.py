@@ -20,7 +20,7 @@ from spark_jms.console.page import page
 from spark_jms.metrics.declared import DOMAIN_METRICS
 from spark_jms.spark.browser import JmsqReader, ViewPartition
 from spark_jms.spark.options import parse_options
-from spark_jms.testing.inside import domain_of, members_of, records_of, subscriber_of
+from spark_jms.testing.inside import domain_of, records_of
 from tests.harness.domains.servers import applied, queue_on
 
 MODULE = {
@@ -54,8 +54,7 @@ def stat(context: Context, *options: str) -> Any:
 
 
 def test_consumers_are_counted_by_destination_and_member(context: Context) -> None:
-    """T17: one that has not received yet counts for the destination, one that is pinned for its member; a closed one, and one whose
-    session has ended, for none."""
+    """T17: one that has not received yet counts for the destination, one that is pinned for its member; a closed one for none."""
     assert (counted(context, "orders").consumers, counted(context, "idle").consumers) == (0, 0)
     everything = context.consumer("orders")
     assert counted(context, "orders").consumers == 1
@@ -67,7 +66,7 @@ def test_consumers_are_counted_by_destination_and_member(context: Context) -> No
     assert [counted(context, f"home.{n}@orders").consumers for n in (0, 1)] == [1, 2]
     pinned.close()
     assert counted(context, "orders").consumers == 1
-    members_of(subscriber_of(everything)).session.close()
+    everything.close()
     found = counted(context, "orders")
     assert (found.consumers, [member.consumers for member in found.members]) == (0, [0, 0])
 

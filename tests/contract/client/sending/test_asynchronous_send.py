@@ -305,7 +305,7 @@ def test_full_destination_holds_back_no_other(why: str) -> None:
             full, free = context.producer("full", send_timeout=LIMIT_S), context.producer("free")
             full.send(text="first")
             if why == "paused":
-                apply(root, {"destinations": {"full": {"kind": "queue", "quota": None}}})
+                apply(root, {"destinations": {"full": {"kind": "queue"}}})
                 pause(domain_of(context), "full", [INSERTION])
             send_texts(full, waiting, 0, 3)
             send_texts(free, outcomes, 0, 20)
