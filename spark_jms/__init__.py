@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from spark_jms.client import Context, DurationLike
     from spark_jms.client.context.pool import ClientPool
+    from spark_jms.client.messages.message import ExceptionListener
     from spark_jms.core.destinations.subscriptions import ClientIdPolicy
     from spark_jms.log.destinations.declarations import DeclarationChange
     from spark_jms.settings.connection_factory import ConnectionFactory
@@ -44,6 +45,7 @@ def connect(
     client_id_policy: ClientIdPolicy = "restricted",
     connection_factory: str | ConnectionFactory | None = None,
     server: str | None = None,
+    exception_listener: ExceptionListener | None = None,
 ) -> Context:
     """Open the domain at `root`, or at the environment variable JMSQ_ROOT. Use it in a `with` statement.
 
@@ -51,8 +53,9 @@ def connect(
     its policy qualify the names of subscriptions. While a connection with a restricted id is open, another one with
     that id is refused (InvalidClientIDException); any number of connections may have an unrestricted id.
     `connection_factory` is the name of one in the module file, or a ConnectionFactory. `server` is the home server,
-    which senders and pinned receivers prefer (None: the environment variable JMSQ_SERVER). Raises DomainError when
-    there is no domain, connection factory or server of that name.
+    which senders and pinned receivers prefer (None: the environment variable JMSQ_SERVER). `exception_listener` is called
+    with the error of a lost store, an ended session or a fenced consumer, without a call of the application, in a thread of the
+    connection. Raises DomainError when there is no domain, connection factory or server of that name.
     """
     from spark_jms import client
 
@@ -63,6 +66,7 @@ def connect(
         client_id_policy=client_id_policy,
         connection_factory=connection_factory,
         server=server,
+        exception_listener=exception_listener,
     )
 
 

@@ -212,9 +212,19 @@ class ServerDownError(JmsqError):
     or when its store answers; messages without a unit of order go to other servers by themselves."""
 
 
+class ServerLostError(ServerDownError):
+    """The server that the messages would go to is away, and its lease has lapsed; nothing was committed. Send again when its store
+    answers. To one-way sends this is a hardware failure: their producer is closed."""
+
+
 class SessionEndedException(ConsumerClosedException):
     """The consumer's session in the store has ended, and other consumers get its unacknowledged messages. Close the consumer
     and create a new one."""
+
+
+class ConnectionLostException(JmsqError):
+    """For the exception listener of a connection: a store of the domain does not answer, or a session of the connection has ended.
+    The error names which. Consumers continue when the store answers; connect again when a session has ended."""
 
 
 class MemberLostException(ConsumerClosedException):

@@ -43,6 +43,7 @@ from spark_jms.settings.destination import (
     contradiction,
 )
 from spark_jms.settings.quota import QUOTA_KEYS, QuotaSettings
+from spark_jms.settings.refused import refusal_of
 from spark_jms.settings.table import REQUIRED, Setting, hint, settings_of
 from spark_jms.settings.types import Duration, ListOf, NotAllowed, ValueType
 
@@ -106,6 +107,7 @@ def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping
     declare_servers(domain, (server for server in declared.servers if server.name != HOME))
     if declared.expiration_scan_interval_ms is not None:
         domain.set_expiration_scan_interval(declared.expiration_scan_interval_ms)
+    domain.set_server_scan_intervals({server.name: server.expiration_scan_interval_ms for server in declared.servers})
     for name, factory in declared.factories.items():
         domain.connection_factories.put(name, factory)
     for name, quota in declared.quotas.items():
@@ -267,7 +269,7 @@ class _Reader:
                 raise self._fail(
                     node.key or node, f"{path}: {HOME} is the domain's own store, `store:`; take another name"
                 )
-            rows = {key: rows[key] for key in ("messagesMaximum", "bytesMaximum", "blockingSendPolicy")}
+            rows = {key: rows[key] for key in ("messagesMaximum", "bytesMaximum", "blockingSendPolicy", SCAN_INTERVAL)}
             self._known_keys(keys, path, rows)
             return ServerSettings(name, "file", **self._values(keys, path, rows))
         self._known_keys(keys, path, rows)
@@ -358,7 +360,8 @@ class _Reader:
         for key, node in keys.items():
             if key not in known:
                 where = f" in {path}" if path else ""
-                said = f"unknown key {key!r}{where}: {hint(key, known)}allowed are {', '.join(known)}"
+                why = f"it is refused: {reason}; " if (reason := refusal_of(key)) else hint(key, known)
+                said = f"unknown key {key!r}{where}: {why}allowed are {', '.join(known)}"
                 raise self._fail(node.key or node, said)
 
     def _bad(self, node: Node, path: str, allowed: str) -> ModuleFileError:

@@ -88,8 +88,10 @@ class Administrator(Closable):
         address = DestinationAddress.parse(destination)
         declared = self._declared(address)
         address.members(declared)
-        only = None if subscription is None else kept_at(declared, address.server, subscription)
-        found = views.subscriptions(self._domain, self._store, address.destination, only, server=address.server)
+        server, shown = address.server_in(declared), address.read_members(declared)
+        only = None if subscription is None else kept_at(declared, server, subscription)
+        rows = views.subscriptions(self._domain, self._store, address.destination, only, server=server)
+        found = [row for row in rows if shown is None or row.member in shown]
         check_answers(self._domain, self._store, [destination])
         return found
 
@@ -102,6 +104,13 @@ class Administrator(Closable):
         found = consumers(self._domain, self._store, destination)
         check_answers(self._domain, self._store, [destination])
         return found
+
+    def unserviced(self, *destinations: str) -> list[SubscriptionRow]:
+        """Of these destinations, or of all: the members and subscriptions in which messages wait that no live consumer takes."""
+        names = names_or_all(self._domain, destinations)
+        found = [row for name in names for row in views.subscriptions(self._domain, self._store, name)]
+        check_answers(self._domain, self._store, names)
+        return [row for row in found if row.is_unserviced]
 
     def claims(self, *destinations: str) -> list[ClaimRow]:
         """The open claims of these destinations, or of all. A claim that is not `live` is in doubt: its consumer has died."""
@@ -156,11 +165,12 @@ class Administrator(Closable):
         """Finish every message that was sent so far and is not claimed, then delete the files whose messages are all finished. Of a
         replicated topic, `server@topic` is about the subscriptions on that server."""
         wait_s, address, given = seconds_of("wait", wait), DestinationAddress.parse(destination), _listed(members)
-        chosen = address.consumed(self._declared(address), given)
+        declared = self._declared(address)
+        chosen, server = address.consumed(declared, given), address.server_in(declared)
         arguments = self._domain, self._store, address.destination, subscription, chosen
         if dry_run:
-            return plan_purge(*arguments, address.server)
-        done = drop_backlog(*arguments, wait_s, address.server)
+            return plan_purge(*arguments, server)
+        done = drop_backlog(*arguments, wait_s, server)
         deleted = purge_files(self._domain, self._store, address.destination)
         return Purged(done.dropped, done.claimed, deleted.purged_messages, deleted.purged_files)
 

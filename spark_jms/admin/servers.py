@@ -113,7 +113,8 @@ def check_answers(domain: Domain, store: Store, addresses: Iterable[str]) -> Non
     needed: dict[str, DestinationAddress] = {}  # server -> the first that needs it
     for address in map(DestinationAddress.parse, addresses):
         declared = domain.log(address.destination).snapshot.destination
-        for server in declared.servers_in_use() if address.server is None else [address.server]:
+        named = address.server_in(declared)
+        for server in declared.servers_in_use() if named is None else [named]:
             needed.setdefault(server, address)
     for server, address in needed.items():
         if why := why_silent(store, server, LOOK_S):

@@ -19,6 +19,7 @@ from datetime import datetime
 from spark_jms.admin.claims import explain
 from spark_jms.admin.destinations import PauseRow, pause_rows
 from spark_jms.claims.batches.units_of_order import HeldBack
+from spark_jms.claims.records.members import session_label
 from spark_jms.claims.upkeep import views
 from spark_jms.claims.upkeep.housekeeping import published_failures
 from spark_jms.claims.upkeep.views import SubscriptionRow, moment
@@ -63,6 +64,7 @@ class MemberStatistics:
     current: int = 0
     pending: int = 0
     server: str = HOME
+    consumers: int = 0  # live ones that take messages of the member
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,12 @@ class DestinationStatistics:
     exceeds_threshold: bool | None = None  # its senders slow down by its own thresholds; None: it has none
     refusals: tuple[views.RefusalRow, ...] = ()  # messages that an error destination refuses for good
     held_back: tuple[HeldBack, ...] = ()  # of a consumer with the selector that was asked for
+    consumers: int = 0  # live ones, those without members too; of one member, its own
+
+    @property
+    def unserviced(self) -> list[SubscriptionRow]:
+        """Where messages wait that no live consumer takes."""
+        return [row for row in self.subscriptions if row.is_unserviced]
 
 
 @dataclass(frozen=True)
@@ -152,6 +160,7 @@ def collect(domain: Domain, store: Store, destination: str, selector: Selector |
                 max(backlog - pending, 0),
                 pending,
                 declared.server_of(member),
+                sum(len(row.consumers) for row in own),
             )
         )
     version, since = snapshot.version, log.versions_since_checkpoint()
@@ -181,6 +190,9 @@ def collect(domain: Domain, store: Store, destination: str, selector: Selector |
         exceeds_threshold=_exceeds_threshold(domain, declared, destination),
         refusals=_refusals(domain, store, destination, rows),
         held_back=_held_back(domain, store, destination, selector, chosen),
+        consumers=_consumers(store, destination, rows)
+        if address.server is None
+        else max(member.consumers for member in members),
     )
 
 
@@ -200,6 +212,13 @@ def with_rates(
             max(highs.pending_high, now.pending),
         ),
     )
+
+
+def _consumers(store: Store, destination: str, rows: list[SubscriptionRow]) -> int:
+    """A consumer of several servers has a session on each."""
+    begins = tuple({session_label(destination, row.subscription, "") for row in rows})
+    labels = (session.label for session in store.sessions().values())
+    return len({label.partition(", ")[0] for label in labels if label.startswith(begins)})
 
 
 def _held_back(

@@ -20,10 +20,9 @@ from spark_jms.aio.blocking_calls import BlockingCalls, SendLimit
 from spark_jms.aio.clients import AsyncConsumer, AsyncProducer
 from spark_jms.claims.records.subscriptions import Sharing
 from spark_jms.client import AcknowledgeMode, Context, ContextStatistics, Message, MessageArguments, StartingPosition
-from spark_jms.client.messages.message import end
+from spark_jms.client.messages.message import ExceptionListener, end
 from spark_jms.client.receiving.request import ReplyWait
 from spark_jms.client.sending.asynchronous_send import MAX_BYTES, MAX_MESSAGES
-from spark_jms.client.sending.producer import DEFAULT_SEND_TIMEOUT_S
 from spark_jms.core.destinations.subscriptions import ClientIdPolicy
 from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.types import DurationLike
@@ -42,6 +41,7 @@ class ConnectArguments(TypedDict, total=False):
     client_id_policy: ClientIdPolicy
     connection_factory: str | ConnectionFactory | None
     server: str | None
+    exception_listener: ExceptionListener | None
 
 
 class ConsumerArguments(TypedDict, total=False):
@@ -114,13 +114,13 @@ class AsyncContext:
     def __init__(self, blocking: Context, calls: BlockingCalls) -> None:
         self.blocking, self.root, self.client_id = blocking, blocking.root, blocking.client_id
         self._calls = calls
-        self._room = SendLimit(MAX_MESSAGES, MAX_BYTES)
+        self._rooms: dict[str, SendLimit] = {}  # by destination: one that makes its messages wait holds back no other
 
     def producer(
         self,
         destination: str,
         *,
-        send_timeout: DurationLike = DEFAULT_SEND_TIMEOUT_S,
+        send_timeout: DurationLike | None = None,
         compression_threshold: int | None = None,
         producer_id: str | None = None,
     ) -> AsyncOpening[AsyncProducer]:
@@ -135,7 +135,8 @@ class AsyncContext:
 
         async def opened() -> AsyncProducer:
             producer = await self._calls.open(make, client.Producer.close)
-            return AsyncProducer(producer, self._calls, self._room)
+            room = self._rooms.setdefault(producer.destination, SendLimit(MAX_MESSAGES, MAX_BYTES))
+            return AsyncProducer(producer, self._calls, room)
 
         return AsyncOpening(opened)
 

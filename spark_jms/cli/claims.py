@@ -312,7 +312,8 @@ def subscriptions(
                 raise click.BadParameter(f"{drop!r} is not DEST/NAME, such as prices/billing", param_hint="--drop")
             address = DestinationAddress.parse(given)
             topic = address.destination
-            name = kept_at(domain.log(topic).refresh().destination, address.server, name)
+            declared = domain.log(topic).refresh().destination
+            name = kept_at(declared, address.server_in(declared), name)
             found = droppable_subscription(domain, store, topic, name)
             backlog = sum(row.backlog for row in found)
             what = f"subscription {name} of {topic} with a backlog of {backlog:,} message(s)"
@@ -327,8 +328,11 @@ def subscriptions(
         rows = []
         for shown in names_or_all(domain, (destination,) if destination else (), addresses=True):
             address = DestinationAddress.parse(shown)
-            address.members(domain.log(address.destination).refresh().destination)
-            rows += views.subscriptions(domain, store, address.destination, server=address.server)
+            declared = domain.log(address.destination).refresh().destination
+            address.members(declared)
+            only, server = address.read_members(declared), address.server_in(declared)
+            found_rows = views.subscriptions(domain, store, address.destination, server=server)
+            rows += [row for row in found_rows if only is None or row.member in only]
     if settings.as_json:
         settings.out.document(rows)
         return

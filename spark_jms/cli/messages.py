@@ -107,6 +107,7 @@ def _typed(kind: str, text: str) -> PropertyValue:
 @click.option("--time-to-live", type=DURATION, help="Expire after this time, such as 10min.")
 @click.option("--delay", type=DURATION, help="Deliver after this time.")
 @click.option("--count", type=click.IntRange(1), default=1, help="Send the message this many times.")
+@click.option("--send-timeout", type=DURATION, help="Wait so long for room, or while insertion is paused.")
 @_factory_option
 @click.option("--unit-of-work", "unit", metavar="NAME", help="Send all messages as this unit of work, in one commit.")
 @click.option(
@@ -130,6 +131,7 @@ def send(
     time_to_live: float | None,
     delay: float | None,
     count: int,
+    send_timeout: float | None,
     factory: str | None,
     unit: str | None,
     producer_id: str | None,
@@ -161,7 +163,7 @@ def send(
     bodies: list[MessageArguments] = [{"text": text} for text in texts] if file is None else [_file_body(file, binary)]
     messages: list[MessageArguments] = [{**headers, **body} for body in bodies]
     with _connect(settings, factory) as context:
-        producer = context.producer(destination, producer_id=producer_id)
+        producer = context.producer(destination, send_timeout=send_timeout, producer_id=producer_id)
         groups = _lines(sys.stdin.buffer, headers) if lines else _repeated(messages, count)
         if unit is not None:
             sent_unit = producer.send_unit_of_work(itertools.chain.from_iterable(groups), unit)

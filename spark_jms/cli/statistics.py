@@ -52,6 +52,7 @@ _PAUSED = "Paused by an administrator"
     "--selector",
     help="Also show matching messages that wait behind refused ones of their units of order.",
 )
+@click.option("--unserviced", is_flag=True, help="Only those with messages that no live consumer takes.")
 @click.option("--reset", is_flag=True, help="Reset the high marks and the bytes received.")
 def stat(
     settings: CommandSettings,
@@ -59,6 +60,7 @@ def stat(
     watch_s: float | None,
     times: int | None,
     selector: str | None,
+    unserviced: bool,
     reset: bool,
 ) -> None:
     """Show backlog, claims, consumers, files and rates of all destinations, or of those named; `server@destination` is the
@@ -79,15 +81,19 @@ def stat(
     with settings.opened(LOOK_S) as (domain, store):
         if watch_s is None:
             names = names_or_all(domain, destinations, addresses=True)
-            found = [collect(domain, store, name, wanted) for name in names]
+            every = [collect(domain, store, name, wanted) for name in names]
+            found = [one for one in every if one.unserviced] if unserviced else every
+            if unserviced and not (found or settings.as_json):
+                settings.out.say("live consumers take the messages of every destination")
+                return
             marks = high_marks(domain, _plain_names(destinations) if destinations else None)
             _show(settings, domain.root, found, _clock(domain), counts(domain.store_uri), marks)
             name_silent_servers(domain, store, names)
         elif settings.as_json:
-            for looked in _looks(domain, store, destinations, watch_s, times, wanted):
+            for looked in _looks(domain, store, destinations, watch_s, times, wanted, unserviced):
                 settings.out.record(_document(domain.root, looked))
         else:
-            _watch(settings, domain, _looks(domain, store, destinations, watch_s, times, wanted))
+            _watch(settings, domain, _looks(domain, store, destinations, watch_s, times, wanted, unserviced))
 
 
 def _plain_names(given: Sequence[str]) -> list[str]:
@@ -116,6 +122,7 @@ def _looks(
     every_s: float,
     times: int | None,
     selector: Selector | None,
+    unserviced: bool = False,
 ) -> Iterator[list[DestinationStatistics]]:
     from spark_jms.admin.statistics import collect, with_rates
 
@@ -128,7 +135,7 @@ def _looks(
             with_rates(collect(domain, store, name, selector), before.get(name), now_s - before_s)
             for name in names_or_all(domain, given, addresses=True)
         ]
-        yield now
+        yield [one for one in now if one.unserviced] if unserviced else now
         looked += 1
         if times is not None and looked >= times:
             return
@@ -247,6 +254,7 @@ def _of_destinations(found: Sequence[DestinationStatistics], watched: bool) -> _
             "backlog",
             "oldest",
             "claimed",
+            "consumers",
             "stored",
             "files",
             "size",
@@ -267,6 +275,7 @@ def _of_destinations(found: Sequence[DestinationStatistics], watched: bool) -> _
             "most": s.rates.backlog_high if s.rates else s.backlog,
             "oldest": s.oldest,
             "claimed": s.claimed,
+            "consumers": s.consumers,
             "stored": s.stored_messages,
             "files": s.files,
             "size": human_bytes(s.bytes),

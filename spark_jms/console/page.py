@@ -45,8 +45,11 @@ def _body(history: History, sample: DomainSample) -> str:
         backlog, rates = history.backlog(one.destination), history.rates(one.destination)
         parts.append(f'<div class="charts">{chart([backlog], history.span_s)}{chart(rates, history.span_s)}</div>')
         parts += [f'<p class="bad">{escape(f"{failure.what}: {failure.error}")}</p>' for failure in one.failures]
-        rows = [(m.member, m.last_sequence, m.backlog, m.claimed, m.stored_messages, m.files) for m in one.members]
-        parts.append(_table(("member", "last", "backlog", "claimed", "stored", "files"), rows))
+        rows = [
+            (m.member, m.last_sequence, m.backlog, m.claimed, m.consumers, m.stored_messages, m.files)
+            for m in one.members
+        ]
+        parts.append(_table(("member", "last", "backlog", "claimed", "consumers", "stored", "files"), rows))
     parts += ["<h2>Subscriptions</h2>", _subscriptions(sample), "<h2>Claims</h2>", _claims(sample)]
     parts += ["<h2>Quotas</h2>", _quotas(sample), "<h2>Servers</h2>", _servers(sample)]
     parts += ["<h2>Services</h2>", _services(sample), "<h2>Open transactions</h2>", _transactions(sample)]
@@ -68,6 +71,7 @@ def _destinations(sample: DomainSample) -> str:
         "backlog",
         "oldest",
         "claimed",
+        "consumers",
         "stored",
         "files",
         "bytes",
@@ -87,6 +91,7 @@ def _destinations(sample: DomainSample) -> str:
                 one.backlog,
                 f"{one.oldest:%H:%M:%S}" if one.oldest else "–",
                 one.claimed,
+                one.consumers,
                 one.stored_messages,
                 one.files,
                 one.bytes,

@@ -270,6 +270,24 @@ DOMAIN_METRICS = (
         _of_member(lambda member: member.claimed, asked_only=True),
     ),
     DomainMetric(
+        "jmsq_destination_consumers",
+        "Live consumers of the destination, those without members too.",
+        _DESTINATION,
+        _of_destination(lambda one: one.consumers),
+    ),
+    DomainMetric(
+        "jmsq_destination_member_consumers",
+        "Live consumers that take messages of the member.",
+        _MEMBER,
+        _of_member(lambda member: member.consumers, asked_only=True),
+    ),
+    DomainMetric(
+        "jmsq_destination_unserviced_messages",
+        "Unfinished messages of members and subscriptions without such a consumer.",
+        _DESTINATION,
+        _of_destination(lambda one: sum(row.backlog for row in one.unserviced)),
+    ),
+    DomainMetric(
         "jmsq_destination_sent_messages_total",
         "Messages sent to the member since it was made.",
         _MEMBER,

@@ -1,10 +1,10 @@
 """The settings of a connection factory: how the senders and receivers of its connections choose among the members of a
-distributed destination, how many messages its consumers claim at a time, whether its senders wait, and
+distributed destination, how many messages its consumers claim at a time, whether and how long its senders wait, and
 its flow control. The keys have JMS's own names in WebLogic, in camel case.
 
 To add a key, add a line at the end of ConnectionFactory, and run `make options`. Stored ones that lack the key have its default.
 
-Features: D2, D3, T5, T9, T11 (docs/FEATURES.md)
+Features: D2, D3, T2, T5, T9, T11 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -180,6 +180,14 @@ class ConnectionFactory(Table):
         0,
         "So long [asynchronous](CLIENT.md#asynchronous-sends) and one-way sends wait for others, which then share their commit and "
         "their file. A call that waits for them ends the wait.",
+    )
+    send_timeout_ms: int = setting(
+        "sendTimeout",
+        Duration(high="365 days"),
+        10,
+        "So long senders wait for room in a [quota](LIMITS.md#quotas), or while insertion is paused; then they fail. 0: not at "
+        "all. `Context.producer(send_timeout=…)` and `jmsq send --send-timeout` override it; requests and replies have it too. "
+        "A Spark batch has its option of this name.",
     )
 
     def __attrs_post_init__(self) -> None:

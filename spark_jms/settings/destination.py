@@ -116,7 +116,8 @@ class DomainSettings(Table):
         Duration(high="365 days"),
         30_000,
         "The pause between two searches for expired messages in each destination of the domain. 0: no searches; "
-        "messages then expire when consumers reach them. A module file without this key changes nothing.",
+        "messages then expire when consumers reach them. A server may have another one. A module file without this key "
+        "changes nothing.",
     )
 
 
@@ -158,6 +159,13 @@ class ServerSettings(Table):
     )
     blocking_send_policy: str = setting(
         "blockingSendPolicy", Choice(QUOTA_POLICIES), "FIFO", "Who gets room on the server while senders wait for it."
+    )
+    expiration_scan_interval_ms: int | None = setting(
+        "expirationScanInterval",
+        Duration(high="365 days"),
+        None,
+        "The pause between two searches for expired messages whose positions the server has. 0: no searches.",
+        without="that of the domain",
     )
 
     @property

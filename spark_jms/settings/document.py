@@ -23,6 +23,7 @@ from spark_jms.settings.destination import KEYS, DestinationSettings, DomainSett
 from spark_jms.settings.environment import Environment
 from spark_jms.settings.options import VIEWS, Options
 from spark_jms.settings.quota import QuotaSettings
+from spark_jms.settings.refused import REFUSED
 from spark_jms.settings.store import DaemonSettings, DoorSettings, JdbcOptions, ReplicatedOptions, Thresholds
 from spark_jms.settings.table import REQUIRED, Setting, Table, settings_of
 from spark_jms.settings.types import ALL, Choice, NumberChoice
@@ -106,47 +107,53 @@ def _described(group: str, row: Setting) -> Described:
 
 
 # -- the names of WebLogic's texts -------------------------------------------------------------------------------------
-NOT_YET = "not yet"
 
 
 @dataclass(frozen=True)
 class TextName:
-    """A name of WebLogic's texts on tuning and distributed destinations, and the settings that stand for it. `default` is the one
-    that the texts state, or "". `keys` are the settings, as GROUP.NAME; where there are none, `instead` tells what does. `differs`
-    explains another default.
+    """A name of the texts, and the settings that stand for it. `default` is the one
+    that the texts state, or "". `keys` are the settings, as GROUP.NAME; where there are none, `instead` tells what does, or why
+    nothing does. `differs` explains another default.
 
-    `make options` writes the names into docs/OPTIONS.md. A setting that is not there yet is shown as "not yet", until a table of
-    settings has it: nothing is to be changed here when it is added.
+    `make options` writes the names into docs/OPTIONS.md.
     """
 
     name: str
     default: str = ""
     keys: tuple[str, ...] = ()
-    instead: str = NOT_YET
+    instead: str = ""
     differs: str = ""
 
     @property
     def settings(self) -> list[tuple[str, Setting]]:
-        """The group and the declaration of each of `keys` that is there."""
+        """The group and the declaration of each of `keys`. Raises KeyError for one that is not there."""
         split = (key.split(".") for key in self.keys)
-        found = [(group, GROUPS[group].settings.get(name)) for group, name in split if group in GROUPS]
-        return [(group, row) for group, row in found if row is not None]
+        return [(group, GROUPS[group].settings[name]) for group, name in split]
 
     @property
     def shown(self) -> str:
         """What stands for it here."""
-        here = [f"`{row.name}` of {_PLACES[group]}: {row.shown_default}" for group, row in self.settings]
+        here = [f"`{row.name}` of {_place(group, row)}: {row.shown_default}" for group, row in self.settings]
         return "; ".join([*here, self.differs] if self.differs else here) or self.instead
 
 
 _PLACES = {
+    "options": "a Spark write",
     "module": "a destination or template",
     "server": "a server",
     "factory": "a connection factory",
     "quota": "a quota",
     "jdbc": "a jdbc: URI",
+    "replicated": "a replicated:// URI",
+    "thresholds": "a replicated store",
     "environment": "the environment",
 }
+
+
+def _place(group: str, row: Setting) -> str:
+    return "the domain" if group == "module" and row.name in settings_of(DomainSettings) else _PLACES[group]
+
+
 _CONSUMER = "`Context.consumer(acknowledge=…)`"
 _REFUSED = "refused"
 
@@ -197,7 +204,7 @@ TUNING = (
     TextName("Shared", "", ("quota.shared",)),
     TextName("Policy", "", ("quota.policy",)),
     TextName("Blocking Send Policy", "", ("server.blockingSendPolicy",)),
-    TextName("Send Timeout", "", ("factory.sendTimeout",), "`Context.producer(send_timeout=…)`: 10 ms"),
+    TextName("Send Timeout", "", ("factory.sendTimeout", "options.sendTimeout")),
     TextName("MessagesLimitOverride", "-1", ("module.messagesLimitOverride",)),
     TextName("SubscriptionMessagesLimit", "-1", instead="`jmsq subscriptions`, `jmsq stat`: -1"),
     TextName("SubscriptionLimitDeletedCount", "", instead="`jmsq subscriptions`, `jmsq stat`"),
@@ -212,11 +219,16 @@ TUNING = (
     TextName("Messages Threshold Low", "", ("module.messagesThresholdLow", "server.messagesThresholdLow")),
     TextName("Expiration Policy", "", ("module.expirationPolicy",)),
     TextName("Expiration Logging Policy", "", ("module.expirationLoggingPolicy",)),
-    TextName("Scan Expiration Interval", "30 s", ("server.expirationScanInterval", "module.expirationScanInterval")),
+    TextName(
+        "Scan Expiration Interval",
+        "30 s",
+        ("server.expirationScanInterval", "module.expirationScanInterval"),
+        differs="a server without one has that of the domain",
+    ),
     TextName("Error Destination", "", ("module.errorDestination",)),
     TextName("Message Life Cycle Logging", "", ("module.messageLoggingEnabled",)),
     TextName("Default Unit-of-Order", "", ("module.defaultUnitOfOrder",)),
-    TextName("Unit-of-Order Routing", "", ("module.unitOfOrderRouting",), "hashing"),
+    TextName("Unit-of-Order Routing", "", ("module.unitOfOrderRouting",)),
     TextName("sorted destination", "", ("module.destinationKeys",)),
     TextName("One Way Send Mode", "", ("factory.oneWaySendMode",)),
     TextName("One Way Send Window Size", "1", ("factory.oneWaySendWindowSize",)),
@@ -249,8 +261,51 @@ TUNING = (
         "positions and claims of a few KB. `maxMessageSize` of a destination limits messages",
     ),
     TextName("local-jndi-name", "", instead="no counterpart: destinations are looked up by their names"),
+    TextName("Messages Maximum per Session", "", ("factory.messagesMaximum",)),
+    TextName(
+        "LLR (Logging Last Resource)",
+        "",
+        instead="`transacted_session(last_resource=…)`: [a database](TRANSACTIONS.md)",
+    ),
+    TextName("Connection.start", "", instead="no counterpart: a consumer receives from its creation on"),
 )
-NAMES = (*DISTRIBUTED, *TUNING)
+STORES = (
+    TextName("data source", "", instead="the `jdbc:` URI of a store"),
+    TextName("SIBOWNER, SIBOWNER0, SIBCLASSMAP, SIBLISTING, SIBXACTS, SIBKEYS, SIBnnn", "", ("jdbc.prefix",)),
+    TextName(
+        "sib.msgstore.jdbcFailoverOnDBConnectionLoss",
+        "true",
+        ("jdbc.on_connection_loss",),
+        differs="`failover` is true, `retry` is false",
+    ),
+    TextName("15 minutes of attempts to get the lock", "15 min", ("jdbc.retry_limit_s",)),
+    TextName(
+        "TCP_KEEPIDLE, tcp_keepalive_time, TCP_KEEPALIVE_INTERVAL, KeepAliveTime",
+        "2 h",
+        ("jdbc.orphan_limit_s",),
+        differs="an engine sets it for its own connections",
+    ),
+    TextName("Directory (Global Directory)", "", instead="the path of a `replicated://` URI"),
+    TextName("RegionSize", "", ("replicated.region_mb",)),
+    TextName("LocalIndex", "0", ("replicated.localindex",)),
+    TextName("weblogic.store.replicated.MaximumMessageSizePercent", "1", ("thresholds.MaximumMessageSizePercent",)),
+    TextName("weblogic.store.replicated.SpaceLoggingStartPercent", "70", ("thresholds.SpaceLoggingStartPercent",)),
+    TextName("weblogic.store.replicated.SpaceLoggingDeltaPercent", "10", ("thresholds.SpaceLoggingDeltaPercent",)),
+    TextName("weblogic.store.replicated.SpaceOverloadYellowPercent", "80", ("thresholds.SpaceOverloadYellowPercent",)),
+    TextName("weblogic.store.replicated.SpaceOverloadRedPercent", "90", ("thresholds.SpaceOverloadRedPercent",)),
+    TextName("rs_daemons.cfg", "", instead="[the same file](REPLICATED-STORE-REFERENCE.md#rs_daemonscfg)"),
+    TextName(
+        "startRSDaemon.sh, stopRSDaemon.sh",
+        "",
+        instead="`start` and `stop` with [the same options](REPLICATED-STORE-REFERENCE.md#options-and-settings-of-a-daemon)",
+    ),
+    TextName("weblogic.store.Admin (storeadmin)", "", instead="`jmsq store`: [its commands](REPLICATED-STORE.md)"),
+)
+_LISTED = {row.name for row in (*DISTRIBUTED, *TUNING)}
+WITHOUT_COUNTERPART = tuple(
+    TextName(one.title, instead=f"{_REFUSED}: {one.reason}") for one in REFUSED if one.title not in _LISTED
+)
+NAMES = (*DISTRIBUTED, *TUNING, *WITHOUT_COUNTERPART, *STORES)
 
 
 def table_of_texts() -> Iterator[str]:
@@ -425,8 +480,9 @@ A wrong value raises a `StoreUriError`. [store.py](../spark_jms/settings/store.p
 
 ## The names of the texts
 
-"The texts" are WebLogic's guides. This table maps the settings of their chapters on distributed destinations and on tuning to ours,
-with the defaults that they state.
+"The texts" are WebLogic's guides to distributed destinations, tuning and its replicated store, and WebSphere's to data stores.
+This table maps their settings to ours, with the defaults that they state. A name that is *refused* has no counterpart: in the
+module file, as an option of Spark or as an acknowledge mode it raises an error with the reason.
 
 {texts}
 """

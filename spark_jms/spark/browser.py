@@ -110,7 +110,7 @@ class JmsqReader(DataSourceReader):
         from spark_jms.core.destinations.subscriptions import kept_at
 
         kept = browsed_subscription(self.options)
-        return None if kept is None else kept_at(declared, self._address.server, kept)
+        return None if kept is None else kept_at(declared, self._address.server_in(declared), kept)
 
     def _message_partitions(
         self, domain: Domain, table: DeltaLog, only: list[int] | None, subscription: str | None

@@ -34,6 +34,7 @@ from spark_jms.core.destinations.subscriptions import ClientIdentity
 from spark_jms.core.messages.columns import COLUMNS
 from spark_jms.errors import OptionError, SparkVersionError, TriggerError
 from spark_jms.settings.options import FOREIGN_NAMES, FOREIGN_PREFIXES, OPTIONS, Options
+from spark_jms.settings.refused import refusal_of
 from spark_jms.settings.table import REQUIRED, Setting, hint, read_texts
 from spark_jms.settings.types import Text, Use
 
@@ -143,6 +144,8 @@ def _listed(uses: Iterable[Use]) -> str:
 
 
 def _meant(key: str) -> str:
+    if (reason := refusal_of(key)) is not None:
+        return f" (refused: {reason})"
     folded = key.lower()
     prefixed = (name for prefix, name in FOREIGN_PREFIXES.items() if folded.startswith(prefix))
     foreign = FOREIGN_NAMES.get(folded) or next(prefixed, None)

@@ -134,7 +134,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             True,
             o.fail_on_data_loss,
             o.in_doubt_timeout_ms,
-            server=self._address.server if declared.placement else None,
+            server=self._address.server_in(declared) if declared.placement else None,
             isolates_poison=isolates,
         )
         self._warn_of_other_reads(store, subscription, consumer)
@@ -198,9 +198,14 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         table = domain.log(self._name)
         declared = table.refresh().destination
         self._address.members(declared)
+        if self._address.member_in(declared) is not None:
+            raise OptionError(
+                f"destination is {self._address}, but a query takes all members on a server: name "
+                f"{self._address.server_in(declared)}@{self._name} or {self._name}; a view may name one member"
+            )
         identity, name = identity_of(o), o.subscription
         if declared.is_topic:
-            name = None if name is None else kept_at(declared, self._address.server, identity.kept(name))
+            name = None if name is None else kept_at(declared, self._address.server_in(declared), identity.kept(name))
         elif o.subscription_sharing != "sharable" or identity.client_id is not None:
             raise OptionError(
                 f"options subscriptionSharing and clientId are for a topic's subscription, and {self._name} is not a topic"

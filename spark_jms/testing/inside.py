@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from spark_jms.claims.records.members import Members
     from spark_jms.claims.records.subscriptions import SubscriptionUse
     from spark_jms.claims.transactions.transaction import Coordinators
+    from spark_jms.client.context.connection_watch import ConnectionWatch
     from spark_jms.client.context.context import Context
     from spark_jms.client.receiving.consumer import Consumer
     from spark_jms.client.receiving.delivery import AcknowledgementWriter, Delivery
@@ -39,6 +40,12 @@ def domain_of(context: Context) -> Domain:
 def records_of(context: Context) -> Store:
     """The stores' records: claims, consumers, transactions."""
     return context._store
+
+
+def watch_of(context: Context) -> ConnectionWatch:
+    """Tells the connection's exception listener; there is one."""
+    assert context._watch is not None
+    return context._watch
 
 
 def coordinators_of(context: Context) -> Coordinators:
@@ -94,9 +101,9 @@ def asynchronous_sends_of(context: Context) -> AsynchronousSender:
     return context._asynchronous
 
 
-def room_of(context: AsyncContext) -> SendLimit:
+def room_of(context: AsyncContext, destination: str = "orders") -> SendLimit:
     """The sends of coroutines that may be outstanding."""
-    return context._room
+    return context._rooms[destination]
 
 
 @contextmanager

@@ -325,8 +325,14 @@ class BatchMaker:
             if state.refusals is not refusals:
                 self._planner.restart(member)  # messages behind the pass may be available again
             state = self._limit.enforce(state, destination, member, known.epoch)
-            changed[member] = self._room.enforce(state, snapshot, member, known.epoch)
+            others = partial(self._other_state, snapshot)
+            changed[member] = self._room.enforce(state, snapshot, member, known.epoch, others)
         return changed
+
+    def _other_state(self, snapshot: Snapshot, member: int) -> RecordSet:
+        """As the store has it."""
+        floor = snapshot.destination.start_floor(self._members.subscription, member, self._settings.floors)
+        return self._members.state(member).start_at(floor)
 
     def end_pledges(self) -> None:
         """Of transactions that were decided, however long this consumer does not plan."""
@@ -345,9 +351,10 @@ class BatchMaker:
         snapshot = self._table.refresh()
         if snapshot.table_id != self._members.table_id:
             return  # the next plan tells
-        members = self._members
+        members, others = self._members, partial(self._other_state, snapshot)
         states = {m: members.attached_state(m) for m in members.known.keys() & members.attached}
-        members.commit({m: self._room.enforce(one, snapshot, m, members.known[m].epoch) for m, one in states.items()})
+        epochs = {m: members.known[m].epoch for m in states}
+        members.commit({m: self._room.enforce(one, snapshot, m, epochs[m], others) for m, one in states.items()})
 
     def _finish(self, members: Set[int]) -> None:
         """Finish the transfers that this batch has begun; what does not end now is tried with the next batch."""

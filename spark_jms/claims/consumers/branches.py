@@ -44,6 +44,7 @@ from spark_jms.core.destinations.subscriptions import record_server, record_serv
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.records.batch import Batch, MemberPick
 from spark_jms.errors import (
+    ConsumerClosedException,
     DestinationReplacedError,
     InvalidDestinationError,
     JmsqError,
@@ -391,6 +392,13 @@ class Branches(Mapping[str, Branch | BranchInPlace]):
                 "with a fresh checkpointLocation"
             )
 
+    def ended(self, server: str, why: str) -> ConsumerClosedException:
+        """For a client that has unfinished messages there."""
+        return ConsumerClosedException(
+            f"consumer {self._consumer} lost server {server}, on which it has messages of {self._table.name} that are not "
+            f"acknowledged ({why}): they go to other consumers, flagged. Close this consumer and create a new one."
+        )
+
     def _lost(self, why: str) -> JmsqError:
         where = f"{self._settings.server}@{self._table.name}"
         if self._settings.pinned:
@@ -424,13 +432,13 @@ class UnfinishedMessages:
         if member in self._picks and (left := self._picks.pop(member) - picks):
             self._picks[member] = left
 
-    def lost(self) -> tuple[str, str] | None:
-        """A server that has lost them, and why; None: none has."""
+    def lost(self) -> ConsumerClosedException | None:
+        """A server has lost them; None: none has."""
         for member in self._picks:
             server = self._branches.server_of(member)
             branch = self._branches.get(server)
             if branch is None:
-                return server, "its member was removed"
+                return self._branches.ended(server, "its member was removed")
             if branch.generation != self._claimed_in[server]:
-                return server, branch.why_away or "it answers again"
+                return self._branches.ended(server, branch.why_away or "it answers again")
         return None

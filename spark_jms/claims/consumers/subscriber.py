@@ -63,16 +63,16 @@ from spark_jms.core.records.take import Offer
 from spark_jms.core.transactions.transfer import Ticket
 from spark_jms.errors import (
     ClosedError,
-    ConsumerClosedException,
     DestinationReplacedError,
     JmsqError,
     MemberLostException,
     MemberUnavailableError,
+    SessionEndedException,
 )
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.settings.destination import UNLIMITED
-from spark_jms.store import OutcomeUnknownError, Store
+from spark_jms.store import OutcomeUnknownError, Store, StoreError
 
 T = TypeVar("T")
 log = logging.getLogger("spark_jms")
@@ -454,6 +454,17 @@ class Subscriber:
         """Raises SessionEndedException when a store knows this consumer no more. Cheap enough for 50 calls a second."""
         self._each_if_open(lambda part: part.members.check_session())
 
+    def lost(self) -> JmsqError | None:
+        """Why it can only be closed, which its next call finds; None: as far as its stores answer, it is well, or closed."""
+        try:
+            alive = self._each(lambda part: part.members.has_session())
+        except (ClosedError, MemberUnavailableError, StoreError):
+            return None
+        except JmsqError as error:
+            return error
+        ended = self._branches.in_place and not all(alive)  # a branch on a server opens another session
+        return SessionEndedException() if ended and not self.closed else None
+
     def backlog(self) -> dict[int, int]:
         """member -> unfinished messages of the subscription."""
         found = self._each(lambda part: part.backlog.backlog(self.table.snapshot))
@@ -546,13 +557,8 @@ class Subscriber:
     def _check_open(self) -> None:
         if self.closed:
             raise ClosedError(f"consumer {self.consumer} of {self.destination} is closed: create a new one")
-        lost = self._unfinished.lost()
-        if lost is not None:
-            server, why = lost
-            raise ConsumerClosedException(
-                f"consumer {self.consumer} lost server {server}, on which it has messages of {self.destination} that are not "
-                f"acknowledged ({why}): they go to other consumers, flagged. Close this consumer and create a new one."
-            )
+        if (error := self._unfinished.lost()) is not None:
+            raise error
 
 
 # -- what a part is asked, perhaps in a thread of its own: the arguments are bound before -------------------------------

@@ -39,6 +39,7 @@ from spark_jms.claims.servers.stores import (
 )
 from spark_jms.claims.transactions.transfer import Transfers
 from spark_jms.core.destinations.destination import QUEUE_SUBSCRIPTION, Destination, Subscription
+from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.destinations.subscriptions import missed, record_server
 from spark_jms.core.messages.arrays import empty_table
 from spark_jms.core.messages.ranges import EMPTY, Ranges
@@ -234,20 +235,21 @@ class ExpirationScan:
         self._clock_ms, self._monotonic_s = clock_ms, monotonic_s
         self._transfers = Transfers(domain, table, clock_ms)
         self._looks, self._unit_looks = DueLooks(), DueLooks()
-        self._searched_s = float("-inf")
+        self._searched_s: dict[str, float] = {}  # server -> when a search of its record sets began
         self._names: set[str] = set()  # of the subscriptions that the looks concern
         self._holders: dict[str, _Holder] = {}  # by subscription
 
     def run(self, *, at_once: bool = False) -> int:
-        """Search when the interval of the domain is over; returns how many messages have expired. After some seconds the rest
-        is left to the next run, whose search begins at once. `at_once`: whatever the interval, and to the end. Raises the first
-        error of the search, once everything else is searched."""
+        """Search the record sets of each server whose interval is over; returns how many messages have expired. After some seconds
+        the rest is left to the next run, whose search begins at once. `at_once`: whatever the interval, and to the end. Raises the
+        first error of the search, once everything else is searched."""
         snapshot = self._table.refresh()
         files = {file.path: file for file in _expiring(snapshot)}
-        if not files or not self._is_due(at_once=at_once):
+        due = self._due_servers(snapshot, at_once=at_once) if files else set()
+        if not due:
             return 0
         until_s = float("inf") if at_once else self._monotonic_s() + _MAX_S
-        looked, count = self._look(snapshot, files), 0
+        looked, count = self._look(snapshot, files, due), 0
         for place, over in looked.over.items():
             if self._monotonic_s() >= until_s:
                 break
@@ -258,20 +260,27 @@ class ExpirationScan:
             except (JmsqError, StoreError, OSError) as error:
                 looked.errors.append(error)
         if self._monotonic_s() >= until_s:
-            self._searched_s = float("-inf")
+            for server in due:
+                del self._searched_s[server]
         if looked.errors:
             raise looked.errors[0]
         return count
 
     # -- looking --------------------------------------------------------------------------------------------------
-    def _is_due(self, *, at_once: bool) -> bool:
-        interval_ms, now_s = self._domain.expiration_scan_interval_ms(), self._monotonic_s()
-        if not interval_ms or not (at_once or (now_s - self._searched_s) * 1000 >= interval_ms):
-            return False
-        self._searched_s = now_s
-        return True
+    def _due_servers(self, snapshot: Snapshot, *, at_once: bool) -> set[str]:
+        servers = {HOME, *snapshot.destination.servers_in_use()}  # HOME has those of removed members
+        intervals_ms = self._domain.expiration_scan_intervals_ms(servers)
+        now_s, never_s = self._monotonic_s(), float("-inf")
+        due = {
+            server
+            for server, ms in intervals_ms.items()
+            if ms and (at_once or (now_s - self._searched_s.get(server, never_s)) * 1000 >= ms)
+        }
+        self._searched_s.update(dict.fromkeys(due, now_s))
+        return due
 
-    def _look(self, snapshot: Snapshot, files: Mapping[str, DataFile]) -> _Looked:
+    def _look(self, snapshot: Snapshot, files: Mapping[str, DataFile], servers: set[str]) -> _Looked:
+        """A file of which another server has record sets too is looked at again."""
         looked, declared, now = _Looked(), snapshot.destination, self._clock_ms()
         subscriptions = self._subscriptions(snapshot)
         if names := {one.name for one in subscriptions} - self._names:
@@ -283,7 +292,7 @@ class ExpirationScan:
         states: dict[_Place, RecordSet] = {}
         live: dict[str, set[str]] = {}  # server -> sessions
         for place in [place for of_member in places.values() for place in of_member]:
-            if place.server not in declared.stopped:  # nothing asks its store
+            if place.server in servers - declared.stopped.keys():  # nothing asks the store of a stopped one
                 with _kept(looked):
                     if place.server not in live:
                         live[place.server] = set(sessions_beside(self._store, place.record))
@@ -293,8 +302,10 @@ class ExpirationScan:
             self._look_at_units(snapshot, states, looked, now)
             return looked
         for file in due:
-            with _kept(looked):
-                self._look_at_file(snapshot, file, places.get(file.member, []), states, looked, now)
+            of_member = places.get(file.member, [])
+            if not of_member or any(place.server in servers for place in of_member):
+                with _kept(looked):
+                    self._look_at_file(snapshot, file, of_member, states, looked, now)
         found, looked.over = looked.over, {}
         for place, over in found.items():
             with _kept(looked):

@@ -48,11 +48,11 @@ class SortedBacklogs:
     def _sorted(
         self, snapshot: Snapshot, member: int, state: RecordSet, picks: Ranges, order: SortOrder
     ) -> pa.Int64Array:
-        sequences, rows = self._keys(snapshot, member, picks, order)
+        sequences, rows = self.keys(snapshot, member, picks, order)
         redelivered = pc.is_in(sequences, union(state.redelivered(picks).values()).numbers())
         return sequences.take(order.by_keys(rows, sequences, redelivered))
 
-    def _keys(self, snapshot: Snapshot, member: int, picks: Ranges, order: SortOrder) -> tuple[pa.Int64Array, pa.Table]:
+    def keys(self, snapshot: Snapshot, member: int, picks: Ranges, order: SortOrder) -> tuple[pa.Int64Array, pa.Table]:
         """The sequences of `picks` and what sorts them (SortOrder.key_rows). A file that compaction has replaced is looked up
         again; messages that are in no file any more have no keys, and the consumer that reads them tells that they are gone."""
         schema = order.key_schema

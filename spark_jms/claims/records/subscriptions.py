@@ -140,7 +140,7 @@ def subscription_request(
         except ModuleFileError as error:
             raise OptionError(str(error)) from None
     where = server if destination.is_replicated else None
-    if server is not None and destination.placement is not None and not destination.is_replicated:
+    if members is None and server is not None and destination.placement is not None and not destination.is_replicated:
         members = frozenset(destination.members_on(server))
     return SubscriptionRequest(name, False, sharing == "exclusive", text, where, home, members)
 

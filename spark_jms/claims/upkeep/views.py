@@ -94,6 +94,11 @@ class SubscriptionRow:
     refused: int = 0  # messages that cannot move to their error destination, which refuses them for good
 
     @property
+    def is_unserviced(self) -> bool:
+        """Messages wait here, and no consumer lives that takes them."""
+        return self.backlog > 0 and not self.consumers and not self.away
+
+    @property
     def consumers_shown(self) -> str | None:
         """For people."""
         return "(its server is away)" if self.away else ", ".join(self.consumers) or None

@@ -37,10 +37,15 @@ from spark_jms.client.receiving.pipeline import Pipeline
 from spark_jms.client.receiving.receiver import AcknowledgeMode, Receiver, Transacted
 from spark_jms.client.sending.asynchronous_send import AsynchronousSender
 from spark_jms.client.sending.flow_control import Flows
-from spark_jms.client.sending.producer import DEFAULT_SEND_TIMEOUT_S, Producer
+from spark_jms.client.sending.producer import Producer
 from spark_jms.client.sending.producers import OneWaySends, ProducerNumbers
 from spark_jms.client.sending.shared_send import SharedSender
-from spark_jms.client.transactions.session import Collect, SessionSide, TransactedConsumer, TransactedProducer
+from spark_jms.client.transactions.session import (
+    SendingSide,
+    SessionSide,
+    TransactedConsumer,
+    TransactedProducer,
+)
 from spark_jms.core.destinations.destination import is_temporary
 from spark_jms.core.destinations.routing import Balancing, DestinationAddress, balancing_of
 from spark_jms.core.selector import Selector
@@ -74,6 +79,10 @@ class ConnectionDefaults:
         if given is not None and (type(given) is not int or given < 0):
             raise OptionError(f"compression_threshold is {given!r}, but must be a number of bytes, 0 or more")
         return self.factory.default_compression_threshold if given is None else given
+
+    def send_timeout_s(self, given: DurationLike | None) -> float:
+        """Of a new producer. Raises OptionError."""
+        return self.factory.send_timeout_ms / 1000 if given is None else seconds_of("send_timeout", given)
 
     def transaction_timeout_s(self, given: DurationLike | None, *, database: bool) -> float:
         """Of a new transacted session, with a last resource or without. Raises OptionError."""
@@ -159,16 +168,15 @@ class ContextProducers:
         return self.open.add(producer)
 
     def create_transacted(
-        self, destination: str, send_timeout: DurationLike | None, threshold: int | None, collect: Collect
+        self, destination: str, send_timeout: DurationLike | None, threshold: int | None, side: SendingSide
     ) -> TransactedProducer:
         """Of a transacted session, which collects its messages."""
         self._check()
-        timeout_s = DEFAULT_SEND_TIMEOUT_S if send_timeout is None else seconds_of("send_timeout", send_timeout)
         made = self.create(
             DestinationAddress.parse(destination),
-            timeout_s,
+            self._choices.send_timeout_s(send_timeout),
             threshold=self._choices.threshold(threshold),
-            kind=partial(TransactedProducer, collect, self._buffer),
+            kind=partial(TransactedProducer, side, self._buffer),
         )
         assert isinstance(made, TransactedProducer)
         return made
@@ -176,13 +184,13 @@ class ContextProducers:
     def create_for_requests(self, destination: str) -> Producer:
         """Each of its sends waits: a request needs its message's id, and its errors."""
         address, threshold = DestinationAddress.parse(destination), self._choices.threshold(None)
-        return self.create(address, DEFAULT_SEND_TIMEOUT_S, threshold=threshold)
+        return self.create(address, self._choices.send_timeout_s(None), threshold=threshold)
 
     def create_for_replies(self, destination: str) -> Producer:
         """Of a destination to which this context perhaps sends once: nothing of it is kept here."""
         if not is_temporary(destination):
             return self.create_for_requests(destination)
-        return self._of_temporary(destination, DEFAULT_SEND_TIMEOUT_S, self._choices.threshold(None))
+        return self._of_temporary(destination, self._choices.send_timeout_s(None), self._choices.threshold(None))
 
     def forget(self, destination: str) -> None:
         """Before a temporary destination is deleted."""
@@ -250,7 +258,7 @@ class ContextConsumers:
             wanted,
             durable=given.durable,
             sharing=given.sharing,
-            server=address.server,
+            server=address.server_in(log.snapshot.destination),
             home=self._choices.pinning.home,
             members=settings.members,
         )

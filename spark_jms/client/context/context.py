@@ -21,6 +21,7 @@ from spark_jms.claims.upkeep.housekeeping import BackgroundThread
 from spark_jms.claims.upkeep.power_loss import open_given_domain
 from spark_jms.claims.upkeep.views import drop_subscription, droppable_subscription
 from spark_jms.client.context.clients import ConnectionDefaults, ContextConsumers, ContextProducers, choices_of
+from spark_jms.client.context.connection_watch import ConnectionWatch
 from spark_jms.client.context.destinations import ContextDestinations, OwnedDestinations, TemporaryDestination
 from spark_jms.client.context.metrics import ContextStatistics
 from spark_jms.client.messages.message import (
@@ -45,7 +46,7 @@ from spark_jms.client.receiving.consumer import (
 from spark_jms.client.receiving.receiver import AcknowledgeMode
 from spark_jms.client.receiving.request import Replies, ReplyWait, Requestor
 from spark_jms.client.sending.asynchronous_send import AsynchronousSender
-from spark_jms.client.sending.producer import DEFAULT_SEND_TIMEOUT_S, Producer
+from spark_jms.client.sending.producer import Producer
 from spark_jms.client.transactions.session import TransactedSession
 from spark_jms.client.transactions.transaction import SessionTransaction
 from spark_jms.core.destinations.destination import Subscription
@@ -79,6 +80,7 @@ def connect(
     client_id_policy: ClientIdPolicy = "restricted",
     connection_factory: str | ConnectionFactory | None = None,
     server: str | None = None,
+    exception_listener: ExceptionListener | None = None,
 ) -> Context:
     """Open the domain at `root`, or at the environment variable JMSQ_ROOT. Use it in a `with` statement.
 
@@ -86,14 +88,16 @@ def connect(
     its policy qualify the names of subscriptions. While a connection with a restricted id is open, another one with
     that id is refused (InvalidClientIDException); any number of connections may have an unrestricted id.
     `connection_factory` is the name of one in the module file, or a ConnectionFactory. `server` is the home server,
-    which senders and pinned receivers prefer (None: the environment variable JMSQ_SERVER). Raises DomainError when
-    there is no domain, connection factory or server of that name.
+    which senders and pinned receivers prefer (None: the environment variable JMSQ_SERVER). `exception_listener` is called
+    with the error of a lost store, an ended session or a fenced consumer, without a call of the application, in a thread of the
+    connection. Raises DomainError when there is no domain, connection factory or server of that name.
     """
+    check_listener("exception_listener", exception_listener)
     identity = ClientIdentity(client_id, client_id_policy)
     domain = open_given_domain(root)
     pa.array([0])  # the first array makes pyarrow import pandas (a third of a second): pay for it here
     choices = choices_of(domain, connection_factory, server)
-    return Context(domain, housekeeping, identity, choices, buffer_of(choices.factory))
+    return Context(domain, housekeeping, identity, choices, buffer_of(choices.factory), exception_listener)
 
 
 class Context(Closable):
@@ -113,6 +117,7 @@ class Context(Closable):
         identity: ClientIdentity,
         choices: ConnectionDefaults,
         buffer: MessageBuffer,
+        exception_listener: ExceptionListener | None = None,
     ) -> None:
         self.root, self.client_id = domain.root, identity.client_id
         self._process = OwningProcess()
@@ -140,13 +145,18 @@ class Context(Closable):
             domain, self._destinations, choices, buffer, self._background, reply, self._check
         )
         self._requestor = Requestor(self._open_inbox, self._discard_inbox, self._producers.create_for_requests)
+        self._exception_listener = exception_listener
+        self._watch: ConnectionWatch | None = None
+        if exception_listener is not None:
+            open_now = self._consumers.open.all
+            self._watch = ConnectionWatch(exception_listener, domain, self._store, open_now, self._own_sessions)
 
     # -- producers, consumers, browsers --------------------------------------------------------------------------------------------
     def producer(
         self,
         destination: str,
         *,
-        send_timeout: DurationLike = DEFAULT_SEND_TIMEOUT_S,
+        send_timeout: DurationLike | None = None,
         exception_listener: ExceptionListener | None = None,
         compression_threshold: int | None = None,
         producer_id: str | None = None,
@@ -154,18 +164,21 @@ class Context(Closable):
         """A producer for a destination, or for its member on a server (`server@destination`), which then gets all
         messages.
 
-        `send_timeout` is how long a send waits while insertion is paused; 0: not at all. `exception_listener` is called
-        with the error of a failed one-way send, which closes the producer. Bodies of at least `compression_threshold`
+        `send_timeout` is how long a send waits for room in the quota, or while insertion is paused; 0: not at all (None:
+        the `sendTimeout` of the connection factory, 10 ms). `exception_listener` is called
+        with the error of a failed one-way send, which closes the producer (None: that of the connection). Bodies of at
+        least `compression_threshold`
         bytes are compressed (None: the value of the connection factory, never). With `producer_id` the table counts the
         producer's messages and ignores repeated ones; the producer sends nothing one-way, and fences producers that
         were created with this id before (by one commit). Raises OptionError, and InvalidDestinationError, which lists
         the existing destinations, or the servers of this one."""
         self._check()
-        send_timeout_s = seconds_of("send_timeout", send_timeout)
+        send_timeout_s = self._choices.send_timeout_s(send_timeout)
         check_listener("exception_listener", exception_listener)
         address = DestinationAddress.parse(destination)
         threshold = self._choices.threshold(compression_threshold)
-        one_way = self._choices.one_way(address, exception_listener) if producer_id is None else None
+        told = exception_listener or self._exception_listener
+        one_way = self._choices.one_way(address, told) if producer_id is None else None
         return self._producers.create(address, send_timeout_s, one_way, threshold, producer_id)
 
     def consumer(
@@ -251,7 +264,7 @@ class Context(Closable):
         resource = None if last_resource is None else self._coordinators.resources.find(last_resource)
         transaction = SessionTransaction(self._coordinators, timeout_s, self._destinations.sent, self._buffer, resource)
         producers, consumers = self._producers.create_transacted, self._consumers.create_transacted
-        session = TransactedSession(transaction, producers, consumers, self._session_closed)
+        session = TransactedSession(transaction, producers, consumers, self._asynchronous, self._session_closed)
         with self._lock:
             self._sessions.append(session)
         self._background.add("time-outs of a transacted session", session.end_late, TRANSACTION_TIMES_EVERY_S)
@@ -347,6 +360,11 @@ class Context(Closable):
         drop_subscription(self._domain, store, found, UNSUBSCRIBE_TIMEOUT_S)
 
     # -- inside ---------------------------------------------------------------------------------------------------
+    def _own_sessions(self) -> dict[str, str | None]:
+        """What the connection has by a session of its own -> the session's id."""
+        client = None if self._client is None else self._client.session_id
+        return {f"client id {self.client_id}": client, "temporary destinations": self._owned.session_id}
+
     def _session_closed(self, session: TransactedSession) -> None:
         self._background.remove(session.end_late)
         with self._lock:
@@ -429,6 +447,8 @@ class Context(Closable):
             if self._closed:
                 return
             sessions = list(self._sessions)
+        if self._watch is not None:
+            self._watch.close()
         consumers, producers = self._consumers.open.all(), self._producers.open.all()
         self._requestor.close()
         unreported: list[Exception] = []

@@ -106,7 +106,8 @@ class ContextDestinations:
         """What an existing subscription is kept as, of a topic or on its server. Raises InvalidDestinationError."""
         log = self.log(address.destination)
         kept = self.kept(log, subscription, exists=True)
-        return None if kept is None else kept_at(log.snapshot.destination, address.server, kept)
+        declared = log.snapshot.destination
+        return None if kept is None else kept_at(declared, address.server_in(declared), kept)
 
     def sent(self, log: DeltaLog, version: int) -> None:
         """A send has committed this version."""
@@ -188,6 +189,12 @@ class OwnedDestinations:
         self._lock = threading.Lock()
         self._session: Session | None = None  # tells other processes that the owner lives
         self.store: Store = MemoryStore()
+
+    @property
+    def session_id(self) -> str | None:
+        """By which other processes know that the owner lives; None: it has had no temporary destination."""
+        with self._lock:
+            return None if self._session is None else self._session.session_id
 
     def create(self, kind: str) -> str:
         """Returns the name."""

@@ -6,6 +6,7 @@ Features: C11, D3 (docs/FEATURES.md)
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,53 +24,73 @@ from spark_jms.core.destinations.subscriptions import missed
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.selector import Selector
-from spark_jms.errors import DestinationReplacedError, MemberLostException, NoSuchElementException, OptionError
+from spark_jms.errors import (
+    DestinationReplacedError,
+    InvalidDestinationError,
+    MemberLostException,
+    MemberUnavailableError,
+    NoSuchElementException,
+    OptionError,
+)
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.store import Store, StoreError
 
 _WINDOW = 10_000  # messages of a member scanned at a time
+_LOOK_EVERY_S = 0.005  # whether a member is lost
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What a browser shows: the members that the address names, or the one that it is pinned to."""
+    """What a browser shows: all members, those that the address names, or the one that it is pinned to."""
 
     address: DestinationAddress
     pinned: int | None = None
 
     def members(self, declared: Destination) -> list[int] | None:
-        """None: all. Raises InvalidDestinationError, or MemberLostException when the pinned one is down or removed."""
+        """None: all. Raises InvalidDestinationError, or MemberLostException when a member that the browser was made for is down or
+        removed."""
         if self.pinned is None:
-            return self.address.read_members(declared)
+            named = self.address.read_members(declared)
+            if (down := self.down(declared)) is not None:
+                raise self._lost(f"its server {down} is down")
+            return named
         if self.pinned not in declared.member_ids:
             raise self._lost("it was removed")
         if self.pinned in declared.down_members:
             raise self._lost(f"its server {declared.server_of(self.pinned)} is down")
         return [self.pinned]
 
+    def down(self, declared: Destination) -> str | None:
+        """The server that the address names, while it is down."""
+        named = self.address.server_in(declared)
+        return named if named in declared.down else None
+
     def check_kept(self, table: DeltaLog) -> None:
         """In the middle of an iteration. Raises NoSuchElementException."""
-        if self.pinned is None or not table.has_news():
+        if self.pinned is None and self.address.server is None:
             return
+        # Whether this call finds the news, or another thread of the process has read it: the table's snapshot is shared.
+        snapshot = table.refresh() if table.has_news() else table.snapshot
         try:
-            self.members(table.refresh().destination)
-        except MemberLostException as error:
+            self.members(snapshot.destination)
+        except (MemberLostException, InvalidDestinationError) as error:
             raise NoSuchElementException(f"{error}; the messages that it has shown are not all") from error
 
     @contextmanager
     def losing(self) -> Iterator[None]:
-        """While the store of the pinned member is asked."""
+        """While the store of the members is asked."""
         try:
             yield
         except StoreError as error:
-            if self.pinned is None:
+            if self.pinned is None and self.address.server is None:
                 raise
             raise self._lost(f"{type(error).__name__}: {error}") from error
 
     def _lost(self, why: str) -> MemberLostException:
+        what = f"is pinned to member {self.pinned}" if self.pinned is not None else "shows no other member"
         return MemberLostException(
-            f"this browser of {self.address} is pinned to member {self.pinned} and has lost it: {why}. Create a new browser"
+            f"this browser of {self.address} {what} and has lost it: {why}. Create a new browser"
         )
 
 
@@ -91,9 +112,11 @@ class Pinning:
             raise OptionError(
                 f"members names members of {address} that are named already: leave out members, or the rest"
             )
-        named = address.members(declared)
-        if named is not None:
-            return replace(settings, server=address.server, pinned=True) if declared.placement else settings
+        if address.members(declared) is not None:
+            member = address.member_in(declared)
+            server = address.server_in(declared) if declared.placement else None
+            only = None if member is None else frozenset([member])
+            return replace(settings, server=server, members=only, pinned=server is not None or only is not None)
         if settings.members is not None or not self._wanted(declared, pin):
             return settings
         found = pinned_member(store, log.snapshot, self.home)
@@ -103,9 +126,14 @@ class Pinning:
 
     def browser(self, store: Store, log: DeltaLog, address: DestinationAddress, pin: bool | None) -> Shown:
         """Raises InvalidDestinationError and MemberUnavailableError."""
-        address.members(log.snapshot.destination)
-        if address.server is not None or not self._wanted(log.snapshot.destination, pin):
-            return Shown(address)
+        declared, named = log.snapshot.destination, Shown(address)
+        address.members(declared)
+        if (down := named.down(declared)) is not None:
+            raise MemberUnavailableError(
+                f"{address} cannot be browsed: its server {down} is down. Try again when it is up, or browse {address.destination}"
+            )
+        if address.server is not None or not self._wanted(declared, pin):
+            return named
         return Shown(address, pinned_member(store, log.snapshot, receives=False).member)
 
     def _wanted(self, declared: Destination, pin: bool | None) -> bool:
@@ -119,7 +147,8 @@ class Browser:
     finished, member by member in order, including claimed, delayed and expired ones; of one server if the name was
     `server@destination`. For a topic without a subscription, or with `include_finished`, everything still in the table.
     `delivery_count` is the count of the next delivery. Messages purged during the iteration are skipped; a destination that is dropped
-    and created again meanwhile raises DestinationReplacedError."""
+    and created again meanwhile raises DestinationReplacedError. A browser of `server@destination`, and one that is pinned, loses its
+    member when the server is down or the member is removed: an iteration that has begun raises NoSuchElementException."""
 
     def __init__(
         self,
@@ -162,7 +191,7 @@ class Browser:
         snapshot, table_id = table.refresh(), before.table_id
         if snapshot.table_id != table_id:
             raise DestinationReplacedError()
-        only = self._shown.members(snapshot.destination)
+        only, looked_s = self._shown.members(snapshot.destination), time.monotonic()
         present = {
             m: Ranges.of(*((f.first, f.last) for f in files.files))
             for m, files in snapshot.members.items()
@@ -183,7 +212,9 @@ class Browser:
                 for batch in rows:
                     found = decoded(batch, None)
                     for message in legible(batch) if found.undecodable else found.messages:
-                        self._shown.check_kept(table)
+                        if time.monotonic() - looked_s >= _LOOK_EVERY_S:
+                            self._shown.check_kept(table)
+                            looked_s = time.monotonic()
                         yield message
                 self._check()
 

@@ -58,6 +58,7 @@ from spark_jms.errors import (
 )
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.settings.connection_factory import FACTORY_KEYS
+from spark_jms.settings.refused import refusal_of
 from spark_jms.settings.types import DurationLike
 from spark_jms.store import StoreBusyError
 
@@ -220,6 +221,14 @@ def is_usable(consumer: Consumer) -> bool:
     return consumer._receiver.usable
 
 
+def lost(consumer: Consumer, *, asks: bool) -> Exception | None:
+    """Why it can only be closed, also if no call has met that yet; None: it is well, or its exception listener learns of it. With
+    `asks`, asks its store."""
+    if consumer._listener is not None and consumer._listener.reports:
+        return None
+    return consumer._receiver.lost(asks=asks)
+
+
 class InterruptibleReceive:
     """One `receive`, which another thread may interrupt: then it returns None unless it has a message already. The message is the
     application's once `shows` says so: until then no end and no later receive acknowledges it."""
@@ -285,6 +294,11 @@ class ListenerThread:
         self._stop.set()
         if not self.is_current:
             self._thread.join()
+
+    @property
+    def reports(self) -> bool:
+        """An exception listener gets its errors."""
+        return self._exception_listener is not None
 
     @property
     def is_current(self) -> bool:
@@ -395,7 +409,9 @@ def check_resource(name: object, connect: object) -> None:
 def check_mode(acknowledge: object) -> None:
     """Raises OptionError."""
     if acknowledge not in MODES:
-        raise OptionError(f"acknowledge is {acknowledge!r}, but must be one of {', '.join(MODES)}")
+        reason = refusal_of(acknowledge) if isinstance(acknowledge, str) else None
+        because = f": that mode is refused, because {reason}" if reason else ""
+        raise OptionError(f"acknowledge is {acknowledge!r}, but must be one of {', '.join(MODES)}{because}")
 
 
 def check_prefetch(prefetch: object) -> None:

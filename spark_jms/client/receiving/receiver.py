@@ -387,6 +387,12 @@ class Receiver:
         """Not closed, not in an error, and its session has not ended. Asks the store."""
         return self.failure is None and not self.closing and self._subscriber.has_session()
 
+    def lost(self, *, asks: bool) -> Exception | None:
+        """Why it can only be closed; None: as far as is known, it is well, or it is being closed. With `asks`, asks the store."""
+        if self.failure is not None or self.closing or not asks:
+            return None if self.closing else self.failure
+        return self._subscriber.lost()
+
     def reject(self, message: Message, delay_s: float | None) -> None:
         """Release this one message: it is delivered again, flagged and counted, when the delay is over (None: the
         destination's). Without a delay it comes before later ones. Later messages of its unit of order wait for it."""

@@ -4,8 +4,13 @@
     ---------   -----                                                      --------            ----------
     queued      the thread has taken up to BATCH of them                   `_queue`            `_unsent`, `_outstanding`
     taken       each destination has committed its share in one shipment   `_taken`            `_unsent`, `_outstanding`
+    held        its destination has taken or refused it                    `_held`             `_unsent`, `_outstanding`
     sent        its listener has returned; also when sending failed        `_sent`             `_outstanding`
     complete    –                                                          –                   –
+
+A send is held when its destination makes messages wait, because its quota has no room or insertion is paused, and its send time-out
+is not over. Another thread waits with all that the context sends to that destination meanwhile, so the sends to other destinations
+go on. It hands what is decided back to the thread of the context, which calls all listeners, and ends when it holds no send.
 
 An interrupt (Ctrl-C) of the application's thread between queueing a send and counting it makes it count all sends again.
 
@@ -17,14 +22,15 @@ sends.
     waits for                                         who
     ---------                                         ---
     fewer than MAX_MESSAGES and MAX_BYTES that are    an asynchronous send, except from a listener. A message of more bytes
-    outstanding                                       goes alone. A coroutine's send has waited before (aio/blocking_calls.py)
+    outstanding; those that are held count for        goes alone. A coroutine's send has waited before (aio/blocking_calls.py)
+    their destination alone
     the producer's own sends to be sent               its blocking sends, so that its messages keep their order
     the producer's, or all, to be complete            closing it, or the context
 
 A listener runs in this thread. Closing waits for the listener, so it is refused there. A blocking send there sends the queue
-first, in the same thread.
+first, in the same thread, and waits for what is held of its own producer.
 
-The thread is a daemon: when the interpreter exits without closing the context, what is not complete may or may not be sent. A
+The threads are daemons: when the interpreter exits without closing the context, what is not complete may or may not be sent. A
 forked child has none of the parent's sends, and cannot send asynchronously by the parent's context.
 
 Here is also what a producer says of its sends, asynchronous or not: the result of a call, and its counts.
@@ -38,7 +44,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -129,6 +135,22 @@ class SendReport:
 
 
 @dataclass(eq=False)
+class OutstandingLoad:
+    """What is outstanding, of the messages that share some room."""
+
+    messages: int = 0
+    bytes: int = 0
+
+    def add(self, send: AsynchronousSend) -> None:
+        self.messages += 1
+        self.bytes += send.bytes
+
+    def remove(self, send: AsynchronousSend) -> None:
+        self.messages -= 1
+        self.bytes -= send.bytes
+
+
+@dataclass(eq=False)
 class AsynchronousSend:
     """One message of one producer, which `outgoing.producer` names. `complete` takes its part or its error, and calls the
     application's listener. `check` raises when the producer is closed. `waits`: for room. `decided` takes the error, or None, before
@@ -142,6 +164,25 @@ class AsynchronousSend:
     waits: bool = True
     decided: Callable[[Exception | None], object] | None = None
     outcome: Part | Exception | None = None
+    load: OutstandingLoad = field(default_factory=OutstandingLoad)  # in which it counts
+
+
+@dataclass(eq=False)
+class HeldSends:
+    """The sends to a destination that makes them wait, in order, for a thread that waits with them. Some may be decided, and keep
+    their place behind others of their producer."""
+
+    shared: SharedSender
+    thread: threading.Thread
+    load: OutstandingLoad = field(default_factory=OutstandingLoad)
+    queue: deque[AsynchronousSend] = field(default_factory=deque)
+    taken: list[AsynchronousSend] = field(default_factory=list)
+
+    def take(self, send: AsynchronousSend) -> None:
+        send.load.remove(send)
+        send.load = self.load
+        send.load.add(send)
+        self.queue.append(send)
 
 
 class AsynchronousSender:
@@ -162,17 +203,18 @@ class AsynchronousSender:
         self._oldest_s = 0.0  # when the queue was empty last
         self.waiting_calls = 0  # for room, or until sends are sent or complete
         self._taken: list[AsynchronousSend] = []
+        self._held: dict[SharedSender, HeldSends] = {}
         self._sent: deque[AsynchronousSend] = deque()
         self._outstanding: Counter[str] = Counter()  # producer -> sends that are not complete
         self._unsent: Counter[str] = Counter()
-        self._messages = self._bytes = 0  # of all that are outstanding
+        self._load = OutstandingLoad()  # without those that are held, or were
         self._closed = False
 
     # -- the application's threads --------------------------------------------------------------------------------
     def submit(self, send: AsynchronousSend) -> None:
         """Waits while too much is outstanding. Raises ClosedError, and ForkedProcessError in a forked child."""
         with self._lock:
-            while send.waits and self._is_full(send.bytes) and not self.in_listener:
+            while send.waits and self._is_full(send) and not self.in_listener:
                 send.check()
                 with self._waiting_call():
                     self._room.wait()
@@ -181,29 +223,50 @@ class AsynchronousSender:
                 raise ForkedProcessError()
             if self._closed:
                 raise ClosedError("this context is closed: connect again")
-            if self._thread is None or not self._thread.is_alive():  # an interrupt may have left it without a start
-                self._thread = threading.Thread(target=self._run, name="jmsq-asynchronous-sends", daemon=True)
-                self._thread.start()
+            self._start_thread()
             try:
                 if not self._queue:
                     self._oldest_s = time.monotonic()
+                send.load = self._load
                 self._queue.append(send)
                 self._outstanding[send.outgoing.producer] += 1
                 self._unsent[send.outgoing.producer] += 1
-                self._messages += 1
-                self._bytes += send.bytes
+                self._load.add(send)
                 if len(self._queue) == 1 or self._is_batch:
                     self._work.notify()
             except BaseException:
                 self._count_again()
                 raise
 
+    def tell(self, sends: Sequence[AsynchronousSend]) -> None:
+        """Have the listeners called of sends that were decided elsewhere. Returns when all have returned. Not for a listener, whose
+        own return it would wait for."""
+        producers = {send.outgoing.producer for send in sends}
+        with self._lock:
+            self._start_thread()
+            for send in sends:
+                send.load = self._load
+                send.load.add(send)
+            self._outstanding += Counter(send.outgoing.producer for send in sends)
+            self._sent += sends
+            self._work.notify()
+        self._wait_for(lambda: not any(self._outstanding[producer] for producer in producers))
+
+    def _start_thread(self) -> None:
+        """With the lock."""
+        if self._thread is None or not self._thread.is_alive():  # an interrupt may have left it without a start
+            self._thread = threading.Thread(target=self._run, name="jmsq-asynchronous-sends", daemon=True)
+            self._thread.start()
+
     def _count_again(self) -> None:
         unsent = [*self._queue, *self._taken]
+        for held in self._held.values():
+            unsent += [*held.taken, *held.queue]
         outstanding = [*unsent, *self._sent]
         self._unsent = Counter(send.outgoing.producer for send in unsent)
         self._outstanding = Counter(send.outgoing.producer for send in outstanding)
-        self._messages, self._bytes = len(outstanding), sum(send.bytes for send in outstanding)
+        counted = [send for send in outstanding if send.load is self._load]
+        self._load.messages, self._load.bytes = len(counted), sum(send.bytes for send in counted)
         self._work.notify()
 
     def outstanding(self, producer: str) -> int:
@@ -213,10 +276,13 @@ class AsynchronousSender:
         """Then the producer may send in another way, and its messages stay in order."""
         if not self._unsent[producer]:
             return
-        if self.in_listener:
-            while self._unsent[producer]:
-                self._send_batch()
+        if not self._unsent[producer]:
             return
+        while self.in_listener and self._unsent[producer]:
+            if self._queue:
+                self._send_batch()
+            else:  # they are held
+                self._wait_for(lambda: self._queue or not self._unsent[producer])
         self._wait_for(lambda: not self._unsent[producer])
 
     def wait_until_complete(self, producer: str) -> None:
@@ -224,7 +290,7 @@ class AsynchronousSender:
             self._room.notify_all()  # a send that waits for room finds its producer closed
         self._wait_for(lambda: not self._outstanding[producer])
 
-    def _wait_for(self, is_over: Callable[[], bool]) -> None:
+    def _wait_for(self, is_over: Callable[[], object]) -> None:
         with self._lock, self._waiting_call():
             self._changed.wait_for(is_over)
 
@@ -248,12 +314,14 @@ class AsynchronousSender:
     def close(self) -> None:
         """Once every send is complete."""
         with self._lock, self._waiting_call():
-            self._changed.wait_for(lambda: not self._messages)
+            self._changed.wait_for(lambda: not self._outstanding)
             self._closed = True
             self._work.notify()
             self._room.notify_all()
-        if self._thread is not None and self._thread.is_alive() and not self._abandoned:
-            self._thread.join()
+            ending = [held.thread for held in self._held.values()]
+        for thread in (*ending, self._thread):
+            if thread is not None and thread.is_alive() and not self._abandoned:
+                thread.join()
 
     def abandon(self) -> None:
         """In a forked child, where the parent's thread does not run."""
@@ -267,26 +335,35 @@ class AsynchronousSender:
     @property
     def _is_batch(self) -> bool:
         """It gains nothing by others. By half of the bytes, or coroutines would wait for room while it waits for more."""
-        return len(self._queue) >= BATCH or 2 * self._bytes >= self.max_bytes
+        return len(self._queue) >= BATCH or 2 * self._load.bytes >= self.max_bytes
 
-    def _is_full(self, size: int) -> bool:
-        if self._closed or self._abandoned or not self._messages:
+    def _is_full(self, send: AsynchronousSend) -> bool:
+        held = self._held.get(send.shared)
+        load = self._load if held is None else held.load
+        if self._closed or self._abandoned or not load.messages:
             return False
-        return self._messages >= self.max_messages or self._bytes + size > self.max_bytes
+        return load.messages >= self.max_messages or load.bytes + send.bytes > self.max_bytes
 
     # -- the thread -----------------------------------------------------------------------------------------------
     def _run(self) -> None:
         while True:
             with self._lock:
-                self._work.wait_for(lambda: self._queue or self._closed)
-                if not self._queue:
+                self._work.wait_for(lambda: self._queue or self._sent or self._closed)
+                if not (self._queue or self._sent):
                     return
-                left_s = self._oldest_s + self._linger_s - time.monotonic()
-                if left_s > 0:
-                    self._work.wait_for(lambda: self.waiting_calls or self._is_batch, left_s)
-            self._send_batch()
+                goes = bool(self._queue) and self._has_lingered()
+            if goes:
+                self._send_batch()
             while self._sent:
                 self._complete(self._sent[0])
+
+    def _has_lingered(self) -> bool:
+        """Waits for others that share the commit. False: listeners have to be called before. With the lock."""
+        left_s = self._oldest_s + self._linger_s - time.monotonic()
+        if left_s <= 0:
+            return True
+        self._work.wait_for(lambda: self.waiting_calls or self._is_batch or self._sent, left_s)
+        return not self._sent
 
     def _send_batch(self) -> None:
         try:
@@ -296,10 +373,14 @@ class AsynchronousSender:
             for send in self._taken:
                 send.outcome = send.outcome or _unknown(error)
         with self._lock:
-            unsent = self._unsent - Counter(send.outgoing.producer for send in self._taken)
-            self._sent += self._taken
-            self._unsent, self._taken = unsent, []
-            self._changed.notify_all()
+            taken, self._taken = self._taken, []
+            begun = self._hold(taken)
+            self._note_sent([send for send in taken if send.load is self._load])
+        for held in begun:
+            try:
+                held.thread.start()
+            except RuntimeError:  # the process may have no more threads: this one waits
+                self._run_held(held.shared)
 
     def _take(self) -> None:
         """Each send is in `_queue` or in `_taken`, wherever this ends."""
@@ -313,7 +394,56 @@ class AsynchronousSender:
         for send in self._taken:
             by_destination.setdefault(send.shared, []).append(send)
         for shared, sends in by_destination.items():
-            _send(shared, sends)
+            if shared not in self._held:
+                _send(sends, shared.try_all)
+
+    def _hold(self, taken: list[AsynchronousSend]) -> list[HeldSends]:
+        """Those that have to wait, and behind them those of the same producers. Returns the ones that need a thread now. With the
+        lock."""
+        begun: list[HeldSends] = []
+        waiting: set[str] = set()  # producers
+        for send in taken:
+            if send.outcome is not None and send.outgoing.producer not in waiting:
+                continue
+            waiting.add(send.outgoing.producer)
+            held = self._held.get(send.shared)
+            if held is None:
+                held = self._held[send.shared] = HeldSends(send.shared, self._waiting_thread(send.shared))
+                begun.append(held)
+            held.take(send)
+        if waiting:
+            self._room.notify_all()  # there is more of it without them
+        return begun
+
+    def _waiting_thread(self, shared: SharedSender) -> threading.Thread:
+        return threading.Thread(target=self._run_held, args=(shared,), name="jmsq-held-sends", daemon=True)
+
+    def _run_held(self, shared: SharedSender) -> None:
+        held = self._held[shared]
+        while True:
+            with self._lock:
+                if not held.queue:
+                    del self._held[shared]
+                    self._room.notify_all()
+                    return
+                while held.queue and len(held.taken) < BATCH:
+                    held.taken.append(held.queue.popleft())
+            try:
+                _send(held.taken, shared.send_all)
+            except BaseException as error:  # noqa: BLE001 - as MemoryError: the sends behind these must not wait for ever
+                for send in held.taken:
+                    send.outcome = send.outcome or _unknown(error)
+            with self._lock:
+                taken, held.taken = held.taken, []
+                self._note_sent(taken)
+
+    def _note_sent(self, sends: list[AsynchronousSend]) -> None:
+        """Their outcomes are there; their listeners are next. With the lock."""
+        unsent = self._unsent - Counter(send.outgoing.producer for send in sends)
+        self._sent += sends
+        self._unsent = unsent
+        self._changed.notify_all()
+        self._work.notify()
 
     def _complete(self, send: AsynchronousSend) -> None:
         assert send.outcome is not None
@@ -326,12 +456,11 @@ class AsynchronousSender:
         with self._lock:
             self._sent.popleft()
             self._outstanding[producer] -= 1
-            self._messages -= 1
-            self._bytes -= send.bytes
+            send.load.remove(send)
             if not self._outstanding[producer]:
                 del self._outstanding[producer]
                 self._changed.notify_all()
-            if 2 * self._messages <= self.max_messages and 2 * self._bytes <= self.max_bytes:
+            if 2 * send.load.messages <= self.max_messages and 2 * send.load.bytes <= self.max_bytes:
                 self._room.notify_all()  # at half, so that many sends follow each other, not one
 
 
@@ -345,16 +474,22 @@ def check_completion(listener: CompletionListener) -> None:
             )
 
 
-def _send(shared: SharedSender, sends: list[AsynchronousSend]) -> None:
+def _send(
+    sends: Sequence[AsynchronousSend],
+    send_all: Callable[[Sequence[OutgoingMessages]], Sequence[Part | Exception | None]],
+) -> None:
+    """Those that are not decided. `send_all` returns None for one that has to wait."""
+    undecided = [send for send in sends if send.outcome is None]
+    outcomes: Sequence[Part | Exception | None]
     try:
-        outcomes = shared.send_all([send.outgoing for send in sends])
+        outcomes = send_all([send.outgoing for send in undecided])
     except Exception as error:  # noqa: BLE001 - each listener gets it
-        outcomes = [own_copy(error) for _ in sends]
+        outcomes = [own_copy(error) for _ in undecided]
     except BaseException as error:  # noqa: BLE001 - the thread of all asynchronous sends must not end
-        outcomes = [_unknown(error) for _ in sends]
-    for send, outcome in zip(sends, outcomes, strict=True):
+        outcomes = [_unknown(error) for _ in undecided]
+    for send, outcome in zip(undecided, outcomes, strict=True):
         send.outcome = outcome
-        if send.decided is not None:
+        if send.decided is not None and outcome is not None:
             send.decided(outcome if isinstance(outcome, Exception) else None)
 
 

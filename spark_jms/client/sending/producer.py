@@ -62,7 +62,6 @@ from spark_jms.settings.types import DurationLike
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-DEFAULT_SEND_TIMEOUT_S = 0.01
 NOWHERE = SentPosition(-1, 0, "")  # of a message that is sent one-way, or was in the table already by its number
 SHARED_MESSAGES = 100  # a chunk of at most so many shares its commit with what other threads send
 
@@ -89,7 +88,7 @@ class Producer(Closable):
         check: Callable[[], None],
         sent: Callable[[DeltaLog, int], None],
         closed: Callable[[Producer], None],
-        send_timeout_s: float = DEFAULT_SEND_TIMEOUT_S,
+        send_timeout_s: float,
         balancing: Balancing = ANY_MEMBER,
         one_way: OneWaySends | None = None,
         flow: ProducerFlow | None = None,

@@ -47,6 +47,7 @@ from spark_jms.errors import (
     ProducerFencedError,
     SequenceGapError,
     ServerDownError,
+    ServerLostError,
 )
 from spark_jms.log.messages.message_writer import MessageWriter
 from spark_jms.log.sending.send import Sent, TransactionId, explained, send
@@ -311,7 +312,8 @@ class OneWaySends:
 
     def decided(self, error: Exception | None) -> None:
         """A one-way send is; None: the message is in the table. A two-way send that waited for it finds the failure."""
-        event = OneWayEvent.DELETED if isinstance(error, _DELETES) else OneWayEvent.FAILED
+        deleted = isinstance(error, _DELETES) and not isinstance(error, ServerLostError)
+        event = OneWayEvent.DELETED if deleted else OneWayEvent.FAILED
         with self._lock:
             if error is None:
                 self.sent += 1

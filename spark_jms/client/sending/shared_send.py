@@ -179,21 +179,34 @@ class SharedSender:
         left = list(range(len(outgoing)))
         while left:
             epoch = self._log.snapshot.destination.epoch
-            parts = [Part(outgoing[number], call) for number in left]
-            calls = self._group.write_all([part.join for part in parts])
-            outcomes.update(
-                (number, self._outcome(part, made)) for number, part, made in zip(left, parts, calls, strict=True)
-            )
+            outcomes.update(self._round(outgoing, left, call))
             self._wait_for_room(outgoing, left, started, outcomes)
             paused = [number for number in left if isinstance(outcomes[number], InsertionPausedError)]
             left = [number for number in left if isinstance(outcomes[number], OutcomeUnknownError)]
             left += self._resumed(paused, [started + outgoing[number].wait_s for number in paused], epoch)
             left.sort()
-        for number, outcome in outcomes.items():
-            numbering = outgoing[number].numbering
-            if numbering is not None and isinstance(outcome, Exception):
-                numbering.failed(outcome)
+        _note_failures(outgoing, outcomes)
         return [outcomes[number] for number in range(len(outgoing))]
+
+    def try_all(self, outgoing: Sequence[OutgoingMessages]) -> list[Part | Exception | None]:
+        """The same without a wait. None: nothing of this one was sent, and `send_all` would wait with it, or send it again."""
+        outcomes = self._round(outgoing, range(len(outgoing)), object())
+        decided = {
+            number: outcome
+            for number, outcome in outcomes.items()
+            if not (isinstance(outcome, OutcomeUnknownError) or (_waits(outcome) and outgoing[number].wait_s > 0))
+        }
+        _note_failures(outgoing, decided)
+        return [decided.get(number) for number in range(len(outgoing))]
+
+    def _round(
+        self, outgoing: Sequence[OutgoingMessages], numbers: Sequence[int], call: object
+    ) -> dict[int, Part | Exception]:
+        """One attempt with each of these."""
+        parts = [Part(outgoing[number], call) for number in numbers]
+        calls = self._group.write_all([part.join for part in parts])
+        found = zip(numbers, parts, calls, strict=True)
+        return {number: self._outcome(part, made) for number, part, made in found}
 
     def _outcome(self, part: Part, call: PlanCall) -> Part | Exception:
         """OutcomeUnknownError: it is certainly not sent, and the caller sends it again."""
@@ -405,6 +418,13 @@ class Shipment:
         if self.sent is None and self._committing:
             self.sent = find(self._log, self._files)
         return self.sent is not None
+
+
+def _note_failures(outgoing: Sequence[OutgoingMessages], outcomes: Mapping[int, Part | Exception]) -> None:
+    for number, outcome in outcomes.items():
+        numbering = outgoing[number].numbering
+        if numbering is not None and isinstance(outcome, Exception):
+            numbering.failed(outcome)
 
 
 def _waits_for_room(error: object) -> TypeGuard[QuotaExceededError]:

@@ -2,16 +2,19 @@
 
 It may have any number of destinations. docs/TRANSACTIONS.md is their page.
 
-A listener may call `commit` and `rollback` of its session itself. With `transaction_batch` its thread does so: after so many
-messages, or when none waits; and it rolls back when the listener raises.
+The listeners of asynchronous sends are called when the transaction ends, by the context's thread of asynchronous sends; commit,
+rollback and close return when they have.
 
-Features: T16 (docs/FEATURES.md)
+A listener of messages may call `commit` and `rollback` of its session itself. With `transaction_batch` its thread does so: after
+so many messages, or when none waits; and it rolls back when the listener raises.
+
+Features: T11, T16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -29,16 +32,28 @@ from spark_jms.client.messages.message import (
 from spark_jms.client.receiving.consumer import Consumer, GivenConsumer, MessageSource, StartingPosition, check_batch
 from spark_jms.client.receiving.receiver import Receiver
 from spark_jms.client.receiving.request import Replies
-from spark_jms.client.sending.asynchronous_send import CompletionListener, SendReport
+from spark_jms.client.sending.asynchronous_send import (
+    AsynchronousSend,
+    AsynchronousSender,
+    CompletionListener,
+    ProducerStatistics,
+    SendReport,
+)
 from spark_jms.client.sending.producer import Producer
 from spark_jms.client.sending.shared_send import OutgoingMessages, Part, SentPosition, by_newest, rows_of
-from spark_jms.client.sending.tracing import SendSpan
+from spark_jms.client.sending.tracing import SendSpan, watched
 from spark_jms.client.transactions.transaction import SessionTransaction
 from spark_jms.core.messages.columns import IN_ARROW, check_sendable, normalise
 from spark_jms.core.messages.compression import compressed
 from spark_jms.core.ordering.units_of_order import refuse_units, with_default_unit
 from spark_jms.core.ordering.units_of_work import check_parts
-from spark_jms.errors import ClosedError, IllegalStateException
+from spark_jms.errors import (
+    ClosedError,
+    CommitOutcomeUnknownError,
+    IllegalStateException,
+    TransactionRolledBackException,
+    TransactionUnfinishedError,
+)
 from spark_jms.log.messages.paging import MessageBuffer, PagedRows
 from spark_jms.log.sending.send import TransactionId
 from spark_jms.log.tables.delta_log import DeltaLog
@@ -49,17 +64,54 @@ if TYPE_CHECKING:
     from spark_jms.client.receiving.consumer import ListenerThread
 
 
-# Takes rows without ids, and returns their message ids.
-Collect = Callable[[DeltaLog, pa.RecordBatch, OutgoingMessages], Sequence[str]]
+class SessionCompletions:
+    """The asynchronous sends of a session whose listeners wait for the end of its transaction. Their messages stay in memory until
+    then. For one thread at a time."""
+
+    def __init__(self, asynchronous: AsynchronousSender) -> None:
+        self._asynchronous = asynchronous
+        self._waiting: list[AsynchronousSend] = []
+        self._used = False
+
+    def add(self, send: AsynchronousSend) -> None:
+        """Its outcome is that of a commit."""
+        self._waiting.append(send)
+        self._used = True
+
+    def of(self, producer: str) -> int:
+        """How many wait."""
+        return sum(send.outgoing.producer == producer for send in self._waiting)
+
+    def refuse_in_listener(self, call: str) -> None:
+        """Raises IllegalStateException: `call` would wait for the listener that makes it."""
+        if self._used:
+            self._asynchronous.refuse_in_listener(f"TransactedSession.{call}")
+
+    def end(self, error: Exception | None) -> None:
+        """The transaction has. None: its messages are sent, or will be. Returns when the listeners have."""
+        ended, self._waiting = self._waiting, []
+        for send in ended:
+            send.outcome = error or send.outcome
+        if ended:
+            self._asynchronous.tell(ended)
+
+
+@dataclass(frozen=True)
+class SendingSide:
+    """What a producer needs of its session: `collect` takes rows without ids, and returns their message ids."""
+
+    collect: Callable[[DeltaLog, pa.RecordBatch, OutgoingMessages], Sequence[str]]
+    completions: SessionCompletions
 
 
 class TransactedProducer(Producer):
     """Made by `TransactedSession.producer`; see `Producer`. `send` checks the message and gives it its id; member and sequence are
-    given by the commit. Sends are neither asynchronous nor one-way, and have no `transaction` of their own."""
+    given by the commit. With `completion` it returns None, and the listener is called when the session commits or rolls back. Sends
+    are not one-way, and have no `transaction` of their own."""
 
-    def __init__(self, collect: Collect, buffer: MessageBuffer, *arguments: Any, **options: Any) -> None:
+    def __init__(self, side: SendingSide, buffer: MessageBuffer, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._collect, self._buffer = collect, buffer
+        self._collect, self._completions, self._buffer = side.collect, side.completions, buffer
 
     def send_many(
         self,
@@ -83,10 +135,23 @@ class TransactedProducer(Producer):
         *,
         waits: bool = True,
     ) -> None:
-        raise IllegalStateException(
-            f"a transacted session sends to {self.destination} when it commits, so a send cannot be asynchronous: leave out "
-            "`completion`, or use a producer of the context"
-        )
+        part = self._share([message], now, sequence)
+        sent, listener = self._as_sent(message, part.positions()[0], now), watched(completion, span)
+
+        def complete(outcome: Part | Exception) -> None:
+            if isinstance(outcome, Exception):
+                listener.on_exception(message, outcome)
+            else:
+                listener.on_completion(sent)
+
+        outgoing = OutgoingMessages([message], 0, now, producer=self._name)
+        send = AsynchronousSend(self._shared, outgoing, item_bytes(message), complete, lambda: None, outcome=part)
+        self._completions.add(send)
+
+    def statistics(self) -> ProducerStatistics:
+        """As of any producer; `outstanding` counts the asynchronous sends whose transaction has not ended."""
+        counted = super().statistics()
+        return replace(counted, outstanding=counted.outstanding + self._completions.of(self._name))
 
     def _share(self, messages: Sequence[Item], now: int, sequence: int | None) -> Part:
         outgoing = self._outgoing(messages, now, None)
@@ -126,7 +191,7 @@ class TransactedProducer(Producer):
         return SendReport(count, 0)
 
 
-OpenProducer = Callable[[str, DurationLike | None, int | None, Collect], TransactedProducer]
+OpenProducer = Callable[[str, DurationLike | None, int | None, SendingSide], TransactedProducer]
 
 
 class TransactedConsumer(Consumer):
@@ -194,12 +259,15 @@ class TransactedSession(Closable):
         transaction: SessionTransaction,
         open_producer: OpenProducer,
         open_consumer: OpenConsumer,
+        asynchronous: AsynchronousSender,
         on_close: Callable[[TransactedSession], None],
     ) -> None:
         self._process = OwningProcess()
         self._transaction, self._on_close = transaction, on_close
         self._open_producer, self._open_consumer = open_producer, open_consumer
-        self._replies = Replies(lambda name: open_producer(name, None, None, transaction.collect))
+        self._completions = SessionCompletions(asynchronous)
+        self._sending = SendingSide(transaction.collect, self._completions)
+        self._replies = Replies(lambda name: open_producer(name, None, None, self._sending))
         self._producers: list[TransactedProducer] = []
         self._consumers: list[TransactedConsumer] = []
         self._listens = False
@@ -214,7 +282,7 @@ class TransactedSession(Closable):
     ) -> TransactedProducer:
         """As `Context.producer`. `send_timeout` is how long the commit waits while insertion is paused or the quota has no room."""
         self._check()
-        made = self._open_producer(destination, send_timeout, compression_threshold, self._transaction.collect)
+        made = self._open_producer(destination, send_timeout, compression_threshold, self._sending)
         self._producers.append(made)
         return made
 
@@ -279,22 +347,36 @@ class TransactedSession(Closable):
 
         Raises TransactionRolledBackException when it was rolled back, with the reason as its cause;
         TransactionUnfinishedError when it is decided and a destination cannot take its messages yet: do not repeat it, any process
-        completes it; and CommitOutcomeUnknownError when the storage cannot tell."""
+        completes it; and CommitOutcomeUnknownError when the storage cannot tell. Returns, or raises, when the listeners of
+        asynchronous sends have returned; in one of them it raises IllegalStateException."""
         self._check()
+        self._completions.refuse_in_listener("commit")
+        outcome: Exception | None = CommitOutcomeUnknownError("the commit of the session was interrupted")
         try:
             self._transaction.commit()
+            outcome = None
+        except TransactionUnfinishedError:  # it is committed
+            outcome = None
+            raise
+        except (TransactionRolledBackException, CommitOutcomeUnknownError) as error:
+            outcome = error
+            raise
         finally:  # it has ended, in either way
             self._close_deferred()
+            self._completions.end(outcome)
 
     def rollback(self) -> None:
         """Drop what was sent, and release what was received: it is delivered again, flagged and counted, after the destination's
         redelivery delay. Raises the error of a consumer that cannot release its messages now, for instance because their server is
-        away: the transaction is rolled back all the same, and they come again when the server answers."""
+        away: the transaction is rolled back all the same, and they come again when the server answers. Returns when the listeners of
+        asynchronous sends have returned; in one of them it raises IllegalStateException."""
         self._check()
+        self._completions.refuse_in_listener("rollback")
         try:
             self._transaction.roll_back()
         finally:
             self._close_deferred()
+            self._completions.end(_rolled_back())
 
     def end_late(self) -> None:
         """A background thread calls this once a second."""
@@ -306,9 +388,11 @@ class TransactedSession(Closable):
         return self._closed
 
     def close(self) -> None:
-        """Roll back what is not committed, and close the producers and consumers."""
+        """Roll back what is not committed, and close the producers and consumers. Returns when the listeners of asynchronous sends
+        have returned; in one of them it raises IllegalStateException, and closes nothing."""
         if self._closed or self._process.is_parent:
             return
+        self._completions.refuse_in_listener("close")
         self._closed = True
         try:
             for consumer in list(self._consumers):
@@ -319,6 +403,7 @@ class TransactedSession(Closable):
                 producer.close()
         finally:
             self._transaction.close()
+            self._completions.end(_rolled_back())
             self._on_close(self)
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -389,6 +474,10 @@ class _CollectedPart(Part):
 
     def positions(self) -> list[SentPosition]:
         return [SentPosition(-1, 0, each) for each in self._ids]
+
+
+def _rolled_back() -> TransactionRolledBackException:
+    return TransactionRolledBackException("the session was rolled back, and with it this message: it was not sent")
 
 
 def _refuse(transaction: object) -> None:

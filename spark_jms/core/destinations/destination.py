@@ -26,6 +26,7 @@ from spark_jms.errors import (
     ModuleFileError,
     ProductionPausedError,
     ServerDownError,
+    ServerLostError,
     UnreadableTableError,
 )
 from spark_jms.settings.destination import (
@@ -220,8 +221,8 @@ class Destination(DestinationSettings):
         return attrs.evolve(self, slots=slots)
 
     def check_up(self, members: Iterable[int]) -> None:
-        """Raises ServerDownError when one of these members is on a server that is down; of a replicated topic, when all servers
-        are."""
+        """Raises ServerDownError when one of these members is on a server that is down, and ServerLostError, which is one, when
+        an administrator has not stopped it; of a replicated topic, when all servers are."""
         found = self.down
         if not found or (self.is_replicated and set(self.servers_in_use()) - found.keys()):
             return
@@ -233,7 +234,8 @@ class Destination(DestinationSettings):
                 if first in self.stopped
                 else f"server {first} is away: send again when its store answers; `jmsq server list` shows it"
             )
-            raise ServerDownError(
+            error = ServerDownError if first in self.stopped else ServerLostError
+            raise error(
                 f"{self.name}: nothing was committed, because the messages belong to server {', '.join(down)} by their address or "
                 f"unit of order, or no other server is up. {why[0].upper()}{why[1:]}"
             )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -27,16 +28,20 @@ from spark_jms.errors import InvalidDestinationError
 from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.destination import PATH_SERVICE, POLICIES
 
+_MEMBER = re.compile(r"(?P<server>.+)\.(?P<member>[0-9]{1,9})\Z")
+
 
 @dataclass(frozen=True)
 class DestinationAddress:
-    """The name of a destination or of its members on a server. `server` None: the whole destination.
+    """The name of a destination, of its members on a server, or of one of those. `server`: what stands before the @; None: the
+    whole destination.
 
-        orders         the destination: all its members
-        east@orders    its members on the server `east`; `home` is the domain's own store
+        orders           the destination: all its members
+        east@orders      its members on the server `east`; `home` is the domain's own store
+        home.2@orders    its member 2, on the server `home`
 
-    A destination that targets servers has one member on each, so there the address names one member. Without servers all
-    members are on `home`.
+    A destination that targets servers has one member on each, so there `east@orders` names one member. Without servers all
+    members are on `home`. A server that is called `home.2` itself comes first.
     """
 
     destination: str
@@ -51,7 +56,9 @@ class DestinationAddress:
         if not at:
             return DestinationAddress(text)
         if not before or not after:
-            raise InvalidDestinationError(f"{text!r} names no member: write server@destination, such as east@orders")
+            raise InvalidDestinationError(
+                f"{text!r} names no member: write server@destination, such as east@orders, or server.member@destination"
+            )
         return DestinationAddress(after, before)
 
     def narrowed(self, declared: Destination, members: Sequence[int] | None) -> list[int] | None:
@@ -78,17 +85,45 @@ class DestinationAddress:
         members = self.members(declared)
         return None if declared.is_replicated else members
 
+    def server_in(self, declared: Destination) -> str | None:
+        """The server that it names, which the destination need not be on; None: it names none."""
+        return self._place(declared)[0]
+
+    def member_in(self, declared: Destination) -> int | None:
+        """The member that it names by its number, which need not be there; None: it names none."""
+        return self._place(declared)[1]
+
     def members(self, declared: Destination) -> list[int] | None:
-        """The members that it names; None: all. Raises InvalidDestinationError, which names the servers."""
-        if self.server is None:
+        """The members that it names; None: all. Raises InvalidDestinationError, which names the servers or members."""
+        server, member = self._place(declared)
+        if server is None:
             return None
-        found = declared.members_on(self.server)
+        found = declared.members_on(server)
         if not found:
             raise InvalidDestinationError(
-                f"{self}: {self.destination} has no member on a server {self.server!r} (it is on: "
+                f"{self}: {self.destination} has no member on a server {server!r} (it is on: "
                 f"{', '.join(declared.servers_in_use())})"
             )
-        return found
+        if member is None:
+            return found
+        if declared.is_replicated:
+            raise InvalidDestinationError(
+                f"{self}: every subscription of a replicated topic has the messages of all its members: name a server, "
+                f"{server}@{self.destination}"
+            )
+        if member not in found:
+            raise InvalidDestinationError(
+                f"{self}: {self.destination} has no member {member} on server {server} (there are: {', '.join(map(str, found))})"
+            )
+        return [member]
+
+    def _place(self, declared: Destination) -> tuple[str | None, int | None]:
+        """The server and the member."""
+        servers = declared.servers_in_use()
+        numbered = _MEMBER.match(self.server or "")
+        if self.server in servers or numbered is None or numbered["server"] not in servers:
+            return self.server, None
+        return numbered["server"], int(numbered["member"])
 
 
 @dataclass(frozen=True)

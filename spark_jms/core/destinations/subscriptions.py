@@ -50,6 +50,7 @@ from itertools import count
 from typing import Literal, get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_jms.core.destinations.destination import Destination, Subscription, check_name
 from spark_jms.core.messages.ranges import EMPTY, Ranges, view
@@ -398,3 +399,42 @@ def _one_by_one(present: int, arrived: Ranges, droppable: Droppable, limit: int)
         if sequence in joins:
             heapq.heappush(heads, joins[sequence])
     return Ranges.from_numbers([s for index in out for s in sequences[ends[index] : ends[index + 1]]])
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Messages of all members of a replicated topic that a subscription may drop, row by row: members one after the other, each in the
+    order of its sequences. `order`: the rows in the order in which the messages were sent; a member's messages stay in the order of
+    their sequences, whatever their senders' clocks say. The newest makes room for no other. There are no units of work: such a topic
+    handles none."""
+
+    members: pa.Int64Array
+    sequences: pa.Int64Array
+    order: pa.Int64Array
+
+    @staticmethod
+    def of(found: Mapping[int, tuple[Ranges, pa.Int64Array]]) -> Arrivals:
+        """By member, the messages and when each was sent; null for one that is in no file any more."""
+        members = pa.concat_arrays([pa.repeat(pa.scalar(m, pa.int64()), each.count) for m, (each, _) in found.items()])
+        sequences = pa.concat_arrays([each.numbers() for each, _ in found.values()])
+        sent = [pc.cumulative_max(pc.fill_null(times, 0)) for _, times in found.values()]
+        rows = pa.table({"sent": pa.chunked_array(sent, pa.int64()), "member": members, "sequence": sequences})
+        by_time = [(name, "ascending") for name in rows.column_names]
+        return Arrivals(members, sequences, pc.sort_indices(rows, sort_keys=by_time).view(pa.int64()))
+
+    @property
+    def ranks(self) -> pa.Int64Array:
+        """The place of each row in `order`."""
+        return pc.sort_indices(self.order).view(pa.int64())
+
+    def first(self, delivery: pa.Int64Array, excess: int) -> dict[int, Ranges]:
+        """By member, the first `excess` in an order of the rows."""
+        newest = self.order[-1]
+        return self._by_member(delivery.filter(pc.not_equal(delivery, newest))[:excess])
+
+    def _by_member(self, rows: pa.Int64Array) -> dict[int, Ranges]:
+        members, sequences = self.members.take(rows), self.sequences.take(rows)
+        return {
+            member: Ranges.from_numbers(sequences.filter(pc.equal(members, member)))
+            for member in pc.unique(members).to_pylist()
+        }

@@ -355,10 +355,13 @@ class RecordSet:
         return replace(self._finish(picks), outbox=self.outbox.appended(row), position=row.position, life=life)
 
     @_noted
-    def limited(self, last: int, picks: Ranges, claim: str, epoch: int, now_ms: int) -> RecordSet:
+    def limited(
+        self, last: int, picks: Ranges, claim: str, epoch: int, now_ms: int, *, of_whole: bool = False
+    ) -> RecordSet:
         """The subscription's limit was applied to the messages up to `last`: those of `picks` that are available make room. The same
-        record set when it was applied to them before."""
-        if last <= self.limit.arrived:
+        record set when it was applied to them before. `of_whole`: the messages of other members count too, so an arrival there may
+        have displaced messages here."""
+        if last < self.limit.arrived or (last == self.limit.arrived and not (of_whole and picks)):
             return self
         picks = self.unfinished_of(picks) - self.claimed - self.moving
         after = self.discard(picks, LIMIT, claim, epoch, now_ms) if picks else self

@@ -48,8 +48,9 @@ Every `oneWaySendWindowSize`-th send in a row is two-way too. What a one-way sen
 
     state      event      next       so
     -----      -----      ----       --
-    OPEN       DELETED    TWO_WAY    the message is deleted and counted: over quota, paused, its server down
-    OPEN       FAILED     CLOSED     the message is lost; the producer is closed, and the application learns it
+    OPEN       DELETED    TWO_WAY    the message is deleted and counted: over quota, paused, its server stopped
+    OPEN       FAILED     CLOSED     the message is lost; the producer is closed, and the application learns it: the storage or the
+                                     server has failed
     TWO_WAY    WAITED     OPEN       a two-way send has succeeded: the condition is over
 
 Features: M1, T11 (docs/FEATURES.md)

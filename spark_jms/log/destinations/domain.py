@@ -34,7 +34,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
@@ -74,7 +74,7 @@ LIFE_CYCLES = "_jmsq/life-cycles"
 CONNECTION_FACTORIES = "_jmsq/connection-factories"
 DEFAULT_STORE = "file"
 FORMAT_VERSION = 2  # of the domain: how record sets are named and stored
-_SCAN_INTERVAL = "expirationScanIntervalMs"
+_SCAN_INTERVAL, _SERVER_SCAN_INTERVALS = "expirationScanIntervalMs", "serverExpirationScanIntervalsMs"
 RESTORED = "restored"  # in the domain file: which restored copy this is
 _DEFAULT_SCAN_MS = settings_of(DomainSettings)["expirationScanInterval"].default
 _SERVERS_KEPT_S = 60.0
@@ -138,12 +138,31 @@ class Domain:
             raise self._unreachable()
         return int(json.loads(data).get(_SCAN_INTERVAL, _DEFAULT_SCAN_MS))
 
+    def expiration_scan_intervals_ms(self, servers: Iterable[str]) -> dict[str, int]:
+        """The same of each of these servers."""
+        data = self.storage.get(DOMAIN_FILE)
+        if data is None:
+            raise self._unreachable()
+        declared = json.loads(data)
+        default, own = declared.get(_SCAN_INTERVAL, _DEFAULT_SCAN_MS), declared.get(_SERVER_SCAN_INTERVALS, {})
+        return {server: int(own.get(server, default)) for server in servers}
+
     def set_expiration_scan_interval(self, interval_ms: int) -> None:
         """Durable on return. Housekeeping that runs takes it over with its next round."""
         if interval_ms != self.declaration.get(_SCAN_INTERVAL, _DEFAULT_SCAN_MS):
-            self.declaration = {**self.declaration, _SCAN_INTERVAL: interval_ms}
-            self.storage.put(DOMAIN_FILE, json.dumps(self.declaration, indent=1).encode())
-            self.storage.sync([DOMAIN_FILE])
+            self._declare({_SCAN_INTERVAL: interval_ms})
+
+    def set_server_scan_intervals(self, intervals_ms: Mapping[str, int | None]) -> None:
+        """Of these servers; None: that of the domain. Durable on return."""
+        before = self.declaration.get(_SERVER_SCAN_INTERVALS, {})
+        after = {server: ms for server, ms in {**before, **intervals_ms}.items() if ms is not None}
+        if after != before:
+            self._declare({_SERVER_SCAN_INTERVALS: after})
+
+    def _declare(self, values: Mapping[str, Any]) -> None:
+        self.declaration = {**self.declaration, **values}
+        self.storage.put(DOMAIN_FILE, json.dumps(self.declaration, indent=1).encode())
+        self.storage.sync([DOMAIN_FILE])
 
     def check_present(self) -> None:
         """Raises DomainError when the root cannot be reached now: then an absent file proves nothing."""

@@ -216,7 +216,7 @@ def test_each_send_raises_its_own_error(root: str) -> None:
         )
         assert [type(outcome) for outcome in outcomes] == [Message, MessageSizeError, MessageFormatError, Message]
         assert await texts(context, "small") == ["a", "c"]
-        assert room_of(context).messages == 0
+        assert room_of(context, "small").messages == 0
 
     running(root, body)
 

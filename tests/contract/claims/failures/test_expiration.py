@@ -173,7 +173,7 @@ def test_search_of_messages_that_never_expire_costs_nothing(context: Context, mo
     """T6: the statistics of the files tell; no store is asked and no file is read, nor the interval of the domain."""
     send(context, "plain", "a", time_to_live=None)
     search = Search(context, "plain")
-    monkeypatch.setattr(type(domain_of(context)), "expiration_scan_interval_ms", lambda self: pytest.fail("read"))
+    monkeypatch.setattr(type(domain_of(context)), "expiration_scan_intervals_ms", lambda *_: pytest.fail("read"))
     assert search.run() == 0
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import spark_jms
+import spark_jms.admin
 from spark_jms.admin.servers import start_server, stop_server
 from spark_jms.client import Context
 from spark_jms.core.destinations.routing import Balancing
@@ -18,6 +19,8 @@ from spark_jms.errors import (
     ConsumerClosedException,
     InvalidDestinationError,
     MemberLostException,
+    MemberUnavailableError,
+    NoSuchElementException,
     OptionError,
     ServerDownError,
 )
@@ -29,6 +32,7 @@ from spark_jms.spark.options import parse_options
 from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.spark.tasks import MemberPartition
 from spark_jms.testing.domain import wait_until
+from spark_jms.testing.inside import domain_of
 from tests.harness.domains.servers import Away, applied, queue_on, stopped
 from tests.harness.messages.source_steps import LIMIT, next_offset, texts_of
 
@@ -199,3 +203,121 @@ def test_spark_reads_and_browses_the_named_member(root: str, context: Context) -
                 assert [row[2] for row in partition.rows] == [2]
     with pytest.raises(InvalidDestinationError, match="no member on a server 'd'"):
         JmsqReader(parse_options({"root": root, "destination": "d@orders"})).partitions()
+
+
+@pytest.mark.parametrize("when", ["in the middle", "before"])
+def test_browser_of_a_member_loses_its_stopped_server(root: str, context: Context, when: str) -> None:
+    """D3, D4: an iteration that has begun raises NoSuchElementException, also when another thread of the process has read the news
+    of the shared log already; the next ones raise MemberLostException; and none can be made."""
+    for n in range(3):
+        context.producer("b@orders").send(text=str(n))
+    browser = context.browser("b@orders")
+    begun = iter(browser)
+    if when == "in the middle":
+        assert next(begun).text == "0"
+    stop_server(Domain(root), "b")
+    if when == "in the middle":
+        domain_of(context).log("orders").refresh()
+        with pytest.raises(
+            NoSuchElementException, match="its server b is down.*the messages that it has shown are not all"
+        ):
+            next(begun)
+    else:
+        with pytest.raises(MemberLostException, match="its server b is down"):
+            next(begun)
+    with pytest.raises(MemberLostException, match="this browser of b@orders .* has lost it: its server b is down"):
+        list(browser)
+    for include_finished in (False, True):
+        with pytest.raises(MemberUnavailableError, match=r"b@orders cannot be browsed: its server b is down"):
+            context.browser("b@orders", include_finished=include_finished)
+    assert list(context.browser("a@orders")) == []
+    start_server(Domain(root), "b")
+    assert [m.text for m in context.browser("b@orders")] == ["0", "1", "2"]
+
+
+def test_browser_of_a_member_that_was_removed_ends_by_name(root: str, context: Context) -> None:
+    """D3, D1: an iteration has begun when its member is removed."""
+    for n in range(3):
+        context.producer("b@orders").send(text=str(n))
+    begun = iter(context.browser("b@orders", include_finished=True))
+    next(begun)
+    with context.consumer("b@orders", acknowledge="auto") as consumer:
+        received(consumer, 3)
+    spark_jms.apply(root, queue_on("a", "c"))
+    domain_of(context).log("orders").refresh()
+    with pytest.raises(NoSuchElementException, match="no member on a server 'b'"):
+        next(begun)
+
+
+@pytest.fixture
+def spread(tmp_path: Path) -> Iterator[Context]:
+    """A queue and a topic of three members in the domain's own store, and a factory with one-way sends."""
+    module = {
+        "destinations": {
+            "spread": {"kind": "distributed-queue", "members": 3},
+            "prices": {"kind": "distributed-topic", "members": 3},
+        },
+        "connectionFactories": {"fast": {"oneWaySendMode": "enabled", "oneWaySendWindowSize": 300}},
+    }
+    root = applied(tmp_path, module)
+    with spark_jms.connect(root, housekeeping=False, connection_factory="fast") as opened:
+        yield opened
+
+
+def test_member_without_a_server_of_its_own_has_an_address(spread: Context) -> None:
+    """D3, D2, T11: producers, one-way too, consumers, browsers and subscriptions of one member of several."""
+    producer = spread.producer("home.2@spread")
+    assert {producer.send(text=str(n), group_id=f"unit {n}").member for n in range(6)} == {2}
+    assert producer.send_many({"text": "x"} for _ in range(3)).sequences.keys() == {2}
+    assert producer.send(text="fast", delivery_mode="NON_PERSISTENT") is not None
+    producer.close()
+    assert producer.statistics().one_way == 1
+    for member in range(3):
+        spread.producer(f"home.{member}@spread").send(text=f"on {member}")
+    assert [m.text for m in spread.browser("home.1@spread")] == ["on 1"]
+    assert [m.text for m in spread.browser("home.1@spread", include_finished=True)] == ["on 1"]
+    assert {m.member for m in spread.browser("home@spread")} == {0, 1, 2}
+    with spread.consumer("home.1@spread", acknowledge="auto") as pinned:
+        assert received(pinned, 1) == ["on 1"]
+        with spread.consumer("spread", acknowledge="auto") as free:
+            assert len(received(free, 12)) == 12
+    with spread.consumer("home.0@prices", acknowledge="auto") as subscriber:
+        for member in range(3):
+            spread.producer(f"home.{member}@prices").send(text=f"on {member}")
+        assert received(subscriber, 1) == ["on 0"]
+    for make in (spread.producer, spread.consumer, spread.browser):
+        with pytest.raises(InvalidDestinationError, match=r"no member 3 on server home \(there are: 0, 1, 2\)"):
+            make("home.3@spread")
+    with pytest.raises(OptionError, match="leave out members"):
+        spread.consumer("home.1@spread", members=0)
+
+
+def test_consumer_of_a_numbered_member_ends_with_it(tmp_path: Path) -> None:
+    """D3, D1: it never takes another member instead."""
+    queues = [{"destinations": {"spread": {"kind": "distributed-queue", "members": n}}} for n in (1, 2)]
+    root = applied(tmp_path, queues[0])
+    spark_jms.apply(root, queues[1])
+    with spark_jms.connect(root, housekeeping=False) as context, context.consumer("home.1@spread") as consumer:
+        assert consumer.receive(0) is None
+        spark_jms.apply(root, queues[0])
+        with pytest.raises(MemberLostException, match="has lost member 1 of spread"):
+            consumer.receive(1)
+
+
+def test_administration_and_spark_take_a_numbered_member(spread: Context) -> None:
+    """D3, C14: backlog, statistics, purge and a view of one member; a query is refused by name."""
+    for member in (0, 1, 1):
+        spread.producer(f"home.{member}@spread").send(text=f"on {member}")
+    with spark_jms.admin.connect(spread.root) as admin:
+        assert [(row.member, row.backlog) for row in admin.backlog("home.1@spread")] == [(1, 2)]
+        assert [row.member for row in admin.members("home.1@spread")] == [1]
+        assert admin.purge("home.1@spread").dropped == 2
+        assert {row.member: row.backlog for row in admin.backlog("spread")} == {0: 1, 1: 0, 2: 0}
+    reader = JmsqReader(parse_options({"root": spread.root, "destination": "home.0@spread"}))
+    assert [p.member for p in reader.partitions() if isinstance(p, MemberPartition)] == [0]
+    source = JmsqStreamReader(parse_options({"root": spread.root, "destination": "home.0@spread"}))
+    try:
+        with pytest.raises(OptionError, match="a query takes all members on a server"):
+            source.initialOffset()
+    finally:
+        source.stop()

@@ -289,6 +289,60 @@ def test_quota_makes_messages_wait_in_order() -> None:
             assert [message.text for message in got if message] == outcomes.texts() == [*numbers(0, 3), *numbers(5, 9)]
 
 
+@pytest.mark.parametrize("why", ["no room", "paused"])
+def test_full_destination_holds_back_no_other(why: str) -> None:
+    """T11, T1, T14: the context's sends to a free one complete meanwhile, also more than may be outstanding, and a listener of
+    theirs may send to it and wait; those to the full one follow each other when there is room."""
+    module = {
+        "quotas": {"small": {"messagesMaximum": 1}},
+        "destinations": {"full": {"kind": "queue", "quota": "small"}},
+    }
+    with memory_domain(free="queue") as root:
+        apply(root, module)
+        with connect(root, housekeeping=False) as context:
+            asynchronous_sends_of(context).max_messages = 4
+            waiting, outcomes = Outcomes(), Outcomes()
+            full, free = context.producer("full", send_timeout=LIMIT_S), context.producer("free")
+            full.send(text="first")
+            if why == "paused":
+                apply(root, {"destinations": {"full": {"kind": "queue"}}})
+                pause(domain_of(context), "full", [INSERTION])
+            send_texts(full, waiting, 0, 3)
+            send_texts(free, outcomes, 0, 20)
+            free.close()
+            assert outcomes.texts() == numbers(0, 20)
+            assert (waiting.sent, waiting.failed, full.statistics().outstanding) == ([], [], 3)
+            if why == "paused":
+                resume(domain_of(context), "full", [INSERTION])
+                full.close()
+            else:
+                with context.consumer("full", acknowledge="auto") as consumer:
+                    got = [consumer.receive(timeout=LIMIT_S) for _ in range(4)]
+                    assert [message.text for message in got if message] == ["first", *numbers(0, 3)]
+            full.close()
+            assert (waiting.texts(), waiting.failed) == (numbers(0, 3), [])
+            assert outcomes.threads == waiting.threads
+
+
+def test_listener_waits_for_held_sends_of_its_producer() -> None:
+    """T11: it runs in the thread of the asynchronous sends; its blocking send comes behind what another thread holds."""
+    with opened_domain() as context:
+        held, producer = Outcomes(), context.producer("orders", send_timeout=LIMIT_S)
+        pause(domain_of(context), "orders", [INSERTION])
+        send_texts(producer, held, 0, 3)
+        sent: list[Message] = []
+
+        def answer(_: Message) -> None:
+            resume(domain_of(context), "orders", [INSERTION])
+            sent.append(producer.send(text="blocking"))
+
+        context.producer("spread").send(text="go", completion=Completion(answer, lambda *_: None))
+        wait_until(lambda: bool(sent))
+        producer.close()
+        assert (held.texts(), held.failed) == (numbers(0, 3), [])
+        assert texts(context) == [*numbers(0, 3), "blocking"]
+
+
 def test_storage_failure_reaches_each_listener(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """T11"""
     outcomes = Outcomes()
@@ -326,7 +380,7 @@ def test_interrupt_of_the_thread_that_sends_reaches_the_listeners(
     """T11: else its sends, and closing, would wait for ever."""
     outcomes, producer = Outcomes(), context.producer("orders")
     with monkeypatch.context() as broken:
-        broken.setattr(shared_send.SharedSender, "send_all", lambda *_: sys.exit(1))
+        broken.setattr(shared_send.SharedSender, "try_all", lambda *_: sys.exit(1))
         send_texts(producer, outcomes, 0, 3)
         wait_until(lambda: producer.statistics().outstanding == 0)
     send_texts(producer, outcomes, 3, 5)

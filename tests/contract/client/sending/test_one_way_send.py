@@ -6,20 +6,34 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spark_jms import apply, connect
 from spark_jms.admin.destinations import pause, resume
+from spark_jms.admin.servers import start_server, stop_server
 from spark_jms.client import ConnectionFactory, Context, Message, Producer
 from spark_jms.client.sending.producer import flow_of
 from spark_jms.core.destinations.pause import PRODUCTION
-from spark_jms.errors import ClosedError, MessageFormatError, ModuleFileError, OptionError, ProductionPausedError
+from spark_jms.core.destinations.servers import LeaseTerm
+from spark_jms.errors import (
+    ClosedError,
+    MessageFormatError,
+    ModuleFileError,
+    OptionError,
+    ProductionPausedError,
+    ServerDownError,
+    ServerLostError,
+)
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.destinations.servers import follow_term
 from spark_jms.log.sending.send import QuotaExceededError
 from spark_jms.store.errors import ResourceAllocationException
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import asynchronous_sends_of, commits_held, domain_of
+from tests.harness.domains.servers import applied, queue_on
 from tests.harness.messages.completions import Hold, in_thread, numbers
 
 LIMIT_S = 30
@@ -288,6 +302,41 @@ def test_failure_reaches_the_exception_listener(opened: Callable[..., Context]) 
         send(producer)
     with pytest.raises(OptionError, match="exception_listener"):
         context.producer("orders", exception_listener=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("why", ["stopped", "lapsed"])
+def test_lost_server_closes_the_producer_and_a_stopped_one_does_not(tmp_path: Path, why: str) -> None:
+    """T11: a hardware failure reaches the exception listener, and the producer is closed; when an administrator stops the server,
+    messages are deleted, as by the text's undeployment."""
+    root = applied(tmp_path, queue_on("a", "b"))
+    told: list[Exception] = []
+    with connect(root, housekeeping=False, connection_factory=one_way(), server="a") as context:
+        producer = context.producer("a@orders", exception_listener=told.append)
+        send(producer, "before")
+        assert producer.send(text="two-way").sequence == 2
+        with commits_held(producer):
+            assert not send(producer, "lost").message_id
+            other = Domain(root)
+            if why == "stopped":
+                stop_server(other, "a")
+            else:
+                assert follow_term(other.log("orders"), "a", LeaseTerm(1, 5))
+        wait_until(lambda: producer.statistics().deleted == 1)
+        if why == "stopped":
+            with pytest.raises(ServerDownError, match="stopped server a"):
+                send(producer)
+            assert not producer.closed
+            assert told == []
+            start_server(Domain(root), "a")
+        else:
+            wait_until(lambda: bool(told))
+            assert [type(error) for error in told] == [ServerLostError]
+            assert producer.closed
+            with pytest.raises(ClosedError, match="1 one-way message.s. .* Server a is away") as caught:
+                send(producer)
+            assert isinstance(caught.value.__cause__, ServerLostError)
+        producer.close()
+        assert texts(context) == ["before", "two-way"]
 
 
 def test_close_tells_a_failure_that_nothing_else_told(opened: Callable[..., Context]) -> None:

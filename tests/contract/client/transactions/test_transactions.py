@@ -444,13 +444,11 @@ def _failing(*_: Any, **__: Any) -> None:
 
 
 def test_what_a_transacted_session_refuses(context: Context) -> None:
-    """T16, T11: asynchronous sends, transactions of its own, recover; wrong arguments are named."""
+    """T16: transactions of its own, recover; wrong arguments are named."""
     with pytest.raises(OptionError, match="timeout"):
         context.transacted_session(timeout="soon")
     with context.transacted_session() as session:
         producer, consumer = session.producer("orders"), session.consumer("orders")
-        with pytest.raises(IllegalStateException, match="asynchronous"):
-            producer.send(text="a", completion=Completion())
         with pytest.raises(IllegalStateException, match="transaction"):
             producer.send_many([{"text": "a"}], transaction=("a", 1))
         with pytest.raises(IllegalStateException, match="rollback"):
@@ -477,12 +475,6 @@ def test_whole_tables_and_units_of_work_are_collected(context: Context) -> None:
         session.producer("prices").send(text="p")
         session.commit()
     assert shown(context, "orders") == list("abcd")
-
-
-class Completion:
-    def on_completion(self, message: Message) -> None: ...
-
-    def on_exception(self, message: Message, error: Exception) -> None: ...
 
 
 def test_a_rolled_back_transaction_leaves_no_reservation(tmp_path: Path) -> None:

@@ -16,24 +16,41 @@ from spark_jms.client.sending import asynchronous_send
 from spark_jms.client.sending.asynchronous_send import AsynchronousSend, AsynchronousSender
 from spark_jms.client.sending.shared_send import OutgoingMessages, Part, SharedSender
 from spark_jms.errors import CommitOutcomeUnknownError
+from spark_jms.testing.domain import wait_until
 
 LIMIT_S = 30
 PRODUCERS = ("a", "b", "c")  # `a` and `b` send to one destination, `c` to another
 SENDS = st.lists(
-    st.tuples(st.sampled_from(PRODUCERS), st.integers(0, 6), st.sampled_from(["sent", "refused", "raises", "waits"])),
+    st.tuples(
+        st.sampled_from(PRODUCERS), st.integers(0, 6), st.sampled_from(["sent", "refused", "raises", "waits", "held"])
+    ),
     max_size=60,
 )
 
 
 class Table:
-    """Stands for the SharedSender of a destination: it takes what it is given, or refuses it."""
+    """Stands for the SharedSender of a destination: it takes what it is given, or refuses it, or makes it wait: what is `held`, and
+    what the same producer sends behind that."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[str, int]] = []
         self.batches: list[int] = []
 
-    def send_all(self, outgoing: Sequence[OutgoingMessages]) -> list[Part | Exception]:
+    def try_all(self, outgoing: Sequence[OutgoingMessages]) -> list[Part | Exception | None]:
         self.batches.append(len(outgoing))
+        waiting: set[str] = set()
+        outcomes: list[Part | Exception | None] = []
+        for one in outgoing:
+            (message,) = one.messages
+            assert isinstance(message, Message)
+            if message.text == "held" or (one.producer in waiting and message.text != "refused"):
+                waiting.add(one.producer)
+                outcomes.append(None)
+            else:
+                outcomes += self.send_all([one])
+        return outcomes
+
+    def send_all(self, outgoing: Sequence[OutgoingMessages]) -> list[Part | Exception]:
         outcomes: list[Part | Exception] = []
         for one in outgoing:
             (message,) = one.messages
@@ -53,11 +70,13 @@ def test_completions_follow_the_sends_of_each_producer(program: list[tuple[str, 
     sender = AsynchronousSender(max_messages=8, max_bytes=20, linger_s=linger_s)
     tables = {"a": Table(), "c": Table()}
     completed: list[tuple[str, int, bool]] = []
+    threads: set[threading.Thread] = set()
     running = threading.Lock()
 
     def complete(producer: str, number: int, what: str, outcome: Part | Exception) -> None:
         assert running.acquire(blocking=False), "two listeners run at once"
         try:
+            threads.add(threading.current_thread())
             completed.append((producer, number, isinstance(outcome, Exception)))
             if what == "raises":
                 raise RuntimeError("a listener of the test")
@@ -84,6 +103,7 @@ def test_completions_follow_the_sends_of_each_producer(program: list[tuple[str, 
         assert [each for each in completed if each[0] == producer] == [e for e in expected if e[0] == producer]
         taken = [number for name, number in table_of(producer).taken if name == producer]
         assert taken == [number for name, number, refused in expected if name == producer and not refused]
+    assert len(threads) == bool(program)
     assert sender.failures == sum(what == "raises" for _, _, what in program)
     assert all(batch <= asynchronous_send.BATCH for table in tables.values() for batch in table.batches)
 
@@ -125,10 +145,10 @@ def test_thread_without_memory_ends_no_send_unheard(monkeypatch: pytest.MonkeyPa
     """T11: an error beside the send itself, as MemoryError; each listener is called, later sends are sent, and closing returns."""
 
     class Failing(Table):
-        def send_all(self, outgoing: Sequence[OutgoingMessages]) -> list[Part | Exception]:
+        def try_all(self, outgoing: Sequence[OutgoingMessages]) -> list[Part | Exception | None]:
             if place == "own_copy":
                 raise ValueError("refused")
-            return super().send_all(outgoing)
+            return super().try_all(outgoing)
 
     def out_of_memory(*_: Any) -> Any:
         raise MemoryError
@@ -152,3 +172,49 @@ def test_thread_without_memory_ends_no_send_unheard(monkeypatch: pytest.MonkeyPa
     sender.close()
     assert isinstance(completed[1], Part)
     assert sender.outstanding("a") == 0
+
+
+def test_held_destination_holds_back_no_other() -> None:
+    """T11: neither its sends nor the room; it has room of its own, and what is sent to it meanwhile stays behind."""
+
+    class Full(Table):
+        def __init__(self) -> None:
+            super().__init__()
+            self.waits, self.has_room = threading.Event(), threading.Event()
+
+        def send_all(self, outgoing: Sequence[OutgoingMessages]) -> list[Part | Exception]:
+            self.waits.set()
+            assert self.has_room.wait(LIMIT_S)
+            return super().send_all(outgoing)
+
+    sender, full, free = AsynchronousSender(max_messages=3), Full(), Table()
+    completed: list[tuple[str, int]] = []
+    done = threading.Semaphore(0)
+
+    def submit(table: Table, producer: str, number: int, text: str) -> None:
+        def complete(_: Part | Exception) -> None:
+            completed.append((producer, number))
+            done.release()
+
+        outgoing = OutgoingMessages([Message(text=text)], number, 0, producer=producer)
+        sender.submit(AsynchronousSend(cast(SharedSender, table), outgoing, 1, complete, lambda: None))
+
+    submit(full, "a", 0, "held")
+    assert full.waits.wait(LIMIT_S)
+    for number in (1, 2):
+        submit(full, "a", number, "sent")
+    for number in range(20):
+        submit(free, "c", number, "sent")
+    for _ in range(20):
+        assert done.acquire(timeout=LIMIT_S)
+    assert completed == [("c", number) for number in range(20)]
+    blocked = threading.Thread(target=submit, args=(full, "a", 3, "sent"), daemon=True)
+    blocked.start()
+    wait_until(lambda: sender.waiting_calls == 1)
+    sender.wait_until_sent("c")
+    full.has_room.set()
+    blocked.join(LIMIT_S)
+    sender.wait_until_complete("a")
+    assert completed[20:] == [("a", number) for number in range(4)]
+    assert full.taken == [("a", number) for number in range(4)]
+    sender.close()

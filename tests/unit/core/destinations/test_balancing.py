@@ -49,6 +49,28 @@ def test_address_names_a_destination_or_its_member() -> None:
     assert DestinationAddress.parse("home@orders").members(at_home) == [0, 1, 2]
 
 
+def test_address_names_one_of_several_members_on_a_server() -> None:
+    """D3, D2: by its number. A server of that very name comes first; a replicated topic has no members by number."""
+    at_home = Destination(name="orders", kind="distributed-queue", members=3)
+    named = DestinationAddress.parse("home.2@orders")
+    assert (named.members(at_home), named.server_in(at_home), named.member_in(at_home)) == ([2], "home", 2)
+    assert str(named) == "home.2@orders"
+    assert routed(Balancing("home.2"), at_home, ["a", "b", None, None]) == [2] * 4
+    with pytest.raises(InvalidDestinationError, match=r"no member 3 on server home \(there are: 0, 1, 2\)"):
+        DestinationAddress.parse("home.3@orders").members(at_home)
+    for text in ("home.x@orders", "away.1@orders", "home.9999999999@orders"):
+        with pytest.raises(InvalidDestinationError, match=r"no member on a server .* \(it is on: home\)"):
+            DestinationAddress.parse(text).members(at_home)
+    dotted = DestinationAddress.parse("a.1@orders")
+    assert dotted.members(orders("a", "a.1")) == [1]
+    assert (dotted.server_in(orders("a.1")), dotted.member_in(orders("a.1"))) == ("a.1", None)
+    with pytest.raises(InvalidDestinationError, match="no member 1 on server a"):
+        dotted.members(orders("a", "b"))
+    topic = Destination(name="t", kind="distributed-topic", members=1, servers=("a",), forwarding="replicated")
+    with pytest.raises(InvalidDestinationError, match="name a server, a@t"):
+        DestinationAddress.parse("a.0@t").members(topic)
+
+
 @given(members_of, st.data(), st.lists(st.one_of(st.none(), st.text(max_size=3)), max_size=20), st.integers(0, 99))
 def test_address_takes_every_message(
     servers: list[str], data: st.DataObject, groups: list[str | None], turn: int

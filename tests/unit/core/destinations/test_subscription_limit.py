@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.destinations.subscriptions import LIMIT, NOTHING_DROPPED, Droppable, LimitAccount, dropped
+from spark_jms.core.destinations.subscriptions import LIMIT, NOTHING_DROPPED, Arrivals, Droppable, LimitAccount, dropped
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.records.endings import Stamp
 from spark_jms.core.records.record_set import RecordSet
@@ -135,3 +136,37 @@ def test_subscription_that_reuses_a_record_set_begins_its_counts() -> None:
     begun = earlier.start_at(12)
     assert (begun.limit, begun.expired, begun.floor) == (NOTHING_DROPPED, 0, 12)
     assert begun.start_at(12) is begun
+
+
+# -- the whole subscription of a replicated topic ----------------------------------------------------------------------
+MEMBERS = st.dictionaries(
+    st.integers(0, 3), st.lists(st.one_of(st.none(), st.integers(0, 9)), min_size=1, max_size=6), min_size=1, max_size=3
+)
+
+
+def as_arrivals(times: Mapping[int, list[int | None]], first: int = 5) -> Arrivals:
+    """Of each member the messages `first` …, sent at these times."""
+    return Arrivals.of(
+        {m: (Ranges.of((first, first + len(sent) - 1)), pa.array(sent, pa.int64())) for m, sent in times.items()}
+    )
+
+
+@given(MEMBERS, st.integers(0, 20))
+def test_oldest_messages_of_all_members_make_room(times: dict[int, list[int | None]], excess: int) -> None:
+    """T4, D6: by the time of sending; within a member by the sequence, whatever clocks say; never the newest."""
+    places = []
+    for member, sent in times.items():
+        latest = 0
+        for number, ms in enumerate(sent, 5):
+            latest = max(latest, ms or 0)
+            places.append((latest, member, number))
+    places.sort()
+    expected: dict[int, list[int]] = {}
+    for _, member, number in places[:-1][:excess]:
+        expected.setdefault(member, []).append(number)
+    arrivals = as_arrivals(times)
+    found = arrivals.first(arrivals.order, excess)
+    assert {member: each.numbers().tolist() for member, each in found.items()} == expected
+    assert [places[rank] for rank in arrivals.ranks.to_pylist()] == [
+        place for member in times for place in places if place[1] == member
+    ]

@@ -52,6 +52,7 @@ def paused(operation: str) -> Destination:
         ),
         case(ON_SERVERS, "home@orders"),
         case(ON_SERVERS, "home@orders", "home"),
+        case(Destination(name="orders", kind="distributed-queue", members=4), "home.3@orders"),
         case(ON_SERVERS, "a@orders", "a"),
         case(paused(CONSUMPTION)),
     ],
