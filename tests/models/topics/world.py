@@ -18,7 +18,6 @@ from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.destinations.servers import LeaseTerm
 from spark_jms.core.destinations.subscriptions import server_of_subscription
 from spark_jms.core.messages.columns import NON_PERSISTENT, PERSISTENT
-from spark_jms.core.records.record_set import RecordSet
 from spark_jms.errors import MemberRemovalError, ServerDownError
 from spark_jms.log.destinations import domain
 from spark_jms.log.destinations.declarations import apply_destinations
@@ -269,14 +268,7 @@ class World:
             for name in self.store.names(f"{server}members/"):
                 state = read_state(self.store, name)
                 if "/~" in name:
-                    empty = RecordSet(
-                        position=state.position,
-                        outbox=state.outbox,
-                        intents=state.intents,
-                        nonce=state.nonce,
-                        slots=state.slots,
-                    )
-                    assert state == empty, f"{name} was left behind"
+                    assert state == state.cleared(), f"{name} was left behind"
         for name in self.store.names("subscribers/"):
             assert all(not key.startswith("~") for key in self.store.peek(name))
 
