@@ -164,7 +164,7 @@ class World:
         try:
             sent = send(log, writer.close(), snapshot.route_id)
         except ServerDownError:
-            self.check_refused(log.snapshot.destination, unit, snapshot.destination)
+            self.check_refused(log.snapshot.destination, unit)
             return
         keys = [(m, n) for m, picks in sent.sequences.items() for n in picks.numbers().tolist()]
         if unit is not None:
@@ -174,17 +174,14 @@ class World:
         self.sent |= set(keys)
         self.poison |= {key for key in keys if self.random.random() < self.poisonous}
 
-    def check_refused(self, now: Destination, unit: str | None, routed: Destination) -> None:
-        """All servers are down; or the one of the unit's path; or the one of its slot, and the table has messages of it, which here
-        are never purged, or the files were routed there before it went down."""
+    def check_refused(self, now: Destination, unit: str | None) -> None:
+        """All servers are down; or the one of the unit's path; or the one of its slot."""
         if set(now.servers) <= now.down.keys():
             return
         assert unit is not None
         slot = slot_of(unit)
         path, owner = now.paths.get(unit), now.slot_map.owners[slot]
-        known = {member for (member, _), one in self.unit_of.items() if one == unit} & now.slot_map.holders(slot)
-        before = owner not in routed.down_members
-        assert path in now.down_members if path is not None else owner in now.down_members and (known or before)
+        assert (owner if path is None else path) in now.down_members
         self.seen["units refused"] += 1
 
     def check_unit(self, now: Destination, unit: str, member: int) -> None:

@@ -67,6 +67,7 @@ class World:
         self.faults.install(patch)
         self.seen: Counter[str] = Counter()
         self._terms: Counter[str] = Counter()
+        self._ends = False
         others_act(patch, random.Random(f"others {seed}"), self._another)
 
     def _durable(self) -> list[str]:
@@ -78,6 +79,8 @@ class World:
         return Query(f"q{number}", life, self.domain, self.store, self.random)
 
     def _another(self) -> None:
+        if self._ends:
+            return
         self.random.choice([one for one in (*self.queries, *self.listeners) if not one.acts]).step()
 
     def _apply(self, *servers: str) -> None:
@@ -218,6 +221,7 @@ class World:
             self.clock.now_ms += 5_000
             if self._is_drained():
                 break
+        self._ends = True
         self.check()
         for life in (*self._durable_lives(), *self.lives.open.values()):
             life.check_drained(self.sent)
