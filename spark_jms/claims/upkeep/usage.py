@@ -4,9 +4,10 @@ Senders have no store, so they read what is published: core/limits/quota.py has 
 and every process with consumers of the destination several times a second, because senders may wait for room. Only destinations
 that `publishes_usage` names publish; for all others nothing is read or written.
 
-The history has sends, acknowledgements, expirations, and what is used: core/limits/usage_history.py has the rule,
-log/upkeep/usage_history.py the table, and UsageHistory adds what the table lacks. That is not on the way of a send or a receive,
-and a destination of which no message has moved costs a look at its logs and record sets.
+The history has what the change feed tells, by minute, and what destinations hold: core/changes/usage_fold.py has the rule,
+log/upkeep/usage_history.py the table. UsageHistory is the run of processes without Spark; jobs/usage.py is the streaming query, which
+uses the same sink, UsageSink. Neither is on the way of a send or a receive, and a destination of which no message has moved costs a
+look at its logs.
 
 Features: T1, T3, T5 (docs/FEATURES.md)
 """
@@ -15,23 +16,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-
-import pyarrow.compute as pc
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
 
 from spark_jms.claims.servers.stores import not_durable, state_of, timed_stores
 from spark_jms.claims.upkeep.views import moment
+from spark_jms.core.changes.change import NOTHING_READ, FeedPosition, MessageChange
+from spark_jms.core.changes.usage_fold import Positions, UsageBatch, UsageFold, UsageKnown, behind
 from spark_jms.core.limits.quota import MemberUsage, MessageUsage, PublishedUsage, total
-from spark_jms.core.limits.usage_history import WINDOW_MS, UsageChange, UsageWindow, acknowledged, merged, window_at
 from spark_jms.core.messages.ranges import EMPTY, Ranges, union
 from spark_jms.core.records.record_set import RecordSet
-from spark_jms.errors import JmsqError
+from spark_jms.errors import JmsqError, UsageRunReplacedError
+from spark_jms.log.changes.plan import plan
+from spark_jms.log.changes.positions import FeedTables
+from spark_jms.log.changes.rows import changes_of
 from spark_jms.log.destinations.domain import Domain, publishes_usage
-from spark_jms.log.messages.data_files import read_stored
 from spark_jms.log.tables.delta_log import DeltaLog
-from spark_jms.log.tables.files import DataFile
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.log.upkeep.usage_history import UsageHistoryTable
@@ -40,6 +44,7 @@ from spark_jms.store import Store, StoreError
 log = logging.getLogger("spark_jms")
 PUBLISH_EVERY_S = 0.05
 _SHARE_OF_TIME = 0.05  # that a publisher may use
+STAND_BY_S = 60.0  # of a run that was replaced
 ATTEMPTS = 5  # of a publication that no other one follows soon
 StateOf = Callable[[Snapshot, str, int], RecordSet]
 
@@ -157,144 +162,155 @@ def usage_history(domain: Domain, destinations: Collection[str], since_ms: int =
     ]
 
 
-class UsageHistory:
-    """Adds to the usage history what it lacks of the destinations of a domain. Not thread-safe; several processes may run one."""
+class UsageSink:
+    """Takes the batches of runs: records their totals with what the destinations hold, and publishes that. Not thread-safe."""
 
     def __init__(self, domain: Domain, store: Store, clock_ms: Callable[[], int] = now_ms) -> None:
-        self._domain, self._store, self._clock_ms = domain, timed_stores(store), clock_ms
-        self._table = UsageHistoryTable(domain, clock_ms)
+        self._domain, self._store = domain, timed_stores(store)
+        self.table = UsageHistoryTable(domain, clock_ms)
+        self._unknown: set[str] = set()  # destinations of which it is not recorded what they hold
 
     @property
     def damaged(self) -> list[str]:
-        """Why files of the table could not be read by the newest `record`. What follows them is recorded all the same."""
-        return list(self._table.damaged.values())
+        """Why files of the table could not be read when they were merged. What follows them is recorded all the same."""
+        return list(self.table.damaged.values())
+
+    @property
+    def lacks(self) -> bool:
+        """A store was away: even without news there is something to record."""
+        return bool(self._unknown)
+
+    def take(self, run: str, number: int, batch: UsageBatch) -> tuple[int, dict[str, Exception]]:
+        """How many windows have changed, and by destination what prevented a look at what it holds. Raises UsageRunReplacedError,
+        StaleCheckpointError."""
+        used, errors = dict[str, MessageUsage](), dict[str, Exception]()
+        wanted = self._unknown | {key.destination for key in batch.totals}
+        for name in sorted(wanted & set(self._domain.destinations())):
+            try:
+                used[name] = self._held(name)
+            except (JmsqError, StoreError, OSError) as error:
+                errors[name] = error
+        added = self.table.add(run, number, batch, used)
+        self._unknown = set(errors)
+        self.table.keep_house()
+        return len({(key.destination, key.window_ms) for key in batch.totals}) if added else 0, errors
+
+    def _held(self, name: str) -> MessageUsage:
+        """And publish it for senders, where they look at it: no consumer may be there to do so."""
+        log = self._domain.log(name)
+        messages = log.refresh()
+        if publishes_usage(self._domain, messages.destination):
+            live = partial(_live_names, self._store)
+            any(publish_usage(self._domain, log, partial(state_of, self._store), live) for _ in range(ATTEMPTS))
+            messages = log.snapshot
+        names = [*messages.destination.subscription_names(), *_live_names(self._store, messages)]
+        places = [(name, member) for name in names for member in messages.destination.member_ids]
+        # before anything is summed: a server that is away must not count as one that has finished nothing
+        states = {place: state_of(self._store, messages, *place) for place in places}
+
+        def known(_snapshot: Snapshot, subscription: str, member: int) -> RecordSet:
+            return states[subscription, member]
+
+        return total(one.unfinished for one in member_usages(messages, names, known).values())
+
+
+def _live_names(store: Store, snapshot: Snapshot) -> list[str]:
+    return sorted(not_durable(store, snapshot.table_id)) if snapshot.destination.is_topic else []
+
+
+class UsageHistory:
+    """The run of a process without Spark: it begins behind the positions of the history with the first news, so it has no state to
+    lose. Not thread-safe. Several processes may have one: the newest run records, and an older one takes over when it sees that news
+    stay unrecorded for a minute."""
+
+    def __init__(
+        self,
+        domain: Domain,
+        store: Store,
+        clock_ms: Callable[[], int] = now_ms,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._domain, self._clock_ms, self._monotonic_s = domain, clock_ms, monotonic_s
+        self._sink = UsageSink(domain, store, clock_ms)
+        self._tables: dict[str, FeedTables] = {}
+        self._run, self._number, self._fold, self._read_ms = "", 0, UsageFold(), 0
+        self._stands_by: _StandBy | None = None
+
+    @property
+    def damaged(self) -> list[str]:
+        return self._sink.damaged
 
     def record(self, destinations: Sequence[str]) -> tuple[int, dict[str, Exception]]:
         """How many windows have changed, and by destination what prevented more of it: the others are recorded."""
-        self._table.create()
-        errors: dict[str, Exception] = {}
+        self._sink.table.create()
+        known = self._sink.table.known()
+        errors = dict[str, Exception]()
+        news = self._news(destinations, known.positions, errors)
+        if not (news or self._sink.lacks) or self._waits(known):
+            return 0, errors
+        try:
+            if not (self._run and known.owner):  # none: the history was deleted, and begins again
+                self._run, positions = self._sink.table.begin()
+                self._number, self._fold, self._stands_by = 0, UsageFold(), None
+                if positions != known.positions:
+                    news = self._news(destinations, positions, errors)
+            batch = self._fold.batch(chain.from_iterable(self._rows(one, errors) for one in news))
+            changed, unknown = self._sink.take(self._run, self._number, batch)
+            self._number += 1
+        except UsageRunReplacedError:
+            self._run, self._stands_by = "", _StandBy.of(self._sink.table.known(), self._monotonic_s())
+            return 0, errors
+        except BaseException:
+            self._run = ""  # whether the batch is recorded, the next run's positions tell
+            raise
+        return changed, errors | unknown
 
-        def missing(known: Snapshot) -> UsageChange:
-            errors.clear()
-            windows, positions = list[UsageWindow](), dict[str, int]()
-            for name in destinations:
-                found = _Missing(self._domain, self._store, known, name, self._clock_ms())
-                try:
-                    found.look()
-                except (JmsqError, StoreError, OSError) as error:
-                    errors[name] = error
-                windows += found.windows
-                positions |= found.positions
-            return UsageChange(tuple(merged(windows)), positions)
+    def _waits(self, known: UsageKnown) -> bool:
+        """Another run owns the history, and records."""
+        if self._stands_by is None or not known.owner:
+            return False
+        if self._stands_by.known != (known.owner, known.batch):
+            self._stands_by = _StandBy.of(known, self._monotonic_s())
+        return self._monotonic_s() - self._stands_by.since_s < STAND_BY_S
 
-        changed = self._table.add(missing)
-        self._table.keep_house()
-        return changed, errors
+    def _news(self, destinations: Sequence[str], positions: Positions, errors: dict[str, Exception]) -> list[_News]:
+        self._tables = {
+            name: self._tables.get(name) or FeedTables(self._domain, name, self._clock_ms) for name in destinations
+        }
+        found = []
+        for name, tables in self._tables.items():
+            try:
+                tables.check()
+                end = tables.newest(NOTHING_READ)
+                self._read_ms = max(self._read_ms, end.at_ms)
+                end = replace(end, at_ms=self._read_ms)
+                start = behind(end, positions)
+                if start.spans(end):
+                    found.append(_News(name, start, end))
+            except (JmsqError, OSError) as error:
+                errors[name] = error
+        return found
 
-
-class _Missing:
-    """What the history lacks of one destination, behind the positions of a version of the table. What was found before an error is
-    whole in itself."""
-
-    def __init__(self, domain: Domain, store: Store, known: Snapshot, destination: str, now: int) -> None:
-        self._domain, self._store, self._known, self._name = domain, store, known.transactions, destination
-        self._now = now
-        self.windows: list[UsageWindow] = []
-        self.positions: dict[str, int] = {}
-
-    def look(self) -> None:
-        log = self._domain.log(self._name)
-        messages = log.refresh()
-        self._add(messages, "sent", self._sent(log, messages))
-        acknowledgements = self._domain.acknowledgements(self._name)
-        rows = acknowledgements.refresh()
-        self._add(rows, "acknowledged", self._acknowledged(acknowledgements, rows))
-        self._look_at_records(messages)
-
-    def _add(self, snapshot: Snapshot, what: str, found: Iterable[UsageWindow]) -> None:
-        self.windows += [*found]
-        for member in snapshot.numbered_members():
-            self._move(_position(snapshot, member, what), snapshot.last_sequence(member))
-
-    def _move(self, position: str, to: int) -> int:
-        """How far it moves."""
-        before = self._known.get(position, 0)
-        if to != before:
-            self.positions[position] = to
-        return to - before
-
-    def _new_files(self, snapshot: Snapshot, what: str) -> Iterator[tuple[DataFile, Ranges]]:
-        for member in sorted(snapshot.numbered_members()):
-            known = self._known.get(_position(snapshot, member, what), 0)
-            last = snapshot.last_sequence(member)
-            for file in snapshot.member_files(member).overlapping(known + 1, last) if known < last else ():
-                yield file, Ranges.of((max(file.first, known + 1), file.last))
-
-    def _sent(self, log: DeltaLog, messages: Snapshot) -> Iterator[UsageWindow]:
-        """By JMSTimestamp: merged files have messages of many minutes. What was purged already was sent at an unknown time."""
-        found = 0
-        for file, part in self._new_files(messages, "sent"):
-            found += part.count
-            for start_ms, count in self._by_window(log, file, part):
-                yield UsageWindow(self._name, start_ms, sent=count)
-        everything = sum(
-            messages.last_sequence(member) - self._known.get(_position(messages, member, "sent"), 0)
-            for member in messages.numbered_members()
-        )
-        if everything > found:
-            yield UsageWindow(self._name, window_at(self._now, self._now), sent=everything - found)
-
-    def _by_window(self, log: DeltaLog, file: DataFile, part: Ranges) -> Iterator[tuple[int, int]]:
-        low, high = (file.statistics.get(bound, {}).get("JMSTimestamp") for bound in ("minValues", "maxValues"))
-        if low is not None and high is not None and low // WINDOW_MS == high // WINDOW_MS:
-            yield window_at(int(low), self._now), part.count
-            return
-        for batch, _ in read_stored(log.storage, file.hint, part, ["JMSTimestamp"]):
-            windows = pc.multiply(pc.divide(pc.fill_null(batch.column("JMSTimestamp"), 0), WINDOW_MS), WINDOW_MS)
-            for one in pc.value_counts(windows).to_pylist():
-                yield window_at(one["values"], self._now), one["counts"]
-
-    def _acknowledged(self, log: DeltaLog, rows: Snapshot) -> Iterator[UsageWindow]:
-        columns = ["consumer", "acknowledged_ms", "messages"]
-        for file, part in self._new_files(rows, "acknowledged"):
-            for batch, _ in read_stored(log.storage, file.hint, part, columns):
-                for row in batch.to_pylist():
-                    start_ms = window_at(row["acknowledged_ms"], self._now)
-                    yield from acknowledged(self._name, start_ms, row["consumer"], row["messages"])
-
-    def _look_at_records(self, messages: Snapshot) -> None:
-        declared = messages.destination
-        live = not_durable(self._store, messages.table_id) if declared.is_topic else {}
-        states: dict[tuple[str, int], RecordSet] = {}
-
-        def state(snapshot: Snapshot, subscription: str, member: int) -> RecordSet:
-            key = (subscription, member)
-            if key not in states:
-                states[key] = state_of(self._store, snapshot, subscription, member)
-            return states[key]
-
-        names = [*declared.subscription_names(), *sorted(live)]
-        for name in names:
-            for member in declared.member_ids:
-                state(messages, name, member)  # before a position moves: a server that is away leaves all of them
-        created = {one.name: one.created_ms for one in (*declared.subscriptions.values(), *live.values())}
-        expired = 0
-        for name in names:
-            for member in declared.member_ids:
-                position = f"{_position(messages, member, 'expired')}/{created.get(name, 0)}/{name}"
-                expired += max(self._move(position, states[name, member].expired), 0)
-        used = total(one.unfinished for one in member_usages(messages, names, state).values())
-        self._note(messages, expired, used)
-
-    def _note(self, messages: Snapshot, expired: int, used: MessageUsage) -> None:
-        moved = [
-            self._move(f"used/{messages.table_id}/{what}", value)
-            for what, value in (("messages", used.messages), ("bytes", used.bytes))
-        ]
-        if expired or any(moved) or self.windows:
-            self.windows.append(UsageWindow(self._name, window_at(self._now, self._now), expired=expired, used=used))
+    def _rows(self, news: _News, errors: dict[str, Exception]) -> list[MessageChange]:
+        """None of a destination that cannot be read to its end: a later round reads it again from the start."""
+        try:
+            parts = plan(self._domain.root, self._tables[news.name], news.start, news.end)
+            return [*chain.from_iterable(map(changes_of, parts))]
+        except (JmsqError, OSError) as error:
+            errors[news.name] = error
+            return []
 
 
-def _position(snapshot: Snapshot, member: int, what: str) -> str:
-    """The txn app id in the table of the history: of the table, because one that is created again begins again."""
-    return f"{what}/{snapshot.table_id}/{member}"
+class _News(NamedTuple):
+    name: str
+    start: FeedPosition
+    end: FeedPosition
+
+
+class _StandBy(NamedTuple):
+    known: tuple[str, int]  # the run and the batch that were recorded last
+    since_s: float
+
+    @staticmethod
+    def of(known: UsageKnown, now_s: float) -> _StandBy:
+        return _StandBy((known.owner, known.batch), now_s)

@@ -4,7 +4,7 @@ Sums are kept by quota, destination, table, member and minute. A run of the quer
 the key may come, and hands over the *absolute* total of each key that has changed. `read_hour_ms` is the hour in which the feed was
 read: it never falls, so no row is late whatever clocks say. A minute that was read in two hours has two totals, which add up.
 
-**What makes a history exact.** A history that follows the feed knows its owner, the newest batch of each run, and the positions up to
+**What makes a history exact.** A history that follows the feed knows its owner, the owner's newest batch, and the positions up to
 which the members are in it. `decide_usage` is the whole rule:
 
     the batch is of a run that is not the owner        UsageRunReplacedError: the newest run owns the history, the older one ends
@@ -20,11 +20,21 @@ Features: M12, T3 (docs/FEATURES.md)
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from spark_jms.core.changes.change import ENDINGS, GONE, MESSAGES, SENT, MessageChange
+from spark_jms.core.changes.change import (
+    ENDINGS,
+    GONE,
+    MESSAGES,
+    SENT,
+    FeedPosition,
+    MessageChange,
+    TablePosition,
+)
+from spark_jms.core.limits.usage_history import KEPT_MS, UsageWindow
 from spark_jms.core.records.endings import (
     DROPPED,
     ENDED,
@@ -50,6 +60,12 @@ class UsageKey(NamedTuple):
     member: int
     minute_ms: int | None
 
+    @property
+    def window_ms(self) -> int:
+        """The minute in which it is shown. A minute that no right clock can have had, or none, counts where the feed was read."""
+        low, high = self.read_hour_ms - KEPT_MS, self.read_hour_ms + 2 * HOUR_MS
+        return self.minute_ms if self.minute_ms is not None and low <= self.minute_ms <= high else self.read_hour_ms
+
 
 class MinuteUsage(NamedTuple):
     """Messages by what happened to them. `bytes`: of the sent ones whose bytes are known. `gone`: sent and purged before they were
@@ -74,6 +90,18 @@ class MinuteUsage(NamedTuple):
     def ends(self) -> int:
         """For a subscription at rest, what was sent to it less this is what it holds."""
         return sum(self) - self.sent - self.bytes - self.gone
+
+    def shown(self, key: UsageKey) -> UsageWindow:
+        """For people: what was sent, whether it was read in time or not; what left by a consumer or a move, by its expiration, and by
+        a limit or an administrator. What was skipped, or left by the end of a subscription, is none of them."""
+        return UsageWindow(
+            key.destination,
+            key.window_ms,
+            self.sent + self.gone,
+            self.finished + self.moved + self.aside,
+            self.expired,
+            self.dropped + self.purged,
+        )
 
 
 _FIELDS = {
@@ -123,12 +151,31 @@ def position_of(change: MessageChange) -> UsagePosition | None:
     return UsagePosition(change.table, change.member, what)
 
 
+def behind(newest: FeedPosition, positions: Positions) -> FeedPosition:
+    """Where a run begins that looks at these tables. A position that is ahead of its table is one of an older copy of the domain:
+    the run begins at the table's end."""
+
+    def reached(table: str, what: str, ends: Mapping[int, int]) -> dict[int, int]:
+        return {m: min(positions.get(UsagePosition(table, m, what), 0), last) for m, last in ends.items()}
+
+    tables = {
+        table: TablePosition(one.destination, reached(table, MESSAGES, one.sent), reached(table, ENDINGS, one.rows))
+        for table, one in newest.tables.items()
+    }
+    return replace(newest, tables=tables)
+
+
 @dataclass(frozen=True)
 class UsageBatch:
     """What a batch hands over: the totals that have changed, as they are now, and the positions that it has reached."""
 
     totals: Totals = field(default_factory=dict)
     end: Positions = field(default_factory=dict)
+
+    @property
+    def end_digest(self) -> int:
+        """What tells its end from another one."""
+        return zlib.crc32(repr(sorted((*position, to) for position, to in self.end.items())).encode())
 
 
 class UsageFold:
@@ -154,23 +201,20 @@ class UsageFold:
 
 
 # -- the history -------------------------------------------------------------------------------------------------------
-class _Newest(NamedTuple):
-    batch: int
-    end: Positions
-
-
 @dataclass(frozen=True)
 class UsageKnown:
-    """What a history has. `totals` by run and key."""
+    """What a history has. `batch` is the newest of the owner, -1 before the first, and `end_digest` tells where it ended. `totals` by
+    run and key."""
 
     owner: str = ""
-    batches: Mapping[str, _Newest] = field(default_factory=dict)
+    batch: int = -1
+    end_digest: int = 0
     positions: Positions = field(default_factory=dict)
     totals: Mapping[tuple[str, UsageKey], MinuteUsage] = field(default_factory=dict)
 
     def owned_by(self, run: str) -> UsageKnown:
         """A new run begins, behind `positions`. Whatever older ones still bring is refused."""
-        return replace(self, owner=run)
+        return replace(self, owner=run, batch=-1, end_digest=0)
 
     def sums(self) -> dict[UsageKey, MinuteUsage]:
         """By minute, of all runs and hours: `read_hour_ms` is 0."""
@@ -185,9 +229,8 @@ def decide_usage(known: UsageKnown, run: str, number: int, batch: UsageBatch) ->
     """The history with batch `number` of `run`; None: it has it already. Raises UsageRunReplacedError, StaleCheckpointError."""
     if known.owner != run:
         raise UsageRunReplacedError()
-    newest = known.batches.get(run)
-    if newest is not None and number <= newest.batch:
-        if number == newest.batch and batch.end != newest.end:
+    if number <= known.batch:
+        if number == known.batch and batch.end_digest != known.end_digest:
             raise StaleCheckpointError(
                 f"batch {number} of the usage query is in the history with another end: its checkpoint was restored from a copy. "
                 "Use a fresh checkpointLocation: the query continues behind what is recorded"
@@ -195,7 +238,8 @@ def decide_usage(known: UsageKnown, run: str, number: int, batch: UsageBatch) ->
         return None
     return replace(
         known,
-        batches={**known.batches, run: _Newest(number, batch.end)},
+        batch=number,
+        end_digest=batch.end_digest,
         positions={**known.positions, **batch.end},
         totals={**known.totals, **{(run, key): usage for key, usage in batch.totals.items()}},
     )

@@ -42,7 +42,7 @@ def test_rooms_are_folders_and_modules_beside_the_floors() -> None:
     known = modules()
     found = rooms_of(graph_of(known), known)
     assert {"spark_jms/core/limits", "spark_jms/errors.py", "store/contract.py", "store/regions/core"} <= set(found)
-    assert "spark_jms/core/records" in found["spark_jms/core/limits"]
+    assert "spark_jms/core/limits" in found["spark_jms/core/changes"]
 
 
 def test_feature_ids_stand_in_the_last_line_of_a_module_docstring_alone() -> None:

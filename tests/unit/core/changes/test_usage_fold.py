@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jms.core.changes.change import ENDINGS, GONE, MESSAGES, MINUTE_MS, SENT, MessageChange
+from spark_jms.core.changes.change import (
+    ENDINGS,
+    GONE,
+    MESSAGES,
+    MINUTE_MS,
+    SENT,
+    FeedPosition,
+    MessageChange,
+    TablePosition,
+)
 from spark_jms.core.changes.usage_fold import (
     HOUR_MS,
     MinuteUsage,
@@ -17,12 +26,15 @@ from spark_jms.core.changes.usage_fold import (
     UsageKey,
     UsageKnown,
     UsagePosition,
+    behind,
     decide_usage,
     key_of,
     usage_of,
 )
+from spark_jms.core.limits.usage_history import KEPT_MS, UsageWindow
 from spark_jms.errors import StaleCheckpointError, UsageRunReplacedError
 
+NOW_MS = 1_800_000_123_456
 KINDS = ["finished", "expired", "dropped", "moved", "aside", "purged", "skipped", "ended"]
 
 
@@ -145,6 +157,42 @@ def test_state_is_forgotten_after_its_hours() -> None:
     second = fold.batch([replace(old, position=9, messages=4, read_ms=5 * HOUR_MS)])
     assert [usage.sent for usage in (*first.totals.values(), *second.totals.values())] == [5, 4]
     assert len(fold._totals) == 1
+
+
+@given(st.integers(0, 2 * NOW_MS))
+def test_minute_is_shown_unless_no_right_clock_can_have_had_it(minute_ms: int) -> None:
+    """T3: one that is not kept any more, or is far ahead, or none, counts in the hour of reading."""
+    hour_ms = NOW_MS - NOW_MS % HOUR_MS
+    key = UsageKey(hour_ms, None, "q", "t", 0, minute_ms)
+    trusted = hour_ms - KEPT_MS <= minute_ms <= hour_ms + 2 * HOUR_MS
+    assert key.window_ms == (minute_ms if trusted else hour_ms)
+    assert key._replace(minute_ms=None).window_ms == hour_ms
+
+
+def test_people_see_four_counts() -> None:
+    """T3: what was purged before it was read was sent all the same; moved and set aside are finished; limits and administrators
+    drop; what was skipped, or left by the end of a subscription, is none of them."""
+    key = UsageKey(0, None, "q", "t", 0, 60_000)
+    every = MinuteUsage(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
+    assert every.shown(key) == UsageWindow("q", 60_000, sent=1 + 11, finished=3 + 6 + 7, expired=4, dropped=5 + 8)
+
+
+@given(st.dictionaries(st.tuples(st.sampled_from([MESSAGES, ENDINGS]), st.integers(0, 2)), st.integers(0, 9)))
+def test_run_begins_behind_the_positions_but_in_its_tables(known: dict[tuple[str, int], int]) -> None:
+    """T3: a table that the history does not know begins at its first message; a position ahead of its table is of an older copy of
+    the domain; one of a table that is no more begins nowhere."""
+    positions = {
+        UsagePosition(table, member, what): to for (what, member), to in known.items() for table in ("t", "gone")
+    }
+    ends = {0: 5, 1: 5, 2: 5}
+    newest = FeedPosition("life", 7, {table: TablePosition(table, ends, ends) for table in ("t", "new")}, "*")
+    start = behind(newest, positions)
+    start.check_before(newest)
+    assert (start.life, start.at_ms, start.tables.keys()) == ("life", 7, {"t", "new"})
+    assert start.tables["new"].sent == start.tables["new"].rows == {0: 0, 1: 0, 2: 0}
+    for member in ends:
+        assert start.tables["t"].sent[member] == min(known.get((MESSAGES, member), 0), 5)
+        assert start.tables["t"].rows[member] == min(known.get((ENDINGS, member), 0), 5)
 
 
 def test_balance_of_a_subscription() -> None:
