@@ -15,6 +15,9 @@ rename, and a destination that is created again has another id. What a reader ca
     ended       rows that were older than `acknowledgementRetention`             unknown; first and last are numbers of rows
     dropped     what happened in a table behind `first`, until it was dropped    unknown
 
+A reader that keeps messages in its state (`floors`) also gets rows of the kind `done`: all messages of the member up to `last` are
+finished and purged, so it can forget them.
+
 A position names the domain's life, which changes with a restore from a backup: numbers of an older copy are given twice.
 
 **A batch read twice has the same rows.** Everything in a row is from the tables, or from the end of its batch: which minute it was,
@@ -38,7 +41,7 @@ from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.endings import KINDS, kind_of, messages_of, split_claim
 from spark_jms.errors import FormatVersionError, OffsetError, StaleDomainError
 
-SENT, GONE = "sent", "gone"
+SENT, GONE, DONE = "sent", "gone", "done"
 ALL_KINDS = (SENT, *dict.fromkeys(["finished", *KINDS.values()]), GONE)
 MESSAGES, ENDINGS, DROPPED_TABLE = "sent", "ended", "dropped"  # what a span is of; the detail of a row of the kind gone
 MINUTE_MS = 60_000
@@ -219,6 +222,9 @@ class TablePosition:
     sent: Mapping[int, int] = field(default_factory=dict)
     rows: Mapping[int, int] = field(default_factory=dict)
     quotas: Mapping[int, str] = field(default_factory=dict)
+    floors: Mapping[int, int] = field(
+        default_factory=dict
+    )  # all up to these are purged; {} unless the reader wants to know
 
 
 @dataclass(frozen=True)
@@ -235,6 +241,7 @@ class FeedPosition:
         tables = {
             table: {"n": one.destination, "s": _texts(one.sent), "a": _texts(one.rows)}
             | ({"q": _texts(one.quotas)} if one.quotas else {})
+            | ({"f": _texts(one.floors)} if one.floors else {})
             for table, one in sorted(self.tables.items())
         }
         return {"v": FORMAT_VERSION, "life": self.life, "at": self.at_ms, "d": self.scope, "t": tables}
@@ -252,7 +259,11 @@ class FeedPosition:
                 )
             tables = {
                 str(table): TablePosition(
-                    str(one["n"]), _numbers(one["s"]), _numbers(one["a"]), _names(one.get("q", {}))
+                    str(one["n"]),
+                    _numbers(one["s"]),
+                    _numbers(one["a"]),
+                    _names(one.get("q", {})),
+                    _numbers(one.get("f", {})),
                 )
                 for table, one in value["t"].items()
             }
@@ -296,6 +307,17 @@ class FeedPosition:
             if table not in end.tables
             for member, last in sorted(one.sent.items())
         ]
+
+    def done(self, end: FeedPosition) -> list[MessageChange]:
+        """A row for each member whose floor has risen."""
+        found = []
+        for table, new in sorted(end.tables.items()):
+            known = self.tables.get(table, TablePosition(new.destination)).floors
+            for member, floor in sorted(new.floors.items()):
+                if floor > (before := known.get(member, 0)):
+                    done = MessageChange(DONE, new.destination, table, member, floor, end.at_ms, before + 1, floor)
+                    found.append(done)
+        return found
 
     def check_before(self, end: FeedPosition) -> None:
         """Raises StaleDomainError when `end` is of another life of the domain, or lacks what this has read."""

@@ -104,7 +104,7 @@ class MinuteUsage(NamedTuple):
         )
 
 
-_FIELDS = {
+FIELDS = {
     FINISHED: "finished",
     EXPIRED: "expired",
     DROPPED: "dropped",
@@ -135,7 +135,7 @@ def usage_of(change: MessageChange) -> MinuteUsage:
         return MinuteUsage(sent=count, bytes=change.bytes or 0)
     if change.kind == GONE:
         return MinuteUsage(gone=count)
-    return MinuteUsage(**{_FIELDS[change.kind]: count})
+    return MinuteUsage(**{FIELDS[change.kind]: count})
 
 
 def key_of(change: MessageChange) -> UsageKey:

@@ -70,9 +70,9 @@ def plan(root: str, tables: FeedTables, start: FeedPosition, end: FeedPosition) 
     """The parts of a batch, which together have each number between `start` and `end` once. `tables` were looked at for `end`, or
     later. Raises StaleDomainError."""
     pieces = [_piece(tables.found.get(span.table), span) for span in start.spans(end)]
-    gone = tuple(start.dropped(end))
+    known = (*start.dropped(end), *start.done(end))
     parts = [FeedPart(root, tuple(some)) for some in divided(pieces)]
-    return [FeedPart(root, rows=gone), *parts] if gone else parts
+    return [FeedPart(root, rows=known), *parts] if known else parts
 
 
 def divided(pieces: Sequence[FeedPiece]) -> list[list[FeedPiece]]:

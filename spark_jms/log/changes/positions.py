@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import replace
 from typing import NamedTuple
 
 from spark_jms.core.changes.change import ALL_DESTINATIONS, FeedPosition, TablePosition
@@ -47,18 +48,28 @@ class FeedTable(NamedTuple):
             quotas,
         )
 
+    def floors(self) -> dict[int, int]:
+        """By member: the messages up to here have left the table, because all have finished them."""
+        found = {}
+        for member in sorted(self.messages.numbered_members()):
+            files = self.messages.member_files(member).files
+            found[member] = files[0].first - 1 if files else self.messages.last_sequence(member)
+        return found
+
 
 class FeedTables:
     """The tables that one reader follows: of one destination, or of all. Not thread-safe."""
 
-    def __init__(self, domain: Domain, destination: str, clock_ms: Callable[[], int] = now_ms) -> None:
-        """`destination`: a name, or ALL_DESTINATIONS. Raises OptionError."""
+    def __init__(
+        self, domain: Domain, destination: str, clock_ms: Callable[[], int] = now_ms, *, floors: bool = False
+    ) -> None:
+        """`destination`: a name, or ALL_DESTINATIONS. `floors`: its positions have them. Raises OptionError."""
         if "@" in destination:
             raise OptionError(
                 f"the change feed is of whole destinations, and destination is {destination!r}: leave the server out, and select by "
                 "the column member"
             )
-        self._domain, self._name, self._clock_ms = domain, destination, clock_ms
+        self._domain, self._name, self._clock_ms, self._floors = domain, destination, clock_ms, floors
         self.found: dict[str, FeedTable] = {}  # by table id, as of the newest look
 
     def check(self) -> None:
@@ -75,7 +86,10 @@ class FeedTables:
         if before.tables.keys() - found.keys():
             found |= self._look(before.tables.keys(), all_names=True)
         self.found = found
-        tables = {table: one.position for table, one in found.items()}
+        tables = {
+            table: replace(one.position, floors=one.floors()) if self._floors else one.position
+            for table, one in found.items()
+        }
         return FeedPosition(life, max(self._clock_ms(), before.at_ms), tables, self._name)
 
     def _check_scope(self, before: FeedPosition, found: Mapping[str, FeedTable]) -> None:

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from spark_jms import apply, connect
 from spark_jms.admin.statistics import collect
-from spark_jms.claims.upkeep.usage import UsageHistory, UsageHistoryRow, usage_history
+from spark_jms.claims.upkeep.usage_history import UsageHistory, UsageHistoryRow, usage_history
 from spark_jms.claims.upkeep.views import opened_store
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.upkeep.usage_history import USAGE_HISTORY

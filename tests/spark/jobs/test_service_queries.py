@@ -8,11 +8,14 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from spark_jms import connect
-from spark_jms.admin.services import USAGE, DomainServices, ServiceLoop, ServiceRound, ServiceRunner
-from spark_jms.claims.upkeep.usage import usage_history
+from spark_jms.admin.services import EXPIRATION, HOUSEKEEPING, USAGE, DomainServices, ServiceRunner
+from spark_jms.claims.upkeep import usage_history as upkeep
+from spark_jms.claims.upkeep.usage_history import usage_history
 from spark_jms.claims.upkeep.views import opened_store
 from spark_jms.jobs import services
-from spark_jms.jobs.services import ServiceQueries, ServiceQuery
+from spark_jms.jobs.services import DomainQueries, ServiceQueries, ServiceQuery, check_operators
+from spark_jms.log.upkeep.usage_history import UsageHistoryTable
+from spark_jms.settings.table import MissingExtraError
 from spark_jms.testing import wait_until
 
 if TYPE_CHECKING:
@@ -21,61 +24,80 @@ if TYPE_CHECKING:
 LIMIT_S = 60
 
 
-def test_each_service_is_a_query_that_is_started_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """T3, C13: by its name; a failing one holds up no other; one that has ended is named and continues from its checkpoint, as
-    does a new process."""
-    monkeypatch.setattr(services, "SHORTEST_TRIGGER_S", 0.2)
+def send(bench: Bench, count: int) -> None:
     with connect(bench.root, housekeeping=False) as context:
-        context.producer("orders").send_many({"text": f"{n}"} for n in range(5))
+        context.producer("orders").send_many({"text": f"{n}"} for n in range(count))
 
-    def fails() -> dict[str, ServiceRound]:
-        raise OSError("the disk is on fire")
+
+def test_usage_is_a_query_that_is_started_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T3, C13: one that has ended is named and continues from its checkpoint; one whose run was replaced stands by, then begins a run
+    of its own; nothing is counted twice. What is no aggregation stays with the threads."""
+    send(bench, 5)
+
+    def sent() -> int:
+        return sum(row.sent for row in usage_history(bench.domain, ["orders"]))
 
     with opened_store(bench.domain) as store:
-        work = DomainServices(bench.domain, store)
-        failing = ServiceLoop(("lag",), 0.2, fails)
-        loops = [*work.loops([USAGE]), failing]
-        runner = ServiceRunner(loops)
-        made = [
-            ServiceQuery(
-                loop.services[0], 0.2, lambda loop=loop: runner.tick(loop), lambda e, loop=loop: runner.failed(loop, e)
-            )
-            for loop in loops
-        ]
-        queries = ServiceQueries(bench.spark, made, str(bench.path / "checkpoint"))
+        work = DomainServices(bench.domain, store, queries=[EXPIRATION, USAGE])
+        assert [loop.services for loop in work.loops([HOUSEKEEPING, USAGE])] == [(EXPIRATION, HOUSEKEEPING)]
+        runner = ServiceRunner([], others=[USAGE])
+        made = DomainQueries(bench.spark, bench.domain, store, runner, shortest_s=0.2).made([USAGE])
+        queries = ServiceQueries(made, str(bench.path / "checkpoint"))
         queries.start()
         try:
-            wait_until(lambda: all(one.rounds for one in runner.status()), LIMIT_S)
-            states = {one.service: (one.state, one.error) for one in runner.status()}
-            assert states == {"usage": ("ok", ""), "lag": ("failing", "OSError: the disk is on fire")}
-            assert {query.name for query in bench.spark.streams.active} >= {"jmsq usage", "jmsq lag"}
-            assert sum(row.sent for row in usage_history(bench.domain, ["orders"])) == 5
-            ended = next(query for query in bench.spark.streams.active if query.name == "jmsq usage")
-            ended.stop()
+            wait_until(lambda: sent() == 5, LIMIT_S)
+            first = queries.running[USAGE]
+            first.stop()
             queries.start()  # as the command does now and then
-            error = next(one.error for one in runner.status() if one.service == USAGE)
-            assert error == "its query has ended, and is started again: stopped"
-            again = next(query for query in bench.spark.streams.active if query.name == "jmsq usage")
-            assert (again.id == ended.id, again.runId == ended.runId) == (True, False)
-            rounds = runner.status()[0].rounds
-            wait_until(lambda: runner.status()[0].rounds > rounds and runner.status()[0].state == "ok", LIMIT_S)
+            again = queries.running[USAGE]
+            assert runner.status()[0].error == "its query has ended, and is started again: stopped"
+            assert (again.id == first.id, again.runId == first.runId) == (True, False)
+            wait_until(lambda: queries.start() or runner.status()[0].state == "ok", LIMIT_S)
+            run, _ = UsageHistoryTable(bench.domain).begin()
+            send(bench, 2)
+            wait_until(lambda: again.exception() is not None, LIMIT_S)
+            queries.start()
+            assert "UsageRunReplacedError: " in runner.status()[0].error
+            queries.start()
+            assert not queries.running, "it stands by"
+            assert UsageHistoryTable(bench.domain).known().owner == run
+            monkeypatch.setattr(upkeep, "STAND_BY_S", 0.0)
+            queries.start()
+            wait_until(lambda: sent() == 7, LIMIT_S)
+            assert queries.running[USAGE].id != first.id
         finally:
             queries.stop()
-        assert not [query for query in bench.spark.streams.active if query.name in ("jmsq usage", "jmsq lag")]
         work.close()
 
 
-def test_query_that_cannot_start_is_named(bench: Bench) -> None:
+def test_query_that_cannot_start_is_named(tmp_path: Any) -> None:
     """C13: and tried again, while the others run."""
-    blocked = bench.path / "file"
-    blocked.write_text("")
-    problems: list[str] = []
-    queries = ServiceQueries(bench.spark, [ServiceQuery("lag", 5.0, lambda: None, problems.append)], f"file:{blocked}")
+    problems, looks = list[str](), list[object]()
+
+    class Query:
+        isActive = True
+
+        def stop(self) -> None:
+            looks.append("stopped")
+
+    def fails(_checkpoint: str) -> Any:
+        raise services.Py4JError("the checkpoint cannot be written\n\tat java.base/…")
+
+    def starts(checkpoint: str) -> Any:
+        looks.append(checkpoint)
+        return Query()
+
+    made = [
+        ServiceQuery("usage", fails, looks.append, problems.append),
+        ServiceQuery("expiration", starts, lambda query: looks.append("looked"), problems.append),
+    ]
+    queries = ServiceQueries(made, str(tmp_path))
     queries.start()
     queries.start()
     queries.stop()
-    assert [problem.startswith("its query cannot start: ") for problem in problems] == [True, True]
+    assert [problem.startswith("its query cannot start: the checkpoint") for problem in problems] == [True, True]
     assert "\n" not in problems[0]
+    assert looks == [f"{tmp_path}/expiration", "looked", "stopped"]
 
 
 @pytest.mark.parametrize("error", [ConnectionRefusedError(111, "Connection refused"), Py4JNetworkError("no answer")])
@@ -90,8 +112,22 @@ def test_java_process_that_has_ended_is_named(tmp_path: Any, error: Exception) -
         def stop(self) -> None:
             raise error
 
-    queries = ServiceQueries(None, [ServiceQuery("lag", 5.0, lambda: None, print)], str(tmp_path))  # type: ignore[arg-type]
-    queries._queries["lag"] = Query()  # type: ignore[assignment]
+    queries = ServiceQueries([ServiceQuery("usage", lambda checkpoint: Query(), print, print)], str(tmp_path))  # type: ignore[arg-type, return-value]
+    queries.start()
     with pytest.raises(ConnectionError, match="Java process has ended: start the services again"):
         queries.start()
     queries.stop()
+
+
+@pytest.mark.parametrize("package", ["google.protobuf", "pandas"])
+def test_package_that_the_operators_need_is_named_at_the_start(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """T6: Spark would tell of it when the first batch runs in a worker."""
+
+    def missing(name: str) -> object:
+        if name == package:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return None
+
+    monkeypatch.setattr(services, "import_module", missing)
+    with pytest.raises(MissingExtraError, match="spark"):
+        check_operators()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from spark_jms.claims.upkeep.housekeeping import Housekeeper
-from spark_jms.claims.upkeep.usage import UsageHistory
+from spark_jms.claims.upkeep.usage_history import UsageHistory
 from spark_jms.claims.upkeep.views import opened_store
 from spark_jms.log.upkeep.usage_history import USAGE_HISTORY
 from spark_jms.setup.session import delta_fits

@@ -144,7 +144,6 @@ INSIDE = {
     "tests/harness/stores/regions_writer.py": (1, "the network cuts one connection"),
     "tests/harness/stores/store_writer.py": (2, "whether the store's engine runs in this process"),
     "tests/process/store/regions/test_fuzz.py": (1, "bytes that no client would send"),
-    "tests/spark/jobs/test_service_queries.py": (1, "a query whose Java process has ended"),
 }
 # Harnesses below anything that users see: how processes start, and the death of a process that holds a journal.
 BELOW = {

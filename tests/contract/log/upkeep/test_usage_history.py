@@ -15,8 +15,8 @@ from spark_jms import apply, connect
 from spark_jms.admin.purge import drop_backlog
 from spark_jms.admin.services import Rounds
 from spark_jms.claims.servers import stores
-from spark_jms.claims.upkeep import usage
-from spark_jms.claims.upkeep.usage import UsageHistory
+from spark_jms.claims.upkeep import usage_history as upkeep
+from spark_jms.claims.upkeep.usage_history import UsageHistory
 from spark_jms.claims.upkeep.views import drop_subscription, subscriptions
 from spark_jms.cli.__main__ import cli
 from spark_jms.client.context.context import Context
@@ -230,7 +230,7 @@ def test_two_processes_record_the_same_news_once(context: Context, monkeypatch: 
             raise StoreBusyError("away")
         return read(*given)
 
-    monkeypatch.setattr(usage, "state_of", sometimes)
+    monkeypatch.setattr(upkeep, "state_of", sometimes)
     monkeypatch.setattr(DeltaLog, "append", beaten)
     assert record(context) == (0, {}), "the second look has no error"
     assert others[0][0] >= 1
@@ -285,7 +285,7 @@ def test_failure_of_one_destination_or_its_store_prevents_nothing_else(
         return read(store, snapshot, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(usage, "state_of", away)
+        patch.setattr(upkeep, "state_of", away)
         history = UsageHistory(domain_of(context), records_of(context))
         _, errors = history.record(NAMES)
         assert {name: type(error) for name, error in errors.items()} == {"orders": StoreBusyError}

@@ -1,0 +1,94 @@
+"""Looks at messages that are due, and expires those that are over: the sink of the expiration query.
+
+The query names messages whose minute has come (core/changes/due_map.py), of which some may be finished, and some may have a consumer.
+The record set decides, by the clock of this process, exactly as in the search of a process without Spark (expiration.py): so a batch
+that is repeated, a second query, or a consumer in between change nothing. What a consumer holds, or what a server that is away has,
+stays in the state of the query, and comes again.
+
+Features: T6, M12 (docs/FEATURES.md)
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from spark_jms.claims.failures.expiration import ExpirationScan
+from spark_jms.claims.servers.stores import not_durable, timed_stores
+from spark_jms.core.destinations.destination import Subscription
+from spark_jms.core.messages.ranges import EMPTY, Ranges
+from spark_jms.errors import JmsqError
+from spark_jms.log.changes.positions import log_of_table
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.store import Store, StoreError
+
+log = logging.getLogger("spark_jms")
+LONGEST_S = 30.0  # of a call, at about the end of a step; the rest comes again
+
+
+class DueMessages(NamedTuple):
+    """Of one member of a table. `destination`: its name when the messages were read."""
+
+    table: str
+    destination: str
+    member: int
+    picks: Ranges
+
+
+class DueExpiration:
+    """Of one process. Not thread-safe."""
+
+    def __init__(self, domain: Domain, store: Store, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._domain, self._store, self._monotonic_s = domain, timed_stores(store), monotonic_s
+        self._scans: dict[str, _Scan] = {}  # by table
+
+    def expire(self, due: Iterable[DueMessages]) -> int:
+        """How many have expired. Each destination has a turn of some seconds, then those that are not ready have
+        another. What prevents one holds up no other: it is logged, and comes again."""
+        wanted: dict[str, dict[int, Ranges]] = {}
+        names = {}
+        for one in due:
+            picks = wanted.setdefault(one.table, {})
+            picks[one.member] = picks.get(one.member, EMPTY) | one.picks
+            names[one.table] = one.destination
+        until_s, count = self._monotonic_s() + LONGEST_S, 0
+        while wanted and self._monotonic_s() < until_s:
+            for table, picks in list(wanted.items()):
+                done = self._expire(table, names[table], picks)
+                count += done
+                if not done:
+                    del wanted[table]
+        return count
+
+    def _expire(self, table: str, name: str, picks: Mapping[int, Ranges]) -> int:
+        try:
+            scan = self._scan(table, name)
+            return 0 if scan is None else scan.search.run(due=picks)
+        except (JmsqError, StoreError, OSError) as error:
+            log.warning("%s: messages that are due did not expire; they are looked at again: %s", name, error)
+            return 0
+
+    def _scan(self, table: str, name: str) -> _Scan | None:
+        """None: the table was dropped."""
+        found = log_of_table(self._domain, table, name, rows=False)
+        if found is None:
+            return None
+        known = self._scans.get(table)
+        if known is None or known.log is not found:
+            live = partial(_live, self._store, found)
+            known = self._scans[table] = _Scan(found, ExpirationScan(self._domain, self._store, found, live))
+        return known
+
+
+class _Scan(NamedTuple):
+    log: DeltaLog
+    search: ExpirationScan
+
+
+def _live(store: Store, table: DeltaLog) -> Mapping[str, Subscription]:
+    snapshot = table.snapshot
+    return not_durable(store, snapshot.table_id) if snapshot.destination.is_topic else {}

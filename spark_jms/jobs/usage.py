@@ -1,0 +1,134 @@
+"""Usage as a streaming aggregation: sums by quota, destination, member and minute over the change feed.
+
+    change feed -> watermark on the hour of reading -> groupBy(…).agg(…) in update mode -> foreachBatch: the usage history
+
+The operator's state has what was read in the last two hours. A batch hands over the *absolute* totals that have changed, and the
+positions that it has reached;
+core/changes/usage_fold.py has the rule by which the history takes them, and the same sums without Spark.
+
+A checkpoint belongs to a run of the query, which owns the history. The run and where it began are in a file of the checkpoint,
+`jmsq-run`: a fresh checkpoint draws a run and begins behind what the history has, so a lost one loses and doubles nothing.
+
+Features: T3, M12 (docs/FEATURES.md)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming import StreamingQuery
+
+from spark_jms.claims.upkeep.usage_history import UsageSink
+from spark_jms.core.changes.change import ALL_DESTINATIONS, DROPPED_TABLE, ENDINGS, GONE, MESSAGES, NOTHING_READ, SENT
+from spark_jms.core.changes.usage_fold import (
+    FIELDS,
+    MinuteUsage,
+    UsageBatch,
+    UsageKey,
+    UsagePosition,
+    behind,
+)
+from spark_jms.log.changes.positions import FeedTables
+from spark_jms.log.destinations.domain import Domain
+
+RUN_FILE = "jmsq-run"
+_KEYS = ("read_hour", "quota", "destination", "table", "member", "minute")
+_FORMAT_VERSION = 1
+Took = Callable[[int, Mapping[str, Exception]], None]
+
+
+def usage_by_minute(changes: DataFrame) -> DataFrame:
+    """Out of the change feed: sums of every kind, and the newest numbers of messages (`sent_to`) and of ends (`row_to`)."""
+    kind, messages, position = f.col("kind"), f.coalesce("messages", f.lit(0)), f.col("position")
+    gone_messages = (kind == GONE) & (f.col("detail") == MESSAGES)
+    is_message = (kind == SENT) | gone_messages
+    is_end = ~is_message & ~((kind == GONE) & (f.col("detail") == DROPPED_TABLE))
+
+    def of(condition: Column, what: Column = messages) -> Column:
+        return f.sum(f.when(condition, what).otherwise(0))
+
+    sums = {"sent": of(kind == SENT), "bytes": of(kind == SENT, f.coalesce("bytes", f.lit(0)))}
+    sums |= {field: of(kind == name) for name, field in FIELDS.items()}
+    sums["gone"] = of(kind == GONE)
+    rows = changes.withColumn("read_hour", f.date_trunc("hour", "read")).withWatermark("read_hour", "2 hours")
+    return rows.groupBy(*_KEYS).agg(
+        *(sums[name].alias(name) for name in MinuteUsage._fields),
+        f.max(f.when(is_message, position)).alias("sent_to"),
+        f.max(f.when(is_end, position)).alias("row_to"),
+    )
+
+
+def batch_of(rows: Iterable[Mapping[str, Any]]) -> UsageBatch:
+    """Pure. Of rows of `usage_by_minute`, times in ms."""
+    totals, end = dict[UsageKey, MinuteUsage](), dict[UsagePosition, int]()
+    for row in rows:
+        key = UsageKey(*(row[name] for name in _KEYS))
+        totals[key] = MinuteUsage(*(row[name] for name in MinuteUsage._fields))
+        for what, to in ((MESSAGES, row["sent_to"]), (ENDINGS, row["row_to"])):
+            if to is not None:
+                place = UsagePosition(key.table, key.member, what)
+                end[place] = max(to, end.get(place, 0))
+    return UsageBatch(totals, end)
+
+
+def start_usage(
+    spark: SparkSession,
+    domain: Domain,
+    sink: UsageSink,
+    checkpoint: str,
+    every_s: float,
+    took: Took = lambda *_: None,
+    destinations: Sequence[str] = (),
+) -> StreamingQuery:
+    """The query, started. `destinations` empty: all there are. `took` is told how many windows a batch has changed, and what
+    prevented a look at a destination. The query ends with UsageRunReplacedError when a newer run owns the history."""
+    run, position = _run_of(spark, domain, sink, checkpoint)
+    feed = spark.readStream.format("jmsq").option("root", domain.root).option("destination", ALL_DESTINATIONS)
+    changes = feed.option("view", "changes").option("startingPosition", position).load()
+    if destinations:
+        changes = changes.where(f.col("destination").isin(*destinations))
+
+    def take(totals: DataFrame, number: int) -> None:
+        times = {name: f.unix_millis(name).alias(name) for name in ("read_hour", "minute")}
+        rows = totals.select(*(times.get(name, f.col(name)) for name in totals.columns)).collect()
+        took(*sink.take(run, number, batch_of(row.asDict() for row in rows)))
+
+    writer = usage_by_minute(changes).writeStream.outputMode("update").foreachBatch(take).queryName("jmsq usage")
+    return writer.option("checkpointLocation", checkpoint).trigger(processingTime=f"{every_s} seconds").start()
+
+
+def _run_of(spark: SparkSession, domain: Domain, sink: UsageSink, checkpoint: str) -> tuple[str, str]:
+    """The run of this checkpoint, and the position of the feed at which it began. The file is written once the run owns the history:
+    a start that is killed before draws another run."""
+    path, files = _hadoop_path(spark, f"{checkpoint}/{RUN_FILE}")
+    sink.table.create()
+    if files.exists(path):
+        stream = files.open(path)
+        try:
+            stored = json.loads(bytes(stream.readAllBytes()))
+        finally:
+            stream.close()
+        return stored["run"], stored["position"]
+    run, positions = sink.table.begin()
+    position = behind(FeedTables(domain, ALL_DESTINATIONS).newest(NOTHING_READ), positions).to_text()
+    stream = files.create(path, True)
+    try:
+        stream.write(bytearray(json.dumps({"v": _FORMAT_VERSION, "run": run, "position": position}).encode()))
+    finally:
+        stream.close()
+    return run, position
+
+
+def delete_checkpoint(spark: SparkSession, checkpoint: str) -> None:
+    path, files = _hadoop_path(spark, checkpoint)
+    files.delete(path, True)
+
+
+def _hadoop_path(spark: SparkSession, name: str) -> tuple[Any, Any]:
+    """With its file system: a checkpoint may be wherever Spark can write."""
+    path = spark._jvm.org.apache.hadoop.fs.Path(name)
+    return path, path.getFileSystem(spark._jsc.hadoopConfiguration())

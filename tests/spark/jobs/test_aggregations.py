@@ -1,0 +1,219 @@
+"""Quotas' usage and expiration as streaming aggregations over the change feed (T3, T6, M12)."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING
+
+import attrs
+import duckdb
+import pyarrow as pa
+from pyspark.sql import functions as f
+
+from spark_jms import connect
+from spark_jms.admin.statistics import collect
+from spark_jms.claims.upkeep.usage_history import UsageSink
+from spark_jms.claims.upkeep.views import opened_store
+from spark_jms.core.changes.change import FeedPosition
+from spark_jms.core.changes.usage_fold import MinuteUsage, UsageBatch, UsageFold
+from spark_jms.jobs.expiration import DUE, start_expiration
+from spark_jms.jobs.services import query_session, reason
+from spark_jms.jobs.usage import batch_of, start_usage, usage_by_minute
+from spark_jms.log.changes.feed import ChangeFeed
+from spark_jms.log.destinations.declarations import apply_destinations
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.log.upkeep.usage_history import UsageHistoryTable
+from spark_jms.testing import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming import StreamingQuery
+
+    from tests.spark.conftest import Bench
+
+LIMIT_S = 60
+
+
+def plan_of(query: StreamingQuery) -> str:
+    with redirect_stdout(io.StringIO()) as text:
+        query.explain()
+    return text.getvalue()
+
+
+def check_source(bench: Bench, query: StreamingQuery) -> None:
+    """It is one, of Python, and its offsets are positions of the change feed in the tables of this domain."""
+    assert "rate" not in plan_of(query).lower().replace("separate", "")
+    (source,) = query.recentProgress[-1].sources
+    assert "PythonMicroBatchStream" in source.description
+    tables = FeedPosition.from_text(source.endOffset).tables
+    assert bench.domain.log("orders").refresh().table_id in tables
+
+
+@contextmanager
+def usage_query(bench: Bench, checkpoint: str = "usage") -> Iterator[StreamingQuery]:
+    with opened_store(bench.domain) as store:
+        sink = UsageSink(Domain(bench.root), store)
+        query = start_usage(query_session(bench.spark), bench.domain, sink, str(bench.path / checkpoint), 0.2)
+        try:
+            yield query
+        finally:
+            query.stop()
+
+
+@contextmanager
+def expiration_query(bench: Bench, checkpoint: str = "expiration") -> Iterator[StreamingQuery]:
+    query = start_expiration(query_session(bench.spark), bench.root, str(bench.path / checkpoint), 0.5)
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def act(bench: Bench, each: int) -> None:
+    """Something of what happens to messages: sent in several minutes, acknowledged by a client, expired, left."""
+    with connect(bench.root, housekeeping=False) as context:
+        context.producer("orders").send_many({"text": f"{n}"} for n in range(3 * each))
+        with context.consumer("orders") as consumer:
+            for _ in range(each):
+                message = consumer.receive(timeout=10)
+                assert message is not None
+                message.acknowledge()
+        for name in ("a", "b"):
+            context.consumer("prices", subscription=name).close()
+        context.producer("prices").send_many({"text": f"{n}"} for n in range(each))
+        with context.consumer("prices", subscription="a") as consumer:
+            message = consumer.receive(timeout=10)
+            assert message is not None
+            message.acknowledge()
+
+
+def recount(bench: Bench, name: str) -> tuple[int, int]:
+    """Messages and acknowledgements of a destination, straight from its files."""
+    tables = (bench.domain.log(name), bench.domain.acknowledgements(name))
+    found = []
+    for log, what in zip(tables, ("count(*)", "coalesce(sum(messages), 0)"), strict=True):
+        files = [f"{log.storage.uri}/{path}" for path in log.refresh().files]
+        row = duckdb.execute(f"SELECT {what} FROM read_parquet({files})").fetchone() if files else (0,)
+        assert row is not None
+        found.append(int(row[0]))
+    return found[0], found[1]
+
+
+def recorded(bench: Bench, name: str) -> tuple[int, int]:
+    rows = UsageHistoryTable(Domain(bench.root)).read([name])
+    return sum(row.sent for row in rows), sum(row.finished for row in rows)
+
+
+def test_usage_is_the_state_of_an_aggregation_over_the_tables(bench: Bench) -> None:
+    """T3, M12: the source is jmsq, the operator a stateful aggregate; its sums equal a recount from the files, before and after a
+    restart, a batch that is repeated, and a lost checkpoint; no row is dropped by the watermark."""
+    act(bench, 4)
+
+    def equal() -> bool:
+        return all(recorded(bench, name) == recount(bench, name) for name in ("orders", "prices"))
+
+    with usage_query(bench) as query:
+        wait_until(equal, LIMIT_S, lambda: f"{recorded(bench, 'orders')} {recount(bench, 'orders')} {reason(query)}")
+        plan = plan_of(query)
+        assert "StateStoreSave" in plan
+        assert "HashAggregate" in plan
+        wait_until(lambda: any(one.numInputRows for one in query.recentProgress), LIMIT_S)
+        progress = [one for one in query.recentProgress if one.numInputRows]
+        check_source(bench, query)
+        (operator,) = progress[-1].stateOperators
+        assert operator.operatorName == "stateStoreSave"
+        assert operator.numRowsTotal > 0
+        assert sum(one.stateOperators[0].numRowsDroppedByWatermark for one in query.recentProgress) == 0
+        owner = UsageHistoryTable(bench.domain).known().owner
+        act(bench, 2)
+        wait_until(equal, LIMIT_S, lambda: f"{recorded(bench, 'orders')} {recount(bench, 'orders')} {reason(query)}")
+    commits = sorted((bench.path / "usage" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    commits[-1].unlink()  # as if it was killed between the sink and its commit
+    (commits[-1].parent / f".{commits[-1].name}.crc").unlink(missing_ok=True)
+    act(bench, 1)
+    with usage_query(bench) as query:
+        wait_until(equal, LIMIT_S, lambda: f"{recorded(bench, 'orders')} {recount(bench, 'orders')} {reason(query)}")
+    assert UsageHistoryTable(bench.domain).known().owner == owner
+    act(bench, 1)
+    with usage_query(bench, "another checkpoint") as query:
+        wait_until(equal, LIMIT_S, lambda: f"{recorded(bench, 'orders')} {recount(bench, 'orders')} {reason(query)}")
+    assert UsageHistoryTable(bench.domain).known().owner != owner
+    act(bench, 1)
+    with usage_query(bench) as older:
+        wait_until(lambda: older.exception() is not None, LIMIT_S)
+        assert reason(older).startswith("UsageRunReplacedError: ")
+    assert recorded(bench, "orders")[0] == recount(bench, "orders")[0] - 3, "the older run ends by name"
+
+
+def test_both_engines_have_the_same_totals(bench: Bench) -> None:
+    """T3, M12: the aggregation in SQL and the fold of the embedded engine, over the same feed."""
+    act(bench, 5)
+    fold = UsageFold().batch(ChangeFeed(bench.domain))
+    times = {name: f.unix_millis(name) for name in ("read_hour", "minute")}
+    rows = usage_by_minute(bench.browse("*", view="changes")).withColumns(times).collect()
+    batch = batch_of(row.asDict() for row in rows)
+
+    def whole(of: UsageBatch) -> dict[tuple[object, ...], MinuteUsage]:
+        """Whatever hour it was read in."""
+        return {key[1:]: usage for key, usage in of.totals.items()}
+
+    assert whole(batch) == whole(fold)
+    assert batch.end == fold.end
+    assert len(batch.totals) >= 2
+
+
+def send_over(bench: Bench, name: str, count: int, over_ms: int = 90_000) -> None:
+    """Messages whose time was over so long ago."""
+    with connect(bench.root, housekeeping=False) as context:
+        over = pa.repeat(pa.scalar(now_ms() - over_ms, pa.int64()), count)
+        context.producer(name).send_table(pa.table({"text": ["x"] * count, "JMSExpiration": over}))
+
+
+def expired(bench: Bench, name: str) -> int:
+    with opened_store(bench.domain) as store:
+        return collect(bench.domain, store, name).expired
+
+
+def test_messages_that_fall_due_are_the_state_of_an_operator(bench: Bench) -> None:
+    """T6, M12: three policies, of queues and of both subscriptions of a topic; timers that were due while no query ran fire without
+    news; each message expires once, also when the checkpoint is lost."""
+    policies = {"orders": "Discard", "prices": "Redirect", "small": "Log"}
+    declared = [bench.domain.log(name).refresh().destination for name in policies]
+    changed = [attrs.evolve(one, expiration_policy=policies[one.name], error_destination="jobs") for one in declared]
+    apply_destinations(bench.domain, changed, lambda name, member: False)
+    with connect(bench.root, housekeeping=False) as context:
+        for name in ("a", "b"):
+            context.consumer("prices", subscription=name).close()
+        context.producer("orders").send(text="stays")
+        context.producer("orders").send(text="stays for now", time_to_live="1 h")
+    for name, count in (("orders", 3), ("prices", 2), ("small", 1)):
+        send_over(bench, name, count)
+
+    def every() -> tuple[int, ...]:
+        return tuple(expired(bench, name) for name in policies)
+
+    with expiration_query(bench) as query:
+        wait_until(lambda: every() == (3, 4, 1), LIMIT_S, lambda: f"{every()} {reason(query)}")
+        plan = plan_of(query)
+        assert "TransformWithState" in plan
+        wait_until(lambda: len(query.recentProgress) >= 2, LIMIT_S)
+        progress = query.recentProgress
+        check_source(bench, query)
+        operators = [one.stateOperators[0] for one in progress]
+        assert {one.operatorName for one in operators} == {"transformWithStateInPandasExec"}
+        assert operators[-1].numRowsTotal > 0
+        assert sum(one.customMetrics["numRegisteredTimers"] for one in operators) > 0
+        assert sum(one.numRowsDroppedByWatermark for one in operators) == 0
+        assert sum(one.observedMetrics[DUE].messages or 0 for one in progress) >= 6, "what timers have handed over"
+    send_over(bench, "orders", 4)
+    with expiration_query(bench) as query:
+        wait_until(lambda: every() == (7, 4, 1), LIMIT_S, lambda: f"{every()} {reason(query)}")
+    send_over(bench, "orders", 1)
+    with expiration_query(bench, "another checkpoint") as query:
+        wait_until(lambda: every() == (8, 4, 1), LIMIT_S, lambda: f"{every()} {reason(query)}")
+        assert query.exception() is None
+    with opened_store(bench.domain) as store:
+        assert collect(bench.domain, store, "orders").backlog == 2
+        assert collect(bench.domain, store, "jobs").backlog == 4
