@@ -269,14 +269,15 @@ class DomainServices:
 
     def loops(self, only: Sequence[str] = SERVICES) -> list[ServiceLoop]:
         """Of these services, as far as no queries do them. Housekeeping searches for expired messages, under its lease: the two have
-        one loop."""
+        one loop, which also finishes what a killed query has begun."""
         every = (
             ServiceLoop((EXPIRATION, HOUSEKEEPING), 5.0, self.keep_house),
             ServiceLoop((FORWARDING,), 1.0, self.forward),
             ServiceLoop((LAG,), 10.0, self.measure_lag),
             ServiceLoop((USAGE,), USAGE_EVERY_S, self.record_usage),
         )
-        return [loop for loop in every if set(loop.services) & set(only) - self._queries]
+        wanted = set(only)
+        return [loop for loop in every if wanted & {*loop.services} and not self._queries >= {*loop.services}]
 
     @property
     def lag(self) -> tuple[LagRow, ...]:

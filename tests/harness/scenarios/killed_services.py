@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from spark_jms import apply, connect
+from spark_jms.admin.services import Rounds
 from spark_jms.admin.statistics import collect
 from spark_jms.claims.upkeep.usage_history import UsageHistory, UsageHistoryRow, usage_history
 from spark_jms.claims.upkeep.views import opened_store
@@ -96,7 +97,10 @@ def _run_to_the_end(command: list[str], root: str, count: int) -> None:
 
 
 def _recorded(domain: Domain, store: Any) -> set[tuple[str, int, int]]:
-    """Of each destination, once everything is recorded: sent and expired."""
+    """Of each destination, once everything is recorded, also what a killed process has left in a record set: sent and expired."""
+    rounds = Rounds(domain, store, clean_up=False)
+    rounds.run(domain.destinations())
+    rounds.close()
     assert UsageHistory(domain, store).record(domain.destinations())[1] == {}
     found: dict[str, list[UsageHistoryRow]] = {}
     for row in usage_history(domain, domain.destinations()):
