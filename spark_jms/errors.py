@@ -92,6 +92,11 @@ class UnreadableTableError(JmsqError):
     """The destination's Delta table cannot be read: its log or a data file is missing or damaged."""
 
 
+class UnreadableDestinationError(JmsqError):
+    """A batch of the change feed has news of a destination that cannot be read any more. Begin with a fresh checkpointLocation, or
+    restore the destination from a copy."""
+
+
 class ForeignWriteError(JmsqError):
     """Another program wrote to the destination's table: messages must be sent through
     format("jmsq"), the client or the command line. Restore the table to the last version before that commit."""
@@ -135,6 +140,11 @@ class StaleCheckpointError(OffsetError):
 class UsageRunReplacedError(JmsqError):
     """A newer run of the usage query records the history now, so this one has ended: one of both is enough. If the newer one is not
     wanted, stop it and start this one again with a fresh checkpointLocation: it continues behind what is recorded."""
+
+
+class UsageDifferenceError(JmsqError):
+    """What was sent to a queue at rest, less what has ended, is not what the queue holds. Keep the log files of its consumers, and
+    the store, for an analysis. To count from scratch, delete the directory of the usage history."""
 
 
 class StaleDomainError(OffsetError):

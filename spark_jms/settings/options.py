@@ -39,6 +39,11 @@ ACTIONS = {
     EXPIRE: "look at messages that are due, and expire those that are over by the policy of their destination; a row names `table`, "
     "`destination`, `member` and `ranges`",
 }
+FAIL, KEEP = "fail", "keep"
+ON_UNREADABLE = {
+    FAIL: "the query ends",
+    KEEP: "the query continues with the others; this one keeps its position, and its news come when it can be read again",
+}
 DEFAULT_PACE_MS, DEFAULT_MAX_DELAY_MS = 250, 900_000
 
 SHARING = {
@@ -312,6 +317,13 @@ class Options(Table):
         False,
         "With `view` `changes`, for a query that keeps messages in its state until a time: it also gets rows of the kind `done`, "
         "up to which messages are purged, and a batch when it starts, in which timers fire that are due.",
+        used_in=(Use.READ_STREAM,),
+    )
+    on_unreadable: str = setting(
+        "onUnreadable",
+        Choice(ON_UNREADABLE, fold=True),
+        FAIL,
+        "With `view` `changes` of all destinations: what happens when one of them cannot be read.",
         used_in=(Use.READ_STREAM,),
     )
     action: str = setting(

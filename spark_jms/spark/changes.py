@@ -36,7 +36,7 @@ from pyspark.sql.streaming.datasource import (
 
 from spark_jms.core.messages.columns import COLUMNS
 from spark_jms.errors import OptionError, SparkStoppedError
-from spark_jms.settings.options import OPTIONS, Options
+from spark_jms.settings.options import KEEP, OPTIONS, Options
 from spark_jms.spark.options import SparkContextWatch
 from spark_jms.spark.tasks import freeze_loaded
 
@@ -66,6 +66,7 @@ _USED = {
     "maxMessagesPerTrigger",
     "checkpointLocation",
     "forTimers",
+    "onUnreadable",
 }
 
 
@@ -189,7 +190,8 @@ def _tables(options: Options) -> FeedTables:
     from spark_jms.claims.upkeep.power_loss import open_domain
     from spark_jms.log.changes.positions import FeedTables
 
-    return FeedTables(open_domain(options.root), options.destination, floors=options.for_timers)
+    domain, isolates = open_domain(options.root), options.on_unreadable == KEEP
+    return FeedTables(domain, options.destination, floors=options.for_timers, isolates=isolates)
 
 
 def _has_news(before: FeedPosition, end: FeedPosition) -> bool:

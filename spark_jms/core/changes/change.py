@@ -216,7 +216,8 @@ def _sum(one: int | None, other: int | None) -> int | None:
 # -- positions ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class TablePosition:
-    """How far one destination is read. `sent` and `rows` by member; `quotas` of the members that have one."""
+    """How far one destination is read. `sent` and `rows` by member; `quotas` of the members that have one. `destination` "": its
+    table could not be read, and has no row `gone` when it turns out to be dropped."""
 
     destination: str
     sent: Mapping[int, int] = field(default_factory=dict)
@@ -225,6 +226,14 @@ class TablePosition:
     floors: Mapping[int, int] = field(
         default_factory=dict
     )  # all up to these are purged; {} unless the reader wants to know
+
+    def is_ahead_of(self, table: TablePosition) -> bool:
+        """The table lacks what was read."""
+        return any(
+            now.get(member, 0) < last
+            for known, now in ((self.sent, table.sent), (self.rows, table.rows))
+            for member, last in known.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -304,7 +313,7 @@ class FeedPosition:
         return [
             MessageChange(GONE, one.destination, table, member, last, end.at_ms, last + 1, detail=DROPPED_TABLE)
             for table, one in sorted(self.tables.items())
-            if table not in end.tables
+            if table not in end.tables and one.destination
             for member, last in sorted(one.sent.items())
         ]
 
@@ -324,9 +333,7 @@ class FeedPosition:
         falls = self.life not in ("", end.life)
         for table, new in end.tables.items():
             known = self.tables.get(table)
-            if known is not None:
-                falls = falls or any(new.sent.get(member, 0) < last for member, last in known.sent.items())
-                falls = falls or any(new.rows.get(member, 0) < last for member, last in known.rows.items())
+            falls = falls or (known is not None and known.is_ahead_of(new))
         if falls:
             raise StaleDomainError(
                 "the change feed has read what the domain does not have: an older copy of the domain was restored, or it is "

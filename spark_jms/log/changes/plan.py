@@ -14,6 +14,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from spark_jms.core.changes.change import MESSAGES, FeedPosition, FeedSpan, MessageChange, due_minute, minute_of
+from spark_jms.errors import UnreadableDestinationError
 from spark_jms.log.changes.positions import FeedTable, FeedTables
 from spark_jms.log.tables.files import DataFile, FileHint
 from spark_jms.log.upkeep.compaction import is_merged
@@ -68,8 +69,15 @@ class FeedPart:
 
 def plan(root: str, tables: FeedTables, start: FeedPosition, end: FeedPosition) -> list[FeedPart]:
     """The parts of a batch, which together have each number between `start` and `end` once. `tables` were looked at for `end`, or
-    later. Raises StaleDomainError."""
-    pieces = [_piece(tables.found.get(span.table), span) for span in start.spans(end)]
+    later. Raises StaleDomainError, and UnreadableDestinationError when one of them cannot be read any more: it is not gone."""
+    spans = start.spans(end)
+    if tables.problems and (lost := [span for span in spans if span.table not in tables.found]):
+        named = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in tables.problems.items())
+        raise UnreadableDestinationError(
+            f"a batch of the change feed has news of {lost[0].destination}, which cannot be read any more ({named}): begin with a "
+            "fresh checkpointLocation, or restore it from a copy"
+        )
+    pieces = [_piece(tables.found.get(span.table), span) for span in spans]
     known = (*start.dropped(end), *start.done(end))
     parts = [FeedPart(root, tuple(some)) for some in divided(pieces)]
     return [FeedPart(root, rows=known), *parts] if known else parts

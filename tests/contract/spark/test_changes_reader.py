@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +12,17 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_jms import apply, connect
 from spark_jms.admin.services import Rounds
+from spark_jms.core.changes.change import FeedPosition
+from spark_jms.errors import (
+    InvalidDestinationError,
+    StaleDomainError,
+    UnreadableDestinationError,
+    UnreadableTableError,
+)
+from spark_jms.log.changes.plan import plan
+from spark_jms.log.changes.positions import FeedTables
 from spark_jms.log.changes.rows import changes_of
+from spark_jms.log.destinations.domain import Domain
 from spark_jms.settings.options import Options
 from spark_jms.spark import changes
 from spark_jms.spark.changes import ChangesStreamReader
@@ -18,8 +31,9 @@ from spark_jms.testing.inside import domain_of, records_of
 from tests.harness.domains.quotas import receive
 
 
-def feed_options(root: str, timers: bool) -> Options:
-    return parse_options({"root": root, "destination": "*", "view": "changes", "forTimers": str(timers).lower()})
+def feed_options(root: str, timers: bool, *, keep: bool = False) -> Options:
+    given = {"root": root, "destination": "*", "view": "changes", "forTimers": str(timers).lower()}
+    return parse_options(given | {"onUnreadable": "keep" if keep else "fail"})
 
 
 def rows_of(reader: ChangesStreamReader, start: Any, end: Any) -> list[tuple[str, int, int | None]]:
@@ -66,3 +80,87 @@ def test_purged_messages_are_done_for_a_query_with_timers(tmp_path: Any, *, time
     end = reader.latestOffset(begin, ReadAllAvailable())
     done = [row for row in rows_of(reader, begin, end) if row[0] == "done"]
     assert done == ([("done", 0, 3)] if timers else [])
+
+
+def damage_log(folder: Path) -> Callable[[], object]:
+    (newest,) = sorted(folder.glob("_delta_log/*.json"))[-1:]
+    whole = newest.read_bytes()
+    newest.write_bytes(b"torn")
+    return lambda: newest.write_bytes(whole)
+
+
+def pull_away(folder: Path) -> Callable[[], object]:
+    away = folder.rename(folder.parent / "away")
+    return lambda: away.rename(folder)
+
+
+@pytest.mark.parametrize("damage", [damage_log, pull_away])
+def test_destination_that_cannot_be_read_keeps_its_position(
+    tmp_path: Any, damage: Callable[[Path], Callable[[], object]]
+) -> None:
+    """M12, C13: with `onUnreadable` `keep` the others continue, it is no drop, and its news come once it can be read; a reader that
+    begins meanwhile has all of it then. A batch that is logged with its news is refused by name; without the option everything is."""
+    root = str(tmp_path / "messages")
+    apply(root, {"destinations": {name: {"kind": "queue"} for name in ("orders", "others")}})
+    options = feed_options(root, timers=False, keep=True)
+    reader = ChangesStreamReader(options)
+    with connect(root, housekeeping=False) as context:
+        for name in ("orders", "others"):
+            context.producer(name).send(text="x")
+        begin = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        context.producer("orders").send(text="y")
+        logged = reader.latestOffset(begin, ReadAllAvailable())
+        repair = damage(Path(root, "orders"))
+        with pytest.raises(UnreadableDestinationError, match="news of orders, which cannot be read any more"):
+            ChangesStreamReader(options).partitions(begin, logged)
+        context.producer("others").send(text="y")
+        running, new, strict = (
+            ChangesStreamReader(one) for one in (options, options, feed_options(root, timers=False))
+        )
+        end = running.latestOffset(begin, ReadAllAvailable())
+        assert rows_of(running, begin, end) == [("sent", 0, 2)], "of others"
+        assert end["t"].keys() == begin["t"].keys()
+        first = new.latestOffset(new.initialOffset(), ReadAllAvailable())
+        assert rows_of(new, new.initialOffset(), first) == [("sent", 0, 2)]
+        with pytest.raises((UnreadableTableError, InvalidDestinationError)):
+            strict.latestOffset(begin, ReadAllAvailable())
+        repair()
+        for late, known, messages in ((running, end, 1), (new, first, 2)):
+            after = late.latestOffset(known, ReadAllAvailable())
+            parts: Any = late.partitions(known, after)
+            rows = [(one.destination, one.messages) for part in parts for one in changes_of(part.part)]
+            assert rows == [("orders", messages)]
+
+
+def test_drop_in_the_middle_and_a_restored_table_stop_no_other(tmp_path: Any) -> None:
+    """M12, C13: a table that is half deleted is named until it is dropped; one that has fewer messages than were read keeps its
+    position."""
+    root = str(tmp_path / "messages")
+    apply(root, {"destinations": {name: {"kind": "queue"} for name in ("orders", "others", "prices")}})
+    options = feed_options(root, timers=False, keep=True)
+    reader = ChangesStreamReader(options)
+    prices = Path(root, "prices")
+    with connect(root, housekeeping=False) as context:
+        context.producer("prices").send(text="x")
+        shutil.copytree(prices, prices.parent / "copy")
+        for name in ("orders", "others", "prices"):
+            context.producer(name).send(text="x")
+        begin = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        context.producer("others").send(text="y")
+    shutil.rmtree(prices)
+    (prices.parent / "copy").rename(prices)
+    shutil.rmtree(Path(root, "orders", "_delta_log"))
+    domain = Domain(root)
+    tables = FeedTables(domain, "*", isolates=True)
+    middle = tables.newest(FeedPosition.from_json(begin))
+    assert {name: type(error) for name, error in tables.problems.items()} == {
+        "orders": InvalidDestinationError,
+        "prices": StaleDomainError,
+    }
+    rows = [row for part in plan(root, tables, FeedPosition.from_json(begin), middle) for row in changes_of(part)]
+    assert [(row.kind, row.destination, row.last) for row in rows] == [("sent", "others", 2)]
+    Path(root, "_jmsq", "destinations", "orders").unlink()
+    shutil.rmtree(Path(root, "orders"))
+    end = tables.newest(middle)
+    assert tables.problems.keys() == {"prices"}
+    assert end.tables.keys() == middle.tables.keys(), "while one cannot be read, none counts as dropped"

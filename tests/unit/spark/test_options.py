@@ -46,6 +46,7 @@ def test_every_option_is_read() -> None:
             "inDoubtTimeout": "500 ms",
             "onPoison": "Isolate",
             "forTimers": "true",
+            "onUnreadable": "Keep",
             "action": "Expire",
             "idempotentSink": "true",
             "txnAppId": "app",
@@ -92,6 +93,7 @@ def test_every_option_is_read() -> None:
         "east",
         30_000,
         True,
+        "keep",
         "expire",
     )
     assert pickle.loads(pickle.dumps(options)) == options
