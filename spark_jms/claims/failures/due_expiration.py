@@ -5,11 +5,17 @@ The record set decides, by the clock of this process, exactly as in the search o
 that is repeated, a second query, or a consumer in between change nothing. What a consumer holds, or what a server that is away has,
 stays in the state of the query, and comes again.
 
+What prevents it is logged in the task, and reaches the processes that show it through the domain: the sink's commit, which Spark runs
+in a process of its own, writes it, and `jmsq services` reads it.
+
+ROOT/_jmsq/expiration/<query>    what prevents the expiration of a query, by destination; no file: nothing does
+
 Features: T6, M12 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -24,9 +30,12 @@ from spark_jms.errors import JmsqError
 from spark_jms.log.changes.positions import log_of_table
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.storage import NamedFiles, now_ms
 from spark_jms.store import Store, StoreError
 
 log = logging.getLogger("spark_jms")
+EXPIRATION_FOLDER = "_jmsq/expiration"
+_STALE_MS, _FORGOTTEN_MS = 2_400_000, 86_400_000  # longer than until the rarest retry; of a query that is no more
 LONGEST_S = 30.0  # of a call, at about the end of a step; the rest comes again
 
 
@@ -45,10 +54,12 @@ class DueExpiration:
     def __init__(self, domain: Domain, store: Store, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._domain, self._store, self._monotonic_s = domain, timed_stores(store), monotonic_s
         self._scans: dict[str, _Scan] = {}  # by table
+        self.looked: dict[str, str] = {}  # by destination, of the newest call: what prevented it; "" nothing
 
     def expire(self, due: Iterable[DueMessages]) -> int:
         """How many have expired. Each destination has a turn of some seconds, then those that are not ready have
         another. What prevents one holds up no other: it is logged, and comes again."""
+        self.looked = {}
         wanted: dict[str, dict[int, Ranges]] = {}
         names = {}
         for one in due:
@@ -65,10 +76,12 @@ class DueExpiration:
         return count
 
     def _expire(self, table: str, name: str, picks: Mapping[int, Ranges]) -> int:
+        self.looked.setdefault(name, "")
         try:
             scan = self._scan(table, name)
             return 0 if scan is None else scan.search.run(due=picks)
         except (JmsqError, StoreError, OSError) as error:
+            self.looked[name] = f"{type(error).__name__}: {error}"
             log.warning("%s: messages that are due did not expire; they are looked at again: %s", name, error)
             return 0
 
@@ -82,6 +95,46 @@ class DueExpiration:
             live = partial(_live, self._store, found)
             known = self._scans[table] = _Scan(found, ExpirationScan(self._domain, self._store, found, live))
         return known
+
+
+class ExpirationProblems:
+    """What prevents the expiration of one query, from its sink's commit to `jmsq services`."""
+
+    def __init__(self, domain: Domain, query: str, clock_ms: Callable[[], int] = now_ms) -> None:
+        folder, name = EXPIRATION_FOLDER.rsplit("/", 1)
+        self._files, self._query, self._clock_ms = NamedFiles(domain.storage.child(folder), name), query, clock_ms
+
+    def note(self, looked: Mapping[str, str]) -> None:
+        """Of a batch: by destination that it has looked at, the problem, or ""."""
+        known = self._stored(self._query)
+        found = {name: one for name, one in known.items() if name not in looked}
+        found |= {name: (text, self._clock_ms()) for name, text in looked.items() if text}
+        if found:
+            self._files.put(self._query, json.dumps(found).encode())
+        elif known:
+            self._files.delete(self._query)
+
+    def known(self) -> dict[str, str]:
+        """Without what was looked at so long ago that no message of the destination is waiting any more."""
+        since_ms = self._clock_ms() - _STALE_MS
+        return {name: text for name, (text, at_ms) in self._stored(self._query).items() if at_ms >= since_ms}
+
+    def forget_old(self) -> None:
+        """The files of queries that ended a day ago."""
+        for query in self._files.names():
+            newest_ms = max((at_ms for _, at_ms in self._stored(query).values()), default=0)
+            if newest_ms < self._clock_ms() - _FORGOTTEN_MS:
+                self._files.delete(query)
+
+    def _stored(self, query: str) -> dict[str, tuple[str, int]]:
+        """{} of a damaged file: the next batch writes it again."""
+        try:
+            return {
+                str(name): (str(text), int(at))
+                for name, (text, at) in json.loads(self._files.get(query) or b"{}").items()
+            }
+        except (ValueError, TypeError, AttributeError):
+            return {}
 
 
 class _Scan(NamedTuple):

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from spark_jms import apply, connect
 from spark_jms.admin.statistics import collect
-from spark_jms.claims.failures.due_expiration import DueExpiration, DueMessages
+from spark_jms.claims.failures.due_expiration import (
+    EXPIRATION_FOLDER,
+    DueExpiration,
+    DueMessages,
+    ExpirationProblems,
+)
 from spark_jms.claims.failures.expiration import ExpirationScan
 from spark_jms.client.context.context import Context
 from spark_jms.core.messages.ranges import Ranges
+from spark_jms.log.tables.storage import now_ms
+from spark_jms.settings.options import Options
+from spark_jms.spark.expiration_sink import DUE_COLUMNS, ExpirationWriter, ExpiredMessages
 from spark_jms.store import MemoryStore, StoreBusyError
 from spark_jms.testing import wait_until
 from spark_jms.testing.inside import domain_of, records_of
@@ -92,3 +102,65 @@ def test_destination_that_fails_or_is_gone_holds_up_no_other(
     assert "orders: messages that are due did not expire" in caplog.text
     assert expired(context, "others") == 2
     wait_until(lambda: sink.expire([due(context, "orders")]) == 2, 10)
+
+
+def test_problems_reach_the_services_through_the_commit(
+    context: Context, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """T6, C13: a destination stays named until a task has looked at it without an error, or long enough ago; the sink fails
+    nothing. Files of queries that ended a day ago go."""
+    root, query, now = context.root, "2d1b", [10_000_000]
+    writer = ExpirationWriter(
+        Options(root=root, destination="*", action="expire"), SimpleNamespace(names=[*DUE_COLUMNS]), overwrite=False
+    )  # type: ignore[arg-type]
+    problems = ExpirationProblems(domain_of(context), query, lambda: now[0])
+
+    def commit(*looked: dict[str, str]) -> None:
+        writer.commit([None, *(ExpiredMessages(0, query, one) for one in looked)], 1)
+
+    commit({}, {"orders": ""})
+    assert problems.known() == {}
+    now[0] = now_ms()
+    commit({"orders": "StoreBusyError: away"}, {"orders": "", "others": ""})
+    assert problems.known() == {"orders": "StoreBusyError: away"}
+    commit({"others": "StoreBusyError: away"})
+    assert problems.known().keys() == {"orders", "others"}
+    commit({"orders": ""})
+    assert problems.known().keys() == {"others"}
+    now[0] += 3_600_000
+    assert problems.known() == {}
+    problems.forget_old()
+    assert Path(root, EXPIRATION_FOLDER, query).exists()
+    now[0] += 86_400_000
+    problems.forget_old()
+    assert not Path(root, EXPIRATION_FOLDER, query).exists()
+    Path(root, EXPIRATION_FOLDER, query).write_bytes(b"torn")
+    assert problems.known() == {}
+    commit({"orders": ""}, {})
+    commit({"orders": "away"})
+    assert [*ExpirationProblems(domain_of(context), query).known()] == ["orders"]
+
+    def fails(*_: Any) -> None:
+        raise PermissionError("read only")
+
+    monkeypatch.setattr(ExpirationProblems, "note", fails)
+    commit({"orders": "away"})
+    assert "read only" in caplog.text
+
+
+def test_sink_tells_what_it_has_looked_at(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T6: also that a destination is fine again."""
+    sink = DueExpiration(domain_of(context), records_of(context))
+    assert (sink.expire([due(context, "orders")]), sink.looked) == (0, {"orders": ""})
+    with monkeypatch.context() as patch:
+        patch.setattr(ExpirationScan, "run", lambda *_, **__: (_ for _ in ()).throw(StoreBusyError("away")))
+        sink.expire([due(context, "orders"), due(context, "others")])
+        assert [(name, text[:20]) for name, text in sink.looked.items()] == [
+            ("orders", "StoreBusyError: away"),
+            ("others", "StoreBusyError: away"),
+        ]
+    pulled = Path(context.root, "orders")
+    pulled.rename(pulled.with_name("elsewhere"))
+    gone = DueMessages("its table", "orders", 0, Ranges.of((1, 9)))
+    assert sink.expire([gone]) == 0
+    assert sink.looked["orders"].startswith("InvalidDestinationError: "), "that is no drop"
