@@ -15,6 +15,10 @@ which the members are in it. `decide_usage` is the whole rule:
 A run begins behind the positions that the history has, in the commit that makes it the owner (`owned_by`). So a lost checkpoint begins
 where the history ends, and two runs never count one change twice.
 
+**What a queue must hold.** The history also keeps, by table, what a queue holds by its sums (`levels`). It takes the first such level
+from the queue itself, when that is at rest, because a history may begin late, and moves it with each batch (`LevelChanges`). At rest
+the two must be equal. Changes that were gone before they were read make a level unknown until the next rest.
+
 Features: M12, T3 (docs/FEATURES.md)
 """
 
@@ -87,6 +91,11 @@ class MinuteUsage(NamedTuple):
         return MinuteUsage(*map(sum, zip(self, other, strict=True)))
 
     @property
+    def level(self) -> int:
+        """What a queue holds after this, if it held nothing before."""
+        return self.sent + self.gone - self.ends
+
+    @property
     def ends(self) -> int:
         """For a subscription at rest, what was sent to it less this is what it holds."""
         return sum(self) - self.sent - self.bytes - self.gone
@@ -151,9 +160,9 @@ def position_of(change: MessageChange) -> UsagePosition | None:
     return UsagePosition(change.table, change.member, what)
 
 
-def behind(newest: FeedPosition, positions: Positions) -> FeedPosition:
+def behind(newest: FeedPosition, positions: Positions, *, keeps: bool = False) -> FeedPosition:
     """Where a run begins that looks at these tables. A position that is ahead of its table is one of an older copy of the domain:
-    the run begins at the table's end."""
+    the run begins at the table's end. `keeps`: there are tables that could not be read, so others that the history knows stay."""
 
     def reached(table: str, what: str, ends: Mapping[int, int]) -> dict[int, int]:
         return {m: min(positions.get(UsagePosition(table, m, what), 0), last) for m, last in ends.items()}
@@ -162,15 +171,39 @@ def behind(newest: FeedPosition, positions: Positions) -> FeedPosition:
         table: TablePosition(one.destination, reached(table, MESSAGES, one.sent), reached(table, ENDINGS, one.rows))
         for table, one in newest.tables.items()
     }
+    unread: dict[str, tuple[dict[int, int], dict[int, int]]] = {}
+    for (table, member, what), to in positions.items() if keeps else ():
+        if table not in tables:
+            unread.setdefault(table, ({}, {}))[what != MESSAGES][member] = to
+    tables |= {table: TablePosition("", sent, rows) for table, (sent, rows) in unread.items()}
     return replace(newest, tables=tables)
+
+
+def ahead(tables: Mapping[str, TablePosition], positions: Positions) -> dict[UsagePosition, int]:
+    """The positions that are ahead of their tables, with where these end. `tables` were looked at after `positions`."""
+    found = {}
+    for place, to in positions.items():
+        if (table := tables.get(place.table)) is not None:
+            end = (table.sent if place.what == MESSAGES else table.rows).get(place.member, 0)
+            if end < to:
+                found[place] = end
+    return found
+
+
+def is_reached(table: str, position: TablePosition, positions: Positions) -> bool:
+    """The history has everything of a table."""
+    ends = ((MESSAGES, position.sent), (ENDINGS, position.rows))
+    return all(positions.get(UsagePosition(table, m, what), 0) == to for what, of in ends for m, to in of.items())
 
 
 @dataclass(frozen=True)
 class UsageBatch:
-    """What a batch hands over: the totals that have changed, as they are now, and the positions that it has reached."""
+    """What a batch hands over: the totals that have changed, as they are now, and the positions that it has reached. `levels`: by how
+    much it changes what a queue must hold, by table; None: that is unknown now."""
 
     totals: Totals = field(default_factory=dict)
     end: Positions = field(default_factory=dict)
+    levels: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
     def end_digest(self) -> int:
@@ -200,17 +233,47 @@ class UsageFold:
         return found
 
 
+class LevelChanges:
+    """What the batches of one run change, whose totals are absolute. It remembers the totals for as long as the run may bring
+    their keys again."""
+
+    def __init__(self, keeps: int = 2) -> None:
+        self._known: dict[UsageKey, MinuteUsage] = {}
+        self._keeps_ms = keeps * HOUR_MS
+
+    def unknown(self, batch: UsageBatch) -> list[UsageKey]:
+        """Keys that it has not seen. The history may have totals of them, when the run is older than this."""
+        return [key for key in batch.totals if key not in self._known]
+
+    def of(self, batch: UsageBatch, earlier: Totals) -> dict[str, int | None]:
+        """By table. `earlier`: what the history has of unknown keys."""
+        found: dict[str, int | None] = {}
+        for key, usage in batch.totals.items():
+            before = self._known.get(key) or earlier.get(key) or MinuteUsage()
+            changed = found.setdefault(key.table, 0)
+            gone = key.minute_ms is None
+            found[key.table] = None if gone or changed is None else changed + usage.level - before.level
+        return found
+
+    def took(self, batch: UsageBatch) -> None:
+        """The history has it."""
+        self._known.update(batch.totals)
+        newest_ms = max((key.read_hour_ms for key in self._known), default=0)
+        self._known = {k: v for k, v in self._known.items() if k.read_hour_ms > newest_ms - self._keeps_ms}
+
+
 # -- the history -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class UsageKnown:
     """What a history has. `batch` is the newest of the owner, -1 before the first, and `end_digest` tells where it ended. `totals` by
-    run and key."""
+    run and key. `levels`: what queues must hold, by table, as far as that is known."""
 
     owner: str = ""
     batch: int = -1
     end_digest: int = 0
     positions: Positions = field(default_factory=dict)
     totals: Mapping[tuple[str, UsageKey], MinuteUsage] = field(default_factory=dict)
+    levels: Mapping[str, int] = field(default_factory=dict)
 
     def owned_by(self, run: str) -> UsageKnown:
         """A new run begins, behind `positions`. Whatever older ones still bring is refused."""
@@ -242,4 +305,15 @@ def decide_usage(known: UsageKnown, run: str, number: int, batch: UsageBatch) ->
         end_digest=batch.end_digest,
         positions={**known.positions, **batch.end},
         totals={**known.totals, **{(run, key): usage for key, usage in batch.totals.items()}},
+        levels=moved_levels(known.levels, batch.levels),
     )
+
+
+def moved_levels(levels: Mapping[str, int], changes: Mapping[str, int | None]) -> dict[str, int]:
+    found = dict(levels)
+    for table, change in changes.items():
+        if table in found and change is not None:
+            found[table] += change
+        elif change is None:
+            found.pop(table, None)
+    return found

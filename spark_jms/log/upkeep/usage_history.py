@@ -10,6 +10,7 @@ Beside the totals stand rows without a member: what a destination held when the 
 
     txn usage/run, usage/batch, usage/end             the run that owns the history, its newest batch, and where that ended
     txn sent/<table>/<member>, acknowledged/...       the positions: messages, and rows of the acknowledgement table
+    txn level/<table>                                 what a queue must hold by the sums, once it was at rest
 
 Files of an hour are merged when they are many, and end when they are 30 days old. A file that cannot be read stays beside the merged
 one, for an administrator to restore.
@@ -81,6 +82,7 @@ MOST_FILES = 16  # of an hour: more are merged
 _LEVEL = -1  # the member of a row that tells what a destination held
 _RUN, _BATCH, _END = "usage/run", "usage/batch", "usage/end"
 _PREFIXES = {MESSAGES: "sent", ENDINGS: "acknowledged"}
+_OF_LEVEL, _UNKNOWN_LEVEL = "level/", -(2**62)
 
 
 class UsageRow(NamedTuple):
@@ -165,11 +167,7 @@ class UsageHistoryTable:
             return False
         now = self._clock_ms()
         rows = [UsageRow(run, key, usage) for key, usage in batch.totals.items()]
-        tables = {key.destination: key.table for key in batch.totals}
-        hour_ms, minute_ms = now - now % HOUR_MS, now - now % WINDOW_MS
-        for name, held in used.items():
-            level = UsageKey(hour_ms, None, name, tables.get(name, ""), _LEVEL, minute_ms)
-            rows.append(UsageRow(run, level, MinuteUsage(), held))
+        rows += _held_rows(run, used, {key.destination: key.table for key in batch.totals}, now)
         staged: list[StagedFile] = []
 
         def prepare(snapshot: Snapshot) -> list[StagedFile]:
@@ -188,6 +186,36 @@ class UsageHistoryTable:
         if done is None:
             discard(self.log.storage, staged)
         return done is not None
+
+    def note(
+        self,
+        run: str,
+        used: Mapping[str, MessageUsage],
+        levels: Mapping[str, int],
+        lowered: Mapping[UsagePosition, int],
+    ) -> None:
+        """Between batches of `run`: what destinations hold, what queues must hold from now on, and positions that were ahead of
+        their tables. Raises UsageRunReplacedError, CommitConflictError."""
+        if not (used or levels or lowered):
+            return
+        now = self._clock_ms()
+        staged = self._stage(_held_rows(run, used, {}, now))
+        try:
+            commit_prepared(
+                self.log, lambda _: staged, lambda at, files: decide_note(at, run, levels, lowered, files, now)
+            )
+        except UsageRunReplacedError:
+            discard(self.log.storage, staged)
+            raise
+
+    def totals(self, run: str, keys: Collection[UsageKey]) -> dict[UsageKey, MinuteUsage]:
+        """What it has of these keys of a run. Raises UnreadableTableError."""
+        wanted, found = frozenset(keys), dict[UsageKey, MinuteUsage]()
+        members = self.log.refresh().members if wanted else {}
+        for hour in sorted({key.window_ms // HOUR_MS for key in wanted} & members.keys()):
+            for file in members[hour].files:
+                found |= {row.key: row.usage for row in self._rows([file]) if row.run == run and row.key in wanted}
+        return found
 
     # -- files ----------------------------------------------------------------------------------------------------
     def _stage(self, rows: Iterable[UsageRow]) -> list[StagedFile]:
@@ -308,8 +336,10 @@ def known_of(snapshot: Snapshot) -> UsageKnown:
     """Pure. Without the totals."""
     of = snapshot.transactions
     positions = {place: of[name] for name in of if (place := _position(name)) is not None}
+    levels = {name.removeprefix(_OF_LEVEL): to for name, to in of.items() if name.startswith(_OF_LEVEL)}
+    levels = {table: to for table, to in levels.items() if to != _UNKNOWN_LEVEL}
     owner = of.get(_RUN, 0)
-    return UsageKnown(str(owner) if owner else "", of.get(_BATCH, -1), of.get(_END, 0), positions)
+    return UsageKnown(str(owner) if owner else "", of.get(_BATCH, -1), of.get(_END, 0), positions, levels=levels)
 
 
 def _position(app_id: str) -> UsagePosition | None:
@@ -326,12 +356,45 @@ def decide_batch(
     snapshot: Snapshot, run: str, number_: int, batch: UsageBatch, files: Sequence[StagedFile], now: int
 ) -> Decision | None:
     """Pure. The rows, the positions and the batch in one commit. Raises UsageRunReplacedError, StaleCheckpointError."""
-    if decide_usage(known_of(snapshot), run, number_, batch) is None:
+    known = known_of(snapshot)
+    after = decide_usage(known, run, number_, batch)
+    if after is None:
         return None
-    moved = {f"{_PREFIXES[place.what]}/{place.table}/{place.member}": to for place, to in batch.end.items()}
-    moved |= {_BATCH: number_, _END: batch.end_digest}
+    moved = _positions(batch.end) | {_BATCH: number_, _END: batch.end_digest}
+    moved |= {
+        _OF_LEVEL + table: after.levels.get(table, _UNKNOWN_LEVEL) for table in batch.levels if table in known.levels
+    }
     actions = [TransactionId(name, to).action(now) for name, to in moved.items()]
     return Decision("MERGE", [*number(snapshot, files, now).actions, *actions])
+
+
+def decide_note(
+    snapshot: Snapshot,
+    run: str,
+    levels: Mapping[str, int],
+    lowered: Mapping[UsagePosition, int],
+    files: Sequence[StagedFile],
+    now: int,
+) -> Decision:
+    """Pure. Raises UsageRunReplacedError."""
+    if known_of(snapshot).owner != run:
+        raise UsageRunReplacedError
+    moved = {_OF_LEVEL + table: level for table, level in levels.items()}
+    moved |= _positions(lowered) | {_OF_LEVEL + place.table: _UNKNOWN_LEVEL for place in lowered}
+    actions = [TransactionId(name, to).action(now) for name, to in moved.items()]
+    return Decision("MERGE", [*number(snapshot, files, now).actions, *actions])
+
+
+def _positions(positions: Positions) -> dict[str, int]:
+    return {f"{_PREFIXES[place.what]}/{place.table}/{place.member}": to for place, to in positions.items()}
+
+
+def _held_rows(run: str, used: Mapping[str, MessageUsage], tables: Mapping[str, str], now: int) -> list[UsageRow]:
+    hour_ms, minute_ms = now - now % HOUR_MS, now - now % WINDOW_MS
+    return [
+        UsageRow(run, UsageKey(hour_ms, None, name, tables.get(name, ""), _LEVEL, minute_ms), MinuteUsage(), held)
+        for name, held in used.items()
+    ]
 
 
 def decide_merge(snapshot: Snapshot, prepared: _Prepared, now: int) -> Decision | None:

@@ -20,14 +20,17 @@ from spark_jms.core.changes.change import (
 )
 from spark_jms.core.changes.usage_fold import (
     HOUR_MS,
+    LevelChanges,
     MinuteUsage,
     UsageBatch,
     UsageFold,
     UsageKey,
     UsageKnown,
     UsagePosition,
+    ahead,
     behind,
     decide_usage,
+    is_reached,
     key_of,
     usage_of,
 )
@@ -63,6 +66,18 @@ class World:
                 found += [replace(one, read_ms=now_ms) for one in changes if one.position > begin]
         return found
 
+    @property
+    def level(self) -> int:
+        every = (usage_of(one) for of in (self.sent, self.ends) for changes in of.values() for one in changes)
+        return sum(usage.level for usage in every)
+
+    @property
+    def position(self) -> TablePosition:
+        def newest(of: dict[int, list[MessageChange]]) -> dict[int, int]:
+            return {member: changes[-1].position for member, changes in of.items() if changes}
+
+        return TablePosition("orders", newest(self.sent), newest(self.ends))
+
     def recount(self) -> dict[UsageKey, MinuteUsage]:
         found: dict[UsageKey, MinuteUsage] = {}
         for one in [*self.sent[0], *self.sent[1], *self.ends[0], *self.ends[1]]:
@@ -80,11 +95,19 @@ class Run:
     fold: UsageFold = field(default_factory=UsageFold)
     number: int = 0
     pending: UsageBatch | None = None
+    changes: LevelChanges = field(default_factory=LevelChanges)
 
     def next_batch(self, world: World, now_ms: int) -> UsageBatch:
         if self.pending is None:
             self.pending = self.fold.batch(world.behind(self.positions, now_ms))
         return self.pending
+
+    def sink(self, known: UsageKnown, world: World, now_ms: int) -> UsageKnown:
+        batch = self.next_batch(world, now_ms)
+        earlier = {key: known.totals.get((self.name, key), MinuteUsage()) for key in self.changes.unknown(batch)}
+        after = decide_usage(known, self.name, self.number, replace(batch, levels=self.changes.of(batch, earlier)))
+        self.changes.took(batch)
+        return after or known
 
     def committed(self) -> None:
         assert self.pending is not None
@@ -94,7 +117,9 @@ class Run:
 
 STEP = st.one_of(
     st.tuples(st.sampled_from([SENT, GONE, *KINDS]), st.integers(0, 1), st.integers(1, 9), st.integers(0, 3)),
-    st.tuples(st.sampled_from(["batch", "sink only", "restart", "second run", "lost checkpoint", "old run", "hour"])),
+    st.tuples(
+        st.sampled_from(["batch", "sink only", "restart", "second run", "lost checkpoint", "old run", "hour", "rest"])
+    ),
 )
 
 
@@ -102,7 +127,7 @@ STEP = st.one_of(
 @given(st.lists(STEP, max_size=60))
 def test_history_equals_a_recount(steps: list[tuple[object, ...]]) -> None:
     """T3: a batch that is repeated after its sink took it, a second run, a lost checkpoint, hours that pass: nothing is lost or
-    doubled; the older of two runs is refused by name."""
+    doubled; the older of two runs is refused by name. What a queue must hold, once known at a rest, is what it holds."""
     world, now_ms = World(), 10 * HOUR_MS
     known = UsageKnown().owned_by("run 0")
     runs = [Run("run 0", {})]
@@ -112,12 +137,16 @@ def test_history_equals_a_recount(steps: list[tuple[object, ...]]) -> None:
                 now_ms += HOUR_MS
             case ("batch",) | ("sink only",):
                 run = runs[-1]
-                after = decide_usage(known, run.name, run.number, run.next_batch(world, now_ms))
-                known = after or known
+                known = run.sink(known, world, now_ms)
                 if step == ("batch",):
                     run.committed()
             case ("restart",):
                 runs[-1].next_batch(world, now_ms)  # Spark has logged its end, and repeats it
+                runs[-1].changes = LevelChanges()
+            case ("rest",):
+                if is_reached("t", world.position, known.positions):
+                    assert known.levels.get("t", world.level) == world.level
+                    known = replace(known, levels={"t": world.level})
             case ("second run",) | ("lost checkpoint",):
                 name = f"run {len(runs)}"
                 known = known.owned_by(name)
@@ -131,8 +160,10 @@ def test_history_equals_a_recount(steps: list[tuple[object, ...]]) -> None:
                 world.happen(int(str(member)), str(kind), int(str(messages)), int(str(minute)))
     run = runs[-1]
     for _ in range(2):  # the batch that Spark had logged, then the rest
-        known = decide_usage(known, run.name, run.number, run.next_batch(world, now_ms)) or known
+        known = run.sink(known, world, now_ms)
         run.committed()
+    assert is_reached("t", world.position, known.positions)
+    assert known.levels.get("t", world.level) == world.level
     assert {key: usage for key, usage in known.sums().items() if any(usage)} == world.recount()
 
 
@@ -202,3 +233,43 @@ def test_balance_of_a_subscription() -> None:
         whole = whole.plus(usage_of(MessageChange(kind, "orders", "t", 0, 1, 0, messages=2)))
     assert whole.ends == 2 * len(KINDS)
     assert usage_of(MessageChange(GONE, "orders", "t", 0, 9, 0, first=3, detail="dropped")) == MinuteUsage()
+
+
+def test_changes_that_were_gone_make_a_level_unknown() -> None:
+    """T3: how many messages ended in rows that were gone before they were read is unknown."""
+    changes, known = LevelChanges(), UsageKnown(levels={"t": 7}).owned_by("r")
+    fold = UsageFold()
+    sent = MessageChange(SENT, "orders", "t", 0, 3, 0, messages=3, at_ms=0)
+    gone = MessageChange(GONE, "orders", "t", 0, 9, 0, 1, last=9, detail=ENDINGS)
+    for number, (row, levels) in enumerate(((sent, {"t": 10}), (gone, {}), (replace(sent, position=4), {}))):
+        batch = fold.batch([row])
+        after = decide_usage(known, "r", number, replace(batch, levels=changes.of(batch, {})))
+        assert after is not None
+        changes.took(batch)
+        known = after
+        assert known.levels == levels
+
+
+def test_tables_that_cannot_be_read_stay_where_the_history_is() -> None:
+    """T3, C13: a run that begins meanwhile does not read them from their first message, once they can be read."""
+    positions = {
+        UsagePosition(table, 1, what): to for table in ("t", "away") for what, to in ((MESSAGES, 4), (ENDINGS, 2))
+    }
+    newest = FeedPosition("life", 7, {"t": TablePosition("orders", {1: 5}, {1: 2})}, "*")
+    assert behind(newest, positions).tables.keys() == {"t"}
+    start = behind(newest, positions, keeps=True)
+    assert start.tables["away"] == TablePosition("", {1: 4}, {1: 2})
+    assert FeedPosition.from_text(start.to_text()) == start
+    assert start.dropped(newest) == [], "of a table that was never seen"
+    back = replace(newest, tables={**newest.tables, "away": TablePosition("others", {1: 6}, {1: 2})})
+    assert [(span.destination, span.first, span.last) for span in start.spans(back)] == [
+        ("orders", 5, 5),
+        ("others", 5, 6),
+    ]
+
+
+def test_positions_ahead_of_a_table_are_found() -> None:
+    """T3: of an older copy; not of tables that are no more."""
+    positions = {UsagePosition(table, 0, what): 5 for table in ("t", "dropped") for what in (MESSAGES, ENDINGS)}
+    assert ahead({"t": TablePosition("orders", {0: 3}, {0: 5})}, positions) == {UsagePosition("t", 0, MESSAGES): 3}
+    assert ahead({"t": TablePosition("orders", {0: 5}, {})}, positions) == {UsagePosition("t", 0, ENDINGS): 0}
