@@ -26,7 +26,7 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValu
 from spark_jms.core.changes.change import ALL_DESTINATIONS, DONE, MINUTE_MS, SENT
 from spark_jms.core.changes.due_map import DueMap
 from spark_jms.core.messages.ranges import Ranges
-from spark_jms.settings.options import EXPIRE
+from spark_jms.settings.options import EXPIRE, KEEP
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,7 +120,7 @@ def start_expiration(
     """The query, started. `every_s`: of the trigger. `destinations` empty: all there are. The session has the settings OPERATORS of
     services.py."""
     feed = spark.readStream.format("jmsq").option("root", root).option("destination", ALL_DESTINATIONS)
-    changes = feed.option("view", "changes").option("forTimers", "true").load()
+    changes = feed.option("view", "changes").option("forTimers", "true").option("onUnreadable", KEEP).load()
     if destinations:
         changes = changes.where(f.col("destination").isin(*destinations))
     due = due_messages(changes).observe(DUE, f.sum("messages").alias("messages"))

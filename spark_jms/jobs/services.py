@@ -4,14 +4,18 @@ Each has a query of its own, with a name and a checkpoint; one that ends is star
 the store, so a query may be killed in any batch, and its checkpoint may be lost. What is no aggregation (housekeeping, forwarding,
 lag) runs as threads beside them: admin/services.py.
 
-A query of usage whose run was replaced stands by; when the newer run records nothing for a minute, it begins a run with a fresh
-checkpoint.
+A query of usage whose run was replaced stands by; when the newer run does not record news for a minute, it begins a run with a fresh
+checkpoint. A query whose checkpoint does not fit any more also gets a fresh one: a copy was restored, or a destination became
+unreadable inside a batch. Nothing is lost by that: one begins behind the history, the other reads what the tables have.
+
+A destination that cannot be read stops neither query. This process looks at all of them too, and names it.
 
 Features: C13, T3, T6 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -27,15 +31,31 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from spark_jms.admin.services import EXPIRATION, USAGE, USAGE_EVERY_S, ServiceRound, ServiceRunner, told
+from spark_jms.claims.failures.due_expiration import ExpirationProblems
 from spark_jms.claims.upkeep.usage_history import StandBy, UsageSink
-from spark_jms.errors import JmsqError, UsageRunReplacedError
+from spark_jms.core.changes.change import ALL_DESTINATIONS, NOTHING_READ, FeedPosition, TablePosition
+from spark_jms.core.changes.usage_fold import UsageKnown, behind
+from spark_jms.errors import (
+    JmsqError,
+    StaleCheckpointError,
+    StaleDomainError,
+    UnreadableDestinationError,
+    UsageRunReplacedError,
+)
 from spark_jms.jobs.expiration import DUE, start_expiration
 from spark_jms.jobs.usage import delete_checkpoint, start_usage
+from spark_jms.log.changes.positions import FeedTables
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.settings.table import needs
 from spark_jms.setup import spark_session
-from spark_jms.store import Store
+from spark_jms.store import Store, StoreError
 
+log = logging.getLogger("spark_jms")
+_FRESH = (
+    StaleCheckpointError,
+    StaleDomainError,
+    UnreadableDestinationError,
+)  # end a query that continues with another checkpoint
 SHORTEST_TRIGGER_S = 5.0
 _JAVA_ENDED = (Py4JNetworkError, OSError)  # what a call raises then
 _OURS = re.compile(r"spark_jms\.errors\.(\w+: .*)")
@@ -118,22 +138,45 @@ class DomainQueries:
         check_operators()
         self._spark, self._domain, self._runner, self._given = query_session(spark), domain, runner, tuple(destinations)
         self._shortest_s = shortest_s
-        self._sink = UsageSink(domain, store)
-        self._problems: tuple[str, ...] = ()  # of the newest batch of usage
+        self._sink, self._feed = UsageSink(domain, store), FeedLook(domain, destinations)
+        self._fresh: set[str] = set()  # queries that begin with a fresh checkpoint
         self._stands_by: StandBy | None = None
         self._seen: dict[str, int] = {}  # by run of a query: its newest batch that was told
 
     def made(self, only: Sequence[str]) -> list[ServiceQuery]:
         every = {
             EXPIRATION: ServiceQuery(
-                EXPIRATION, self._start_expiration, self._expired, partial(self._runner.failed, EXPIRATION)
+                EXPIRATION, self._start_expiration, self._expired, partial(self._ended, EXPIRATION)
             ),
             USAGE: ServiceQuery(USAGE, self._start_usage, self._used, self._usage_ended, self._usage_rests),
         }
         return [query for name, query in every.items() if name in only]
 
+    def _ended(self, service: str, problem: str) -> None:
+        self._runner.failed(service, problem)
+        if any(f"{error.__name__}: " in problem for error in _FRESH):
+            self._fresh.add(service)
+
+    def _fits(self, service: str, checkpoint: str) -> None:
+        if service in self._fresh:
+            log.warning("%s: its query begins with a fresh checkpoint: %s", service, checkpoint)
+            delete_checkpoint(self._spark, checkpoint)
+            self._fresh.discard(service)
+
+    def _stop_if_fallen(self, service: str, query: StreamingQuery) -> None:
+        """A query whose position is ahead of a table, of which an older copy was restored, would not read what is sent to that."""
+        tables = self._feed.tables()
+        for progress in query.recentProgress[-1:]:
+            reached = FeedPosition.from_text(progress.sources[0].endOffset).tables
+            if any(one.is_ahead_of(tables[table]) for table, one in reached.items() if table in tables):
+                self._fresh.add(service)
+        if service in self._fresh:
+            query.stop()
+
     # -- expiration -----------------------------------------------------------------------------------------------
     def _start_expiration(self, checkpoint: str) -> StreamingQuery:
+        self._fits(EXPIRATION, checkpoint)
+        ExpirationProblems(self._domain, "").forget_old()
         every_s = max((self._domain.expiration_scan_interval_ms() or 0) / 1000, self._shortest_s)
         return start_expiration(self._spark, self._domain.root, checkpoint, every_s, self._given)
 
@@ -144,39 +187,93 @@ class DomainQueries:
                 self._seen[str(query.runId)] = progress.batchId
                 row = progress.observedMetrics.get(DUE)
                 due += (row.asDict()["messages"] or 0) if row is not None else 0
-        self._runner.done(EXPIRATION, ServiceRound({"due": due} if due else {}))
+        try:
+            problems = self._feed.look()
+            prevented, names = ExpirationProblems(self._domain, str(query.id)).known(), self._domain.destinations()
+            problems += [f"{name}: {text}" for name, text in prevented.items() if name in names]
+            self._stop_if_fallen(EXPIRATION, query)
+        except (JmsqError, OSError) as error:
+            problems = [told(error)]
+        self._runner.done(EXPIRATION, ServiceRound({"due": due} if due else {}, tuple(problems)))
 
     # -- usage ----------------------------------------------------------------------------------------------------
     def _start_usage(self, checkpoint: str) -> StreamingQuery:
+        self._fits(USAGE, checkpoint)
         every_s = min(USAGE_EVERY_S, 2 * self._shortest_s)
         return start_usage(self._spark, self._domain, self._sink, checkpoint, every_s, self._took, self._given)
 
     def _took(self, windows: int, errors: Mapping[str, Exception]) -> None:
-        problems = [f"{name}: {told(error)}" for name, error in errors.items()]
-        problems += [f"usage history: {text}" for text in self._sink.damaged]
-        self._problems = tuple(problems)
-        self._runner.done(USAGE, ServiceRound({"windows": windows}, self._problems))
+        """In the thread of the query. What else is wrong, the next look tells."""
+        self._runner.done(USAGE, ServiceRound({"windows": windows}, (*_named(errors), *self._feed.problems)))
 
     def _used(self, query: StreamingQuery) -> None:
-        """Without news it has no batch, and nothing is wrong but what was in the last one."""
-        if not query.status["isTriggerActive"]:
-            self._runner.done(USAGE, ServiceRound({}, self._problems))
+        """Between its batches, of which there is none without news."""
+        if query.status["isTriggerActive"]:
+            return
+        try:
+            problems = self._feed.look()
+            errors = self._sink.look_again(self._feed.tables)
+            problems += _named(errors)
+            if any(isinstance(error, StaleDomainError) for error in errors.values()):  # its positions are lowered now
+                self._fresh |= {EXPIRATION, USAGE}
+            self._stop_if_fallen(USAGE, query)
+            problems += [f"usage history: {text}" for text in self._sink.damaged]
+        except (JmsqError, StoreError, OSError) as error:
+            problems = [told(error)]
+        self._runner.done(USAGE, ServiceRound({}, tuple(problems)))
 
     def _usage_ended(self, problem: str) -> None:
-        self._runner.failed(USAGE, problem)
+        self._ended(USAGE, problem)
         if UsageRunReplacedError.__name__ in problem:
-            self._stands_by = StandBy.of(self._sink.table.known(), time.monotonic())
+            self._stands_by = StandBy.of(self._sink.table.known())
 
     def _usage_rests(self, checkpoint: str) -> bool:
         """While a newer run records. Then its checkpoint is of no use: a fresh one begins behind the history."""
         if self._stands_by is None:
             return False
-        self._stands_by = self._stands_by.after(self._sink.table.known(), time.monotonic())
+        known = self._sink.table.known()
+        self._stands_by = self._stands_by.after(known, time.monotonic(), has_news=self._feed.has_news(known))
         if not self._stands_by.is_over(time.monotonic()):
             return True
         delete_checkpoint(self._spark, checkpoint)
         self._stands_by = None
         return False
+
+
+class FeedLook:
+    """Looks at all tables as the queries do, and names those that cannot be read. Not thread-safe."""
+
+    def __init__(self, domain: Domain, destinations: Sequence[str] = ()) -> None:
+        self._tables, self._given = FeedTables(domain, ALL_DESTINATIONS, isolates=True), frozenset(destinations)
+        self.problems: tuple[str, ...] = ()  # of the newest look
+
+    def look(self) -> list[str]:
+        """What prevents the feed of which destinations: the log names each once. Raises DomainError."""
+        self._newest()
+        return list(self.problems)
+
+    def tables(self) -> Mapping[str, TablePosition]:
+        return self._newest().tables
+
+    def has_news(self, known: UsageKnown) -> bool:
+        """What the history does not have."""
+        newest = self._newest()
+        spans = behind(newest, known.positions).spans(newest)
+        return any(not self._given or span.destination in self._given for span in spans)
+
+    def _newest(self) -> FeedPosition:
+        newest = self._tables.newest(NOTHING_READ)
+        found = {name: error for name, error in self._tables.problems.items() if not self._given or name in self._given}
+        problems = tuple(_named(found))
+        for text in problems:
+            if text not in self.problems:
+                log.warning("%s: expiration and usage continue without it, and with it as soon as it can be read", text)
+        self.problems = problems
+        return newest
+
+
+def _named(errors: Mapping[str, Exception]) -> list[str]:
+    return [f"{name}: {told(error)}" for name, error in errors.items()]
 
 
 def check_operators() -> None:

@@ -34,6 +34,7 @@ from spark_jms.core.changes.usage_fold import (
 )
 from spark_jms.log.changes.positions import FeedTables
 from spark_jms.log.destinations.domain import Domain
+from spark_jms.settings.options import KEEP
 
 RUN_FILE = "jmsq-run"
 _KEYS = ("read_hour", "quota", "destination", "table", "member", "minute")
@@ -87,8 +88,10 @@ def start_usage(
     """The query, started. `destinations` empty: all there are. `took` is told how many windows a batch has changed, and what
     prevented a look at a destination. The query ends with UsageRunReplacedError when a newer run owns the history."""
     run, position = _run_of(spark, domain, sink, checkpoint)
+    sink.follow(run)
     feed = spark.readStream.format("jmsq").option("root", domain.root).option("destination", ALL_DESTINATIONS)
-    changes = feed.option("view", "changes").option("startingPosition", position).load()
+    feed = feed.option("view", "changes").option("onUnreadable", KEEP)
+    changes = feed.option("startingPosition", position).load()
     if destinations:
         changes = changes.where(f.col("destination").isin(*destinations))
 
@@ -114,7 +117,9 @@ def _run_of(spark: SparkSession, domain: Domain, sink: UsageSink, checkpoint: st
             stream.close()
         return stored["run"], stored["position"]
     run, positions = sink.table.begin()
-    position = behind(FeedTables(domain, ALL_DESTINATIONS).newest(NOTHING_READ), positions).to_text()
+    tables = FeedTables(domain, ALL_DESTINATIONS, isolates=True)
+    newest = tables.newest(NOTHING_READ)
+    position = behind(newest, positions, keeps=bool(tables.problems)).to_text()
     stream = files.create(path, True)
     try:
         stream.write(bytearray(json.dumps({"v": _FORMAT_VERSION, "run": run, "position": position}).encode()))
