@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import duckdb
@@ -13,13 +14,15 @@ import pyarrow as pa
 from pyspark.sql import functions as f
 
 from spark_jms import connect
+from spark_jms.admin.services import EXPIRATION, USAGE, ServiceRunner
 from spark_jms.admin.statistics import collect
+from spark_jms.claims.failures.due_expiration import ExpirationProblems
 from spark_jms.claims.upkeep.usage_history import UsageSink
 from spark_jms.claims.upkeep.views import opened_store
 from spark_jms.core.changes.change import FeedPosition
 from spark_jms.core.changes.usage_fold import MinuteUsage, UsageBatch, UsageFold
 from spark_jms.jobs.expiration import DUE, start_expiration
-from spark_jms.jobs.services import query_session, reason
+from spark_jms.jobs.services import DomainQueries, ServiceQueries, query_session, reason
 from spark_jms.jobs.usage import batch_of, start_usage, usage_by_minute
 from spark_jms.log.changes.feed import ChangeFeed
 from spark_jms.log.destinations.declarations import apply_destinations
@@ -217,3 +220,77 @@ def test_messages_that_fall_due_are_the_state_of_an_operator(bench: Bench) -> No
     with opened_store(bench.domain) as store:
         assert collect(bench.domain, store, "orders").backlog == 2
         assert collect(bench.domain, store, "jobs").backlog == 4
+
+
+def test_destination_that_is_pulled_away_stops_no_other(bench: Bench) -> None:
+    """C13, T3, T6: both queries run on, it is named while it is away, and counts and expires once it is back."""
+    send_over(bench, "orders", 2)
+    send_over(bench, "small", 2)
+    runner = ServiceRunner([], others=[EXPIRATION, USAGE])
+    table = Path(bench.domain.log("orders").storage.uri)
+
+    def failing() -> dict[str, str]:
+        queries.start()
+        return {one.service: one.error for one in runner.status() if one.failing_since}
+
+    def done() -> tuple[tuple[int, ...], tuple[int, ...]]:
+        failing()
+        names = ("orders", "small")
+        return tuple(recorded(bench, name)[0] for name in names), tuple(expired(bench, name) for name in names)
+
+    with opened_store(bench.domain) as store:
+        domain = Domain(bench.root)  # as of a process of its own
+        made = DomainQueries(bench.spark, domain, store, runner, shortest_s=0.3).made([EXPIRATION, USAGE])
+        queries = ServiceQueries(made, str(bench.path / "services"))
+        try:
+            wait_until(lambda: done() == ((2, 2), (2, 2)), LIMIT_S, lambda: f"{done()} {failing()}")
+            send_over(bench, "orders", 1)
+            wait_until(lambda: done() == ((3, 2), (3, 2)), LIMIT_S, lambda: f"{done()} {failing()}")
+            table.rename(table.with_name("elsewhere"))
+            queries.stop()  # a process that begins meanwhile, with the checkpoints of before
+            fresh = DomainQueries(bench.spark, Domain(bench.root), store, runner, shortest_s=0.3)
+            queries = ServiceQueries(fresh.made([EXPIRATION, USAGE]), str(bench.path / "services"))
+            send_over(bench, "small", 3)
+
+            def others() -> bool:
+                found = failing()
+                named = all("orders: InvalidDestinationError: " in found.get(name, "") for name in (EXPIRATION, USAGE))
+                return named and recorded(bench, "small")[0] == 5 and expired(bench, "small") == 5
+
+            wait_until(others, 2 * LIMIT_S, lambda: f"{failing()} {recorded(bench, 'small')} {expired(bench, 'small')}")
+            table.with_name("elsewhere").rename(table)
+            send_over(bench, "orders", 4)
+            wait_until(lambda: done() == ((7, 5), (7, 5)), 2 * LIMIT_S, lambda: f"{done()} {failing()}")
+            wait_until(lambda: not failing(), LIMIT_S, lambda: str(failing()))
+        finally:
+            queries.stop()
+
+
+def test_error_of_the_sink_reaches_the_driver(bench: Bench) -> None:
+    """T6, C13: from a task through the commit of another process; it is over when the destination is back."""
+    table = Path(bench.domain.log("orders").storage.uri)
+    table_id = bench.domain.log("orders").refresh().table_id
+    due = "table string, destination string, member int, ranges string"
+    root = bench.path / "due"
+
+    def known() -> dict[str, Any]:
+        return ExpirationProblems(bench.domain, str(query.id)).known()
+
+    def hand_over(name: str) -> None:
+        row = [(table_id, "orders", 0, "[[1,1]]")]
+        bench.spark.createDataFrame(row, due).coalesce(1).write.json(str(root / name))
+
+    root.mkdir()
+    table.rename(table.with_name("elsewhere"))
+    hand_over("away")
+    writer = bench.spark.readStream.schema(due).json(str(root / "*")).writeStream.format("jmsq").outputMode("append")
+    writer = writer.option("root", bench.root).option("destination", "*").option("action", "expire")
+    query = writer.option("checkpointLocation", str(bench.path / "sink")).start()
+    try:
+        wait_until(lambda: "orders" in known(), LIMIT_S, lambda: reason(query))
+        assert known()["orders"].startswith("InvalidDestinationError: ")
+        table.with_name("elsewhere").rename(table)
+        hand_over("back")
+        wait_until(lambda: not known(), LIMIT_S, lambda: f"{known()} {reason(query)}")
+    finally:
+        query.stop()
