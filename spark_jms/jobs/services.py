@@ -165,11 +165,10 @@ class DomainQueries:
 
     def _stop_if_fallen(self, service: str, query: StreamingQuery) -> None:
         """A query whose position is ahead of a table, of which an older copy was restored, would not read what is sent to that."""
-        tables = self._feed.tables()
-        for progress in query.recentProgress[-1:]:
-            reached = FeedPosition.from_text(progress.sources[0].endOffset).tables
-            if any(one.is_ahead_of(tables[table]) for table, one in reached.items() if table in tables):
-                self._fresh.add(service)
+        reached = _reached(query)
+        tables = self._feed.tables()  # looked at after that: a query is never ahead of them otherwise
+        if any(one.is_ahead_of(tables[table]) for table, one in reached.items() if table in tables):
+            self._fresh.add(service)
         if service in self._fresh:
             query.stop()
 
@@ -238,6 +237,13 @@ class DomainQueries:
         delete_checkpoint(self._spark, checkpoint)
         self._stands_by = None
         return False
+
+
+def _reached(query: StreamingQuery) -> Mapping[str, TablePosition]:
+    """Where the newest batch of a query ended, by table. Progress from before the first batch has no end."""
+    ends = [source.endOffset for progress in query.recentProgress for source in progress.sources]
+    found = [end for end in ends if end and end != "null"]
+    return FeedPosition.from_text(found[-1]).tables if found else {}
 
 
 class FeedLook:

@@ -275,9 +275,10 @@ def test_queries_begin_with_fresh_checkpoints_when_a_table_was_restored(faked: F
         faked.look()
     assert sorted(faked.deleted) == [f"{faked.checkpoint}/{name}" for name in (EXPIRATION, USAGE)]
     assert faked.look() == {}
-    progress = SimpleNamespace(sources=[SimpleNamespace(endOffset=newest.to_text())])
-    progress.batchId, progress.observedMetrics = 0, {}
-    faked.query(EXPIRATION).recentProgress = [progress]
+    ends = (newest.to_text(), None, "null")
+    faked.query(EXPIRATION).recentProgress = [
+        SimpleNamespace(sources=[SimpleNamespace(endOffset=end)], batchId=0, observedMetrics={}) for end in ends
+    ]
     for _ in range(2):
         faked.look()
     assert faked.started.count(EXPIRATION) == 3
