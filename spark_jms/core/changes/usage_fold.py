@@ -234,11 +234,11 @@ class UsageFold:
 
 
 class LevelChanges:
-    """What the batches of one run change, whose totals are absolute. It remembers the totals for as long as the run may bring
-    their keys again."""
+    """What the batches of one run change, whose totals are absolute. It remembers the level of each for as long as the run may bring
+    its key again."""
 
     def __init__(self, keeps: int = 2) -> None:
-        self._known: dict[UsageKey, MinuteUsage] = {}
+        self._known: dict[UsageKey, int] = {}
         self._keeps_ms = keeps * HOUR_MS
 
     def unknown(self, batch: UsageBatch) -> list[UsageKey]:
@@ -249,15 +249,15 @@ class LevelChanges:
         """By table. `earlier`: what the history has of unknown keys."""
         found: dict[str, int | None] = {}
         for key, usage in batch.totals.items():
-            before = self._known.get(key) or earlier.get(key) or MinuteUsage()
+            before = self._known[key] if key in self._known else earlier.get(key, MinuteUsage()).level
             changed = found.setdefault(key.table, 0)
             gone = key.minute_ms is None
-            found[key.table] = None if gone or changed is None else changed + usage.level - before.level
+            found[key.table] = None if gone or changed is None else changed + usage.level - before
         return found
 
     def took(self, batch: UsageBatch) -> None:
         """The history has it."""
-        self._known.update(batch.totals)
+        self._known.update((key, usage.level) for key, usage in batch.totals.items())
         newest_ms = max((key.read_hour_ms for key in self._known), default=0)
         self._known = {k: v for k, v in self._known.items() if k.read_hour_ms > newest_ms - self._keeps_ms}
 
