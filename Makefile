@@ -20,6 +20,7 @@ PY := $(abspath $(VENV))/bin/python
 JAVA_FILE := $(JMSQ_CACHE)/java-home
 INSTALLED := $(VENV)/.jmsq-installed
 INSTALLED_BENCH := $(VENV)/.jmsq-installed-bench
+INSTALLED_DOCS := $(VENV)/.jmsq-installed-docs
 # The newest Spark, for which Delta has no jars yet, has an environment of its own.
 NEWEST_SPARK := 4.3.0
 NEWEST := $(JMSQ_CACHE)/spark-$(NEWEST_SPARK)
@@ -52,7 +53,7 @@ SIMULATIONS := nice -n 19 $(PY) -m pytest -q $(TWO_AT_ONCE) -m "not soak" tests/
 .PHONY: help
 help: ## this list
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET, where TARGET is one of"} \
-	  /^[a-z-]+:.*## / {printf "  %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	  /^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: setup
 setup: $(INSTALLED) java jars ## virtual environment, Java, Delta's jars: once (offline afterwards)
@@ -76,7 +77,8 @@ test: $(INSTALLED) java ## everything CI runs: set-up, lint, every test layer (a
 
 .PHONY: stages
 stages:
-	@$(MAKE) --jobs=3 --output-sync=target jars postgresql chromium lint classes
+	@$(MAKE) '$(INSTALLED_DOCS)'  # alone: it installs beside what the others run
+	@$(MAKE) --jobs=3 --output-sync=target jars postgresql chromium lint classes docs
 	@echo "== tests without Spark" && \
 	  $(SPARK_RUN) -m pytest -q $(FOUR_AT_ONCE) -m "not simulation and not spark and not soak" tests $(ARGS)
 	@echo "== tests with Spark" && $(SPARK_RUN) -m pytest -q $(TWO_AT_ONCE) -m "spark and not soak" $(SPARK_TESTS) $(ARGS)
@@ -119,9 +121,19 @@ SEEDS ?= 2000
 sim: $(INSTALLED) ## SEEDS=n new seeds of the replicated store's simulator (2000)
 	@$(PY) -m tests.models.regions --seeds $(SEEDS) $(ARGS)
 
-.PHONY: docs
-docs: $(INSTALLED) ## docs/OPTIONS.md and the explanation in conf/jms-module.yaml, from the tables of settings
+.PHONY: options
+options: $(INSTALLED) ## docs/OPTIONS.md and the explanation in conf/jms-module.yaml, from the tables of settings
 	@$(PY) -m spark_jms.settings.document
+
+# From scratch each time: what a page shows depends on other files, whose changes the builder does not follow.
+.PHONY: docs
+docs: $(INSTALLED_DOCS) mermaid ## the documentation as a site, in build/docs/html; a warning is an error
+	@rm -rf build/docs && mkdir -p build/docs/pages
+	@echo "== docs" && $(PY) -m sphinx -q -W --keep-going --jobs 2 -c docs/site -d build/docs/doctrees build/docs/pages build/docs/html
+
+.PHONY: docs-serve
+docs-serve: docs ## shows it on http://127.0.0.1:8000
+	@$(PY) -m http.server 8000 --bind 127.0.0.1 --directory build/docs/html $(ARGS)
 
 .PHONY: recording
 recording: $(INSTALLED) ## the pictures of the README, from real runs
@@ -170,6 +182,10 @@ $(INSTALLED_BENCH): $(INSTALLED)
 	@$(STEP) "Python packages of the benchmarks" '$(LOGS)/bench.log' -- $(PIP_INSTALL) -e '.[bench]'
 	@touch $@
 
+$(INSTALLED_DOCS): $(INSTALLED)
+	@$(STEP) "Python packages of the site" '$(LOGS)/docs.log' -- $(PIP_INSTALL) -e '.[docs]'
+	@touch $@
+
 # Asked every time (it takes a moment): a Java that is gone, or another JAVA_HOME, is noticed.
 .PHONY: java
 java: $(INSTALLED)
@@ -187,6 +203,15 @@ chromium: postgresql  # one after the other: apt takes a lock
 	@command -v chromium >/dev/null || $(STEP) "Chromium" '$(LOGS)/chromium.log' -- \
 	  bash -c "apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium" || \
 	  echo "== Chromium is not here: the test that needs it is skipped, and says so" >&2
+
+# Draws the diagrams of the site; where it cannot be had, they are shown as text.
+MERMAID := mermaid-11.17.2.tgz
+.PHONY: mermaid
+mermaid: $(INSTALLED)
+	@test -s '$(JMSQ_CACHE)/mermaid.min.js' || $(STEP) "Mermaid" '$(LOGS)/mermaid.log' -- bash -euc "cd '$(JMSQ_CACHE)'; \
+	  npm pack --silent $(MERMAID:mermaid-%.tgz=mermaid@%); tar xzOf $(MERMAID) package/dist/mermaid.min.js > mermaid.part; \
+	  rm $(MERMAID); mv mermaid.part mermaid.min.js" || \
+	  echo "== Mermaid is not here: the site shows diagrams as text" >&2
 
 .PHONY: jars
 jars: java

@@ -66,6 +66,7 @@ DEMO = [
     "nbformat",
 ]
 NOTEBOOKS = [*ALL, *DEMO, "notebook"]
+DOCS = ["sphinx>=8.1", "myst-parser>=4", "furo", "sphinx-copybutton"]
 BENCH = [*ALL, "deltalake>=1.6,<1.7", "confluent-kafka", "stomp.py>=8.2"]
 
 
@@ -164,6 +165,7 @@ setup(
         "demo": DEMO,
         "notebooks": NOTEBOOKS,
         "bench": BENCH,
+        "docs": DOCS,
     },
     entry_points={
         "console_scripts": ["jmsq = spark_jms.cli.__main__:main", "storeadmin = spark_jms.cli.store:storeadmin"]

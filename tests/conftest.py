@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from spark_jms.testing.postgresql import PrivatePostgresql
     from tests.harness.services.daemons import Daemons
 
+if os.environ.get("JMSQ_SHARED_RECORDS") == "1":  # all tests with consumers that share record sets
+    from spark_jms.claims.records import shared
+
+    shared.SHARES = True
+
 # No deadline: the time of an example depends on the machine. A failing example prints how to repeat it.
 # The same examples on every run, so that a red run means a change; JMSQ_SEARCH=1 looks for new ones.
 settings.register_profile("spark-jms", deadline=None, print_blob=True, derandomize=True)

@@ -72,6 +72,8 @@ class Paused:
 
 @dataclass(frozen=True)
 class RenamedDestination:
+    """The result of a renaming: the name changes, the table and all positions stay."""
+
     old: str
     new: str
     path: str  # of the table, below the root: it did not change

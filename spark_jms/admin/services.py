@@ -120,6 +120,7 @@ class Round:
 
     @property
     def did_something(self) -> bool:
+        """Something was removed, compacted, written or expired, or has failed."""
         done = (
             self.purged_files or self.compacted_files or self.checkpoints or self.deleted_files or self.expired_messages
         )

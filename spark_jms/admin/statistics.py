@@ -78,6 +78,9 @@ class Rates:
 
 @dataclass(frozen=True)
 class DestinationStatistics:
+    """A destination at one moment: `stored_messages`, `files` and `bytes` of its table, whose version is `version`; `sent` since
+    it was created; `backlog` and `claimed` as of its members, summed. `kind` as in the module file."""
+
     destination: str
     kind: str
     version: int

@@ -146,6 +146,7 @@ class AsyncProducer:
 
     @property
     def producer_id(self) -> str | None:
+        """The id that it was opened with, or None."""
         return self._producer.producer_id
 
     @property
@@ -158,6 +159,7 @@ class AsyncProducer:
         return await self._calls.run(self._producer.resume)
 
     def statistics(self) -> ProducerStatistics:
+        """Counts of messages, commits and bytes; it does not wait."""
         return self._producer.statistics()
 
     def reset_statistics(self) -> None:
@@ -166,6 +168,7 @@ class AsyncProducer:
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called, or a one-way send has failed."""
         return self._producer.closed
 
     async def close(self) -> None:
@@ -256,6 +259,7 @@ class AsyncConsumer:
         await self._calls.run(self._consumer.recover)
 
     def statistics(self) -> ConsumerStatistics:
+        """Counts of messages and bytes; it does not wait."""
         return self._consumer.statistics()
 
     def reset_statistics(self) -> None:
@@ -264,6 +268,7 @@ class AsyncConsumer:
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called, or the consumer has ended."""
         return self._consumer.closed
 
     async def close(self) -> None:

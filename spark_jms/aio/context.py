@@ -186,6 +186,7 @@ class AsyncContext:
             raise
 
     def statistics(self) -> ContextStatistics:
+        """What is open now, how much was open, and which background work fails; it does not wait."""
         return self.blocking.statistics()
 
     def reset_statistics(self) -> None:

@@ -46,6 +46,7 @@ class DomainCollector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
+        """The metrics of one scrape, as Prometheus's client library asks for them."""
         found = self._sample()
         yield GaugeMetricFamily("jmsq_domain_up", "1 while the domain can be sampled.", value=found is not None)
         if found is None:

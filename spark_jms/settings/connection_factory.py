@@ -2,7 +2,7 @@
 distributed destination, how many messages its consumers claim at a time, whether its senders wait, and
 its flow control. The keys have JMS's own names in WebLogic, in camel case.
 
-To add a key, add a line at the end of ConnectionFactory, and run `make docs`. Stored ones that lack the key have its default.
+To add a key, add a line at the end of ConnectionFactory, and run `make options`. Stored ones that lack the key have its default.
 
 Features: D2, D3, T5, T9, T11 (docs/FEATURES.md)
 """
@@ -190,6 +190,7 @@ class ConnectionFactory(Table):
             )
 
     def refusal(self, row: Setting, value: object, allowed: str) -> OptionError:
+        """The error for a value that does not fit, when the factory is made in Python."""
         return OptionError(f"{row.name} of a connection factory is {value!r}, but must be {allowed}")
 
     def pipeline(self, *, listener: bool, topic: bool) -> int:
@@ -201,10 +202,12 @@ class ConnectionFactory(Table):
 
     @property
     def sends_one_way(self) -> bool:
+        """Whether non-persistent sends may return before their message is in the table."""
         return self.one_way_send_mode != DISABLED
 
     @property
     def balances_per_jvm(self) -> bool:
+        """Whether a sender uses one member of each server."""
         return self.producer_load_balancing_policy == PER_JVM
 
 

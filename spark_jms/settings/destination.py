@@ -1,6 +1,6 @@
 """The settings of a destination: keys of the module file, stored in the metadata of the destination's table.
 
-To add a key, add a line at the end of DestinationSettings, and run `make docs`. Stored tables that lack the key have its
+To add a key, add a line at the end of DestinationSettings, and run `make options`. Stored tables that lack the key have its
 default.
 
 Features: C3, C16 (docs/FEATURES.md)

@@ -1,6 +1,6 @@
 """All tables of settings as people read about them: in docs/OPTIONS.md, in conf/jms-module.yaml, and by `jmsq describe`.
 
-    python -m spark_jms.settings.document        # or: make docs
+    python -m spark_jms.settings.document        # or: make options
 
 writes docs/OPTIONS.md and the explanation at the top of conf/jms-module.yaml. The text around the tables is in this file.
 
@@ -115,7 +115,7 @@ class TextName:
     that the texts state, or "". `keys` are the settings, as GROUP.NAME; where there are none, `instead` tells what does. `differs`
     explains another default.
 
-    `make docs` writes the names into docs/OPTIONS.md. A setting that is not there yet is shown as "not yet", until a table of
+    `make options` writes the names into docs/OPTIONS.md. A setting that is not there yet is shown as "not yet", until a table of
     settings has it: nothing is to be changed here when it is added.
     """
 
@@ -254,11 +254,11 @@ def table_of_texts() -> Iterator[str]:
         yield f"| {row.name} | {row.default or '–'} | {row.shown} |"
 
 
-# -- what `make docs` writes -------------------------------------------------------------------------------------------
+# -- what `make options` writes -------------------------------------------------------------------------------------------
 PAGE = """\
 # Settings
 
-<!-- Generated from the tables in spark_jms/settings by `make docs`. Change those. -->
+<!-- Generated from the tables in spark_jms/settings by `make options`. Change those. -->
 
 `jmsq describe DEST` shows the settings of a destination with their values, `jmsq describe --settings` all settings.
 
@@ -289,12 +289,15 @@ the queue. The same holds for two reads of one subscription. To see each message
 each read:
 
 ```python
+from pyspark.sql.functions import expr
+
+
 def read(subscription):
-    stream = spark.readStream.format("jmsq").option("root", root).option("destination", "prices")
+    stream = spark.readStream.format("jmsq").option("root", "messages").option("destination", "prices")
     return stream.option("subscription", subscription).load()
 
 
-both = read("left").alias("l").join(read("right").alias("r"), F.expr("l.JMSCorrelationID = r.JMSMessageID"))
+both = read("left").alias("l").join(read("right").alias("r"), expr("l.JMSCorrelationID = r.JMSMessageID"))
 ```
 
 If a query needs a batch twice, use it twice in `foreachBatch`.

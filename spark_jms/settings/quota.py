@@ -1,6 +1,6 @@
 """The settings of a quota: keys of the module file, under `quotas:`. The names are those of WebLogic's QuotaBean.
 
-To add a key, add a line at the end of QuotaSettings, and run `make docs`. Stored quotas that lack the key have its default.
+To add a key, add a line at the end of QuotaSettings, and run `make options`. Stored quotas that lack the key have its default.
 
 Features: T1 (docs/FEATURES.md)
 """

@@ -99,7 +99,8 @@ class DaemonSettings(_FromVariables):
 
 @attrs.frozen
 class DoorSettings(_FromVariables):
-    """The WebHDFS door of a daemon. An address other than loopback needs TLS and tokens."""
+    """The WebHDFS door of a daemon. An address other than loopback needs TLS and tokens. Without tokens the door admits the
+    daemon's own user."""
 
     address: str | None = setting("RS_DOOR", HostPort(), None, "Where the WebHDFS door listens.", without="no door")
     certificate: str = setting("RS_DOOR_CERTIFICATE", PEM, "", "The door's certificate; needed beyond loopback.")
@@ -107,6 +108,9 @@ class DoorSettings(_FromVariables):
     tokens: str = setting("RS_DOOR_TOKENS", Text("a file"), "", "Users and their tokens; needed beyond loopback.")
     region_bytes: int = setting(
         "RS_DOOR_REGION_MB", REGION_SIZE, 64 * 2**20, "Size of the regions that hold the door's namespace."
+    )
+    open: bool = setting(
+        "RS_DOOR_OPEN", Flag(), False, "Whether every user of this machine may use the door, without a token."
     )
     store: str = "webhdfs"
 

@@ -112,6 +112,7 @@ class Java:
 
     @property
     def major(self) -> int:
+        """17 of version 17.0.15; 0 if the version is none."""
         return major_of(self.version)
 
     def unfit_because(self) -> str | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 
 from spark_jms.store.contract import (
     ANSWER_LIMIT_BYTES,
@@ -40,8 +41,9 @@ from spark_jms.store.ledger.backend import Alive, ChangeAnswer, ChangeRequest, T
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.record import Change, Closed, Ended, Opened, Written
 
-RULES: dict[str, Rule] = {}
-"""The rules by name."""
+RULES: dict[str, Rule | str] = {"record-sets": "spark_jms.claims.records.shared:change_record_sets"}
+"""The rules by name: functions, or as `module:function` where one is found, which is imported when it is first asked for. A process
+that serves a store knows nothing of what is in it until then."""
 
 _running = threading.local()
 
@@ -97,9 +99,7 @@ def require_no_rule() -> None:
 
 
 def _run_rule(request: ChangeRequest, views: dict[str, RecordView], sessions: frozenset[str]) -> RuleResult:
-    rule = RULES.get(request.rule)
-    if rule is None:
-        raise RuleError(f"this process knows no rule {request.rule!r}")
+    rule = _rule(request.rule)
     with _inside(request.rule):
         try:
             result = rule(request.argument, views, sessions)
@@ -109,6 +109,19 @@ def _run_rule(request: ChangeRequest, views: dict[str, RecordView], sessions: fr
             raise RuleError(f"the rule {request.rule!r} failed with {type(error).__name__}: {error}") from error
     _check(request, result, sessions)
     return result
+
+
+def _rule(name: str) -> Rule:
+    found = RULES.get(name)
+    if found is None:
+        raise RuleError(f"this process knows no rule {name!r}")
+    if isinstance(found, str):
+        module, _, function = found.partition(":")
+        try:
+            found = RULES[name] = getattr(import_module(module), function)
+        except Exception as error:
+            raise RuleError(f"the rule {name!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    return found
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import getpass
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,8 @@ from spark_jms.store.net.sockets import server_context
 from spark_jms.store.regions.client.objects import MemoryObjects
 from spark_jms.store.webhdfs import door as webhdfs_door
 from spark_jms.store.webhdfs.blocks import FilesOptions
-from spark_jms.store.webhdfs.door import Door, DoorOptions
+from spark_jms.store.webhdfs.callers import UserOfProcess
+from spark_jms.store.webhdfs.door import OPEN_WARNING, Door, DoorOptions
 from spark_jms.store.webhdfs.files import Files
 
 
@@ -26,15 +27,18 @@ def clock_us() -> int:
 async def serve(arguments: argparse.Namespace) -> None:
     if (arguments.certificate is None) != (arguments.key is None):
         raise SecurityConfigError("--certificate and --key go together")
-    user = getpass.getuser()
+    user = UserOfProcess.current().name
     files = await Files.open(MemoryObjects("webhdfs"), clock_us, FilesOptions(owner=user))
     options = DoorOptions(
         tls=server_context(arguments.certificate, arguments.key) if arguments.key else None,
         tokens=webhdfs_door.Tokens.from_file(arguments.tokens) if arguments.tokens else None,
+        open=arguments.open,
         superuser=user,
     )
     door = Door(lambda: files, options)
     await door.start(arguments.host, arguments.port)
+    if options.open:
+        print(f"WARNING: {OPEN_WARNING % f'{arguments.host}:{door.port}'}", file=sys.stderr, flush=True)
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -54,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--certificate", type=Path, help="PEM; with --key, the door speaks TLS (swebhdfs)")
     parser.add_argument("--key", type=Path)
     parser.add_argument("--tokens", type=Path, help="file of `user token` lines, mode 0600")
+    parser.add_argument("--open", action="store_true", help="admit every user of this machine, and believe user.name")
     arguments = parser.parse_args(argv)
     try:
         import uvloop

@@ -6,7 +6,7 @@ bytes at once, as HttpFS does, unless the client asks for the address (`noredire
 
 The door serves the namespace itself, or forwards the request to the daemon that does. If neither is possible it answers
 503 with an exception on which Hadoop's clients retry or try the next address. A door that other machines can reach has TLS and
-bearer tokens from a file.
+bearer tokens from a file; without tokens a door admits the user that runs it (callers.py).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import quote, unquote
 
 import aiohttp
 from aiohttp import ClientError, web
@@ -31,6 +32,7 @@ from spark_jms.store.errors import SecurityConfigError
 from spark_jms.store.net.sockets import check_private, is_loopback
 from spark_jms.store.webhdfs import wire
 from spark_jms.store.webhdfs.blocks import DEFAULT_FILE_BLOCK_BYTES
+from spark_jms.store.webhdfs.callers import CallerCheck, FindOwner, UserOfProcess, owner_of_socket
 from spark_jms.store.webhdfs.errors import (
     AccessControlError,
     FaultError,
@@ -48,6 +50,7 @@ from spark_jms.store.webhdfs.wire import DoorRequest
 DATA_MARK = "data"  # the parameter of the second step, as HttpFS names it
 TOKEN_PATH = "/oauth2/token"
 FORWARDED = "X-Jmsq-Forwarded"
+FORWARDED_USER = "X-Jmsq-User"  # a door that does not send it is of a release that believed every caller
 MAX_FORM_BYTES = 16 * 1024
 TOKEN_SECONDS = 3600
 KEEPALIVE_TIMEOUT_S = 75.0
@@ -55,6 +58,11 @@ CONNECT_TIMEOUT_S = 2.0
 IDLE_TIMEOUT_S = 60.0
 LEAST_TOKEN_CHARACTERS = 16
 MAX_TOKENS = 1000
+OLD_FORWARDER = (
+    "The door that forwarded this request does not say for which user: its daemon is of an older release, and admits every user "
+    "of its machine. Restart that daemon with this release, or use the address of a newer one"
+)
+OPEN_WARNING = "the WebHDFS door at %s is open: every user of this machine may read, change and delete all of its files"
 Result = TypeVar("Result")
 _LOG = logging.getLogger("store.replicated.webhdfs.door")
 # aiohttp logs a stack trace for each request that is not HTTP: a client could fill the disk.
@@ -101,6 +109,7 @@ class Tokens:
 class DoorOptions:
     tls: ssl.SSLContext | None = None
     tokens: Tokens | None = None
+    open: bool = False  # believe `user.name`: every user of this machine may do everything
     superuser: str = "hdfs"
     idle_timeout_ms: int = 60_000  # of a body that makes no progress, in either direction
     answer_at_once_bytes: int = 1024 * 1024  # a file up to this size is sent in one write
@@ -112,6 +121,7 @@ class DoorOptions:
 class DoorStatistics:
     requests: Counter[str] = field(default_factory=Counter)  # by operation
     refusals: Counter[str] = field(default_factory=Counter)  # by exception
+    lookups: int = 0  # of connections in the kernel
     faults: int = 0  # errors of the door itself; the log has them
     forwarded: int = 0
     open_streams: int = 0
@@ -121,18 +131,21 @@ class DoorStatistics:
 
 class Door:
     """`files` returns the open namespace or None; the door calls it for every request, so the namespace may be opened again
-    behind it. `forward_to` returns the `host:port` of the daemon that serves it instead, or None."""
+    behind it. `forward_to` returns the `host:port` of the daemon that serves it instead, or None. `find_owner` asks the kernel."""
 
     def __init__(
         self,
         files: Callable[[], Files | None],
         options: DoorOptions | None = None,
         forward_to: Callable[[], str | None] = lambda: None,
+        find_owner: FindOwner = owner_of_socket,
     ) -> None:
         self._files = files
         self._forward_to = forward_to
         self._forwarder: Forwarder | None = None
         self.options = options or DoorOptions()
+        believes = self.options.tokens is not None or self.options.open
+        self._callers = None if believes else CallerCheck(UserOfProcess.current(), find_owner)
         self._statistics = DoorStatistics()
         self._runner: web.AppRunner | None = None
         self.host = ""
@@ -142,6 +155,8 @@ class Door:
         """Listen; port 0 chooses a free one (see `port`). SecurityConfigError on an address that needs TLS and tokens."""
         options = self.options
         check_binding(host, options.tls is not None, options.tokens is not None)
+        if options.open and options.tokens is not None:
+            raise SecurityConfigError("a door is open, or has a token file: it cannot be both")
         self._forwarder = Forwarder(options.forward_tls if options.tls else None, options.tls is not None)
         application = web.Application()
         application.router.add_route("*", "/{path:(?s:.*)}", self._handle)
@@ -171,6 +186,7 @@ class Door:
             self._forwarder = None
 
     def statistics(self) -> DoorStatistics:
+        self._statistics.lookups = self._callers.lookups if self._callers is not None else 0
         return self._statistics
 
     # ---- one request
@@ -198,7 +214,7 @@ class Door:
         self._statistics.requests[parsed.op] += 1
         files = self._files()
         if files is None or files.failure is not None:
-            return await self._elsewhere(request, files)
+            return await self._elsewhere(request, files, user or parsed.user(self.options.superuser))
         caller = Caller(
             user or parsed.user(self.options.superuser),
             self.options.superuser,
@@ -302,14 +318,25 @@ class Door:
     # ---- authentication and addresses
 
     def _authenticated(self, request: web.Request) -> str | None:
-        """The token's user; None if the door does not require tokens."""
+        """The token's user; without tokens, the user who owns the connection, or the one that another door of this user has
+        admitted. None at an open door."""
         if self.options.tokens is None:
-            return None
+            return self._owner(request)
         token = bearer(request.headers.get("Authorization"))
         user = self.options.tokens.user(token) if token else None
         if user is None:
             raise UnauthenticatedError("Authentication required")
         return user
+
+    def _owner(self, request: web.Request) -> str | None:
+        if self._callers is not None:
+            self._callers.admit(request.task, request.transport)
+        if FORWARDED not in request.headers:
+            return None if self._callers is None else self._callers.user.name
+        passed = request.headers.get(FORWARDED_USER)
+        if passed is None and self._callers is not None:
+            raise StandbyError(f"{OLD_FORWARDER}: StandbyException")  # the client tries the next address
+        return None if passed is None else unquote(passed)
 
     async def _token(self, request: web.Request) -> web.StreamResponse:
         """For Hadoop's OAuth2 providers: exchanges a credential or refresh token for the access token, which is the same."""
@@ -324,11 +351,11 @@ class Door:
         answer = {"access_token": secret, "token_type": "Bearer", "expires_in": TOKEN_SECONDS}
         return _response(DoorReply(wire.json(answer)))
 
-    async def _elsewhere(self, request: web.Request, files: Files | None) -> web.StreamResponse:
+    async def _elsewhere(self, request: web.Request, files: Files | None, user: str) -> web.StreamResponse:
         target = self._forward_to() if files is None else None
         if target is not None and self._forwarder is not None and FORWARDED not in request.headers:
             self._statistics.forwarded += 1
-            return await self._forwarder.forward(request, target, {FORWARDED: "1"})
+            return await self._forwarder.forward(request, target, {FORWARDED: "1", FORWARDED_USER: quote(user)})
         if files is not None:
             raise RetriableError(f"The namespace failed and is being opened again: {files.failure}")
         # Hadoop's client checks how the message ends
@@ -367,7 +394,8 @@ class Forwarder:
 
     async def forward(self, request: web.Request, target: str, mark: dict[str, str]) -> web.StreamResponse:
         """RetriableError when the other daemon cannot be reached, or closes the connection before it answered."""
-        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _HOP]
+        left_out = _HOP | {name.lower() for name in mark}
+        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in left_out]
         headers += list(mark.items())
         url = URL(f"{self._scheme}://{target}{request.raw_path}", encoded=True)
         response: web.StreamResponse | None = None

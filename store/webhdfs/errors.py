@@ -65,6 +65,14 @@ class AccessControlError(RemoteError):
     java_class = "org.apache.hadoop.security.AccessControlException"
 
 
+class ForeignCallerError(AccessControlError):
+    """Another user of this machine sent the request. Run the program as the door's user, or give the door a token file."""
+
+
+class UnknownCallerError(AccessControlError):
+    """The kernel does not show which user sent the request. Give the door a token file."""
+
+
 class BeingCreatedError(RemoteError):
     """Another writer has the file open. Wait until it closes, or overwrite the file."""
 

@@ -33,7 +33,8 @@ from spark_jms.store.regions.core.peers import SERVICE
 from spark_jms.store.regions.daemon.daemon import Host, ServiceFactory
 from spark_jms.store.webhdfs import door as webhdfs_door
 from spark_jms.store.webhdfs.blocks import FilesOptions
-from spark_jms.store.webhdfs.door import Door, DoorOptions
+from spark_jms.store.webhdfs.callers import UserOfProcess
+from spark_jms.store.webhdfs.door import OPEN_WARNING, Door, DoorOptions
 from spark_jms.store.webhdfs.files import Files
 
 CONNECTION = "webhdfs.namespace"
@@ -74,7 +75,8 @@ class NamespaceDoor:
             tls = server_context(Path(settings.certificate), Path(settings.key or settings.certificate))
             trust = client_context(Path(settings.certificate).read_text())
         tokens = webhdfs_door.Tokens.from_file(Path(settings.tokens)) if settings.tokens else None
-        return DoorOptions(tls=tls, tokens=tokens, forward_tls=trust)
+        user = UserOfProcess.current().name
+        return DoorOptions(tls=tls, tokens=tokens, open=settings.open, forward_tls=trust, superuser=user)
 
     @property
     def address(self) -> str:
@@ -82,6 +84,8 @@ class NamespaceDoor:
 
     async def start(self) -> None:
         await self._door.start(self._settings.host, self._settings.port)
+        if self._settings.open:
+            self._log.warning(OPEN_WARNING, self.address)
         self._task = asyncio.create_task(self._serve())
 
     async def stop(self) -> None:

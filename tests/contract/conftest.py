@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 
 import spark_jms
+from spark_jms.claims.records import shared
 from spark_jms.client import Context
 from spark_jms.testing import memory_domain
+
+
+@pytest.fixture(params=["handed over", "shared"])
+def sharing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How consumers have a record set: one after the other, or all at once."""
+    monkeypatch.setattr(shared, "SHARES", request.param == "shared")
+
 
 FOUR = {"kind": "distributed-queue", "members": 4}
 

@@ -84,7 +84,7 @@ class Acknowledger:
         for member in members:
             if not self._members.open(member):
                 continue
-            state, epoch = self._members.attached_state(member), self._members.held[member].handle.epoch
+            state, epoch = self._members.attached_state(member), self._members.held[member].epoch
             if committed:
                 changed[member] = state.fulfilled(ticket, epoch, now)
             else:
@@ -106,7 +106,7 @@ class Acknowledger:
                     left.setdefault(claim, {})[member] = part
                     continue
                 state = changed.get(member) or self._members.attached_state(member)
-                epoch = self._members.held[member].handle.epoch
+                epoch = self._members.held[member].epoch
                 changed[member] = change(state, epoch, self._clock_ms(), claim, part)
         self._members.commit(changed)
         return left
@@ -162,7 +162,7 @@ class PreviousBatch:
     def acknowledged_in(self, state: RecordSet, start: Batch, member: int, *, fresh: bool) -> RecordSet:
         """The state of a held member with `start` acknowledged. `fresh`: this session has not changed the member yet."""
         if start.claim in state.claims:
-            epoch, picks = self._members.held[member].handle.epoch, self._finishes(state, start.claim, member)
+            epoch, picks = self._members.held[member].epoch, self._finishes(state, start.claim, member)
             session = self._members.session_id
             return state.acknowledge(self._members.consumer, session, start.claim, epoch, self._clock_ms(), picks)
         revoked = start.claim in self._revoked or (fresh and start.claim not in self._own)

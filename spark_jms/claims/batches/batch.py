@@ -10,7 +10,7 @@ Features: C5, C6, C8, C9, T4, T16 (docs/FEATURES.md)
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -189,16 +189,18 @@ class BatchMaker:
         self._check_new_records()
         # These are brought up to date, but nothing new is claimed there: it is another consumer's turn.
         leaving = self._members.contested() | self._members.borrowed()
-        changed = self._up_to_date(snapshot, start, needed)
+        live = set(self._store.sessions())
+        changed = self._up_to_date(snapshot, start, needed, live)
         missing = frozenset(needed - set(changed))
         progress = self.previous.with_finished(progress, start, needed & changed.keys())
         if not missing:
             progress = self.trial_copy.acknowledged(progress, start, own)
         narrowed = progress.trial is not None
         looked_at = frozenset() if missing or narrowed else frozenset(changed.keys() - leaving)
-        planned = self._plan(snapshot, changed, looked_at, limits, targets) if looked_at else {}
-        self._prepared = planned
         draining = targets is not None
+        plan = partial(self._plan, snapshot, changed, limits, targets)
+        planned = self._planned(plan, looked_at, live, draining=draining) if looked_at else {}
+        self._prepared = planned
         return PreparedBatch(
             start, snapshot, progress, changed, planned, missing, frozenset(waiting), looked_at, draining
         )
@@ -215,24 +217,22 @@ class BatchMaker:
         batch, also those on other servers, in the order in which their messages are shown. `continued`: what
         becomes of the finished trial; None: it waits. `pins`: the records to keep."""
         snapshot, changed, progress = prepared.snapshot, prepared.changed, prepared.progress
-        picks = self._claim_next(prepared, claim, shares) if claim else {}
-        if not picks:
-            for member, offer in prepared.planned.items():
-                self._planner.not_claimed(member, offer.picks)
-        batch = None
+        claimed = claim if claim and self._claim_next(prepared, claim, shares) else None
         self._members.pinned = set(pins & prepared.waiting)
         if continued is not None:
-            batch, progress = self.trial_copy.claim_again(
+            claimed, progress = self.trial_copy.claim_again(
                 progress, changed, continued.trial, self._settings.in_doubt_timeout_ms
             )
-        elif claim and picks:
-            batch = Batch(self._members.consumer, claim, picks, self._members.table_id)
-        if batch is not None:
+        if claimed is not None:
             self._members.pinned = set()
-            progress = replace(progress, claimed=max(progress.claimed + 1, claim_number(batch.claim)))
+            progress = replace(progress, claimed=max(progress.claimed + 1, claim_number(claimed)))
         held = self._members.held
         begun = {m for m, state in changed.items() if state.intents.keys() - held[m].state.intents.keys()}
         self._members.commit(changed, progress)
+        picks = self._picks(claimed, [*shares, *(changed.keys() - shares.keys())]) if claimed else {}
+        for member, offer in prepared.planned.items():
+            self._planner.not_claimed(member, offer.picks - picks[member].picks if member in picks else offer.picks)
+        batch = Batch(self._members.consumer, claimed, picks, self._members.table_id) if claimed and picks else None
         self._expiration.log_written()
         self._prepared = {}
         self.previous.finish(prepared.start, prepared.missing)
@@ -307,9 +307,8 @@ class BatchMaker:
         visits_all = self._settings.selector is not None
         self._members.acquire(sorted(members), last, visits_all=visits_all, needed=needed)
 
-    def _up_to_date(self, snapshot: Snapshot, start: Batch, needed: set[int]) -> dict[int, RecordSet]:
+    def _up_to_date(self, snapshot: Snapshot, start: Batch, needed: set[int], live: Set[str]) -> dict[int, RecordSet]:
         """The states of the held members with `start` acknowledged, unlogged claims dropped and dead sessions swept."""
-        live = set(self._store.sessions())
         self._check_use()
         now, destination = self._clock_ms(), snapshot.destination
         changed: dict[int, RecordSet] = {}
@@ -326,22 +325,22 @@ class BatchMaker:
             state = state.sweep(live, now, destination.in_doubt_timeout_ms, destination.redelivery_delay_ms, due)
             if before and before.keys() - state.delays.keys():
                 self._planner.restart(member)  # messages behind the pass are available again
-            stamp = Stamp(held.handle.epoch, now)
+            stamp = Stamp(held.epoch, now)
             state = without_lost(state.start_at(floor), snapshot, member, self._members.label(member), stamp)
             if not destination.store_enabled:
                 lost = missed(destination, self._members.subscription, member, snapshot.last_sequence(member))
                 if state.unfinished_of(lost) - state.claimed - state.moving:
                     state = state.skip(lost, SERVER_WAS_DOWN, stamp)
             if state.intents:
-                state = self._transfers.finish(state, held.handle.epoch, patient=True).state
+                state = self._transfers.finish(state, held.epoch, patient=True).state
             if state.pledges:
-                state = self._pledges.ended(state, held.handle.epoch)
+                state = self._pledges.ended(state, held.epoch)
             refusals = state.refusals
-            state = self._reconsidered.look(state, destination, member, held.handle.epoch)
+            state = self._reconsidered.look(state, destination, member, held.epoch)
             if state.refusals is not refusals:
                 self._planner.restart(member)  # messages behind the pass may be available again
-            state = self._limit.enforce(state, destination, member, held.handle.epoch)
-            changed[member] = self._room.enforce(state, snapshot, member, held.handle.epoch)
+            state = self._limit.enforce(state, destination, member, held.epoch)
+            changed[member] = self._room.enforce(state, snapshot, member, held.epoch)
         return changed
 
     def end_pledges(self) -> None:
@@ -349,7 +348,7 @@ class BatchMaker:
         held = self._members.held
         pledged = {m: one for m, one in held.items() if one.state.pledges}
         if pledged:
-            self._members.commit({m: self._pledges.ended(one.state, one.handle.epoch) for m, one in pledged.items()})
+            self._members.commit({m: self._pledges.ended(one.state, one.epoch) for m, one in pledged.items()})
 
     def may_reconsider(self) -> bool:
         """Messages are refused for good, and it is time to look at their targets again."""
@@ -364,15 +363,13 @@ class BatchMaker:
             return  # the next plan tells
         known = {m: self._members.attached_state(m) for m in self._members.held.keys() & self._members.attached}
         held = self._members.held
-        self._members.commit(
-            {m: self._room.enforce(state, snapshot, m, held[m].handle.epoch) for m, state in known.items()}
-        )
+        self._members.commit({m: self._room.enforce(state, snapshot, m, held[m].epoch) for m, state in known.items()})
 
     def _finish(self, members: Set[int]) -> None:
         """Finish the transfers that this batch has begun; what does not end now is tried with the next batch."""
         for member in members & self._members.held.keys():
             held = self._members.held[member]
-            ended = self._transfers.finish(held.state, held.handle.epoch, patient=True)
+            ended = self._transfers.finish(held.state, held.epoch, patient=True)
             self._members.commit({member: ended.state})
 
     def _check_not_ahead(self, state: RecordSet, snapshot: Snapshot, member: int) -> None:
@@ -400,13 +397,23 @@ class BatchMaker:
         ]
 
     # -- claiming -------------------------------------------------------------------------------------------------
-    def _claim_next(self, prepared: PreparedBatch, claim: str, shares: Mapping[int, int]) -> dict[int, MemberPick]:
-        """Claims in `changed`."""
+    def _picks(self, claim: str, members: Iterable[int]) -> dict[int, MemberPick]:
+        """What was claimed: less than was planned, where other consumers were first."""
+        found: dict[int, MemberPick] = {}
+        for member in members:
+            held = self._members.held.get(member)
+            made = held.state.claims.get(claim) if held else None
+            if held and made:
+                found[member] = MemberPick(held.epoch, made.picks, held.state.redelivered(made.picks))
+        return found
+
+    def _claim_next(self, prepared: PreparedBatch, claim: str, shares: Mapping[int, int]) -> bool:
+        """Claims in `changed`; False when there is nothing to claim."""
         planned, changed = prepared.planned, prepared.changed
         consumer, session = self._members.consumer, self._members.session_id
         for member in planned:
             self._refuse_hoarding(changed[member], member)
-        members: dict[int, MemberPick] = {}
+        claims = False
         leading = next((member for member, share in shares.items() if share), None)
         made = Claim(
             claim,
@@ -429,12 +436,9 @@ class BatchMaker:
                 leads=member == leading,
                 sole=len(shares) == 1,
             )
-            self._planner.not_claimed(member, planned[member].picks - picks)
-            if not picks:
-                continue
-            changed[member] = state
-            members[member] = MemberPick(self._members.held[member].handle.epoch, picks, state.redelivered(picks))
-        return members
+            if picks:
+                changed[member], claims = state, True
+        return claims
 
     def _refuse_hoarding(self, state: RecordSet, member: int) -> None:
         """A client that receives and never acknowledges would make the record set grow without bound."""
@@ -447,13 +451,43 @@ class BatchMaker:
                 "acknowledge messages, or recover() them, before you receive more"
             )
 
+    def _offered(self, limits: Limits, states: Collection[RecordSet]) -> Limits:
+        """Where others may take the same messages meanwhile, an offer has some for each of them."""
+        others = max((len(state.consumers.keys() - {self._members.consumer}) for state in states), default=0)
+        if not self._members.shares or limits.max_messages is None or not others:
+            return limits
+        return replace(limits, max_messages=limits.max_messages * (others + 2))
+
+    def _planned(
+        self,
+        plan: Callable[[Set[int]], dict[int, Offer]],
+        members: Set[int],
+        live_sessions: Set[str],
+        *,
+        draining: bool,
+    ) -> dict[int, Offer]:
+        """What the consumer's first members could deliver now. Where that is nothing, its share of what waits on the others; with a
+        selector, or when it drains, everything, because what it does not take may be left."""
+        first: Set[int] = members
+        if self._settings.selector is None and not draining:
+            first = self._members.first_members(members, live_sessions)
+        planned = plan(first)
+        if planned or first == members:
+            return planned
+        of_others = plan(members - first)
+        parts = max(len(members) // len(first), 2)
+        shares = {member: offer.cut(max(offer.picks.count // parts, offer.one)) for member, offer in of_others.items()}
+        for member, offer in of_others.items():
+            self._planner.not_claimed(member, offer.picks - shares[member].picks)
+        return shares
+
     def _plan(
         self,
         snapshot: Snapshot,
         changed: dict[int, RecordSet],
-        members: Set[int],
         limits: Limits,
         targets: Mapping[int, int] | None,
+        members: Set[int],
     ) -> dict[int, Offer]:
         """What each of `members` could deliver now. Expires messages that are over, and skips refused and lost ones, in `changed`."""
         full = {member for member, state in changed.items() if state.outbox_is_full}
@@ -462,6 +496,7 @@ class BatchMaker:
         declared = snapshot.destination
         if declared.handles_units_of_work and self._settings.isolates_poison:
             raise unit_not_narrowed(declared.name)
+        limits = self._offered(limits, changed.values())
         paused = declared.pauses.members(CONSUMPTION, declared.member_ids)
         for member in paused:
             self._planner.restart(member)  # there is nothing more to plan until it is resumed
@@ -470,7 +505,7 @@ class BatchMaker:
             last = snapshot.last_sequence(member)
             if targets is not None:
                 last = min(last, targets.get(member, 0))
-            epoch = self._members.held[member].handle.epoch
+            epoch = self._members.held[member].epoch
             planner = self._work_planner if declared.handles_units_of_work else self._planner
             changed[member], offer = planner.picks(snapshot, member, changed[member], last, limits, epoch)
             if offer.expired:

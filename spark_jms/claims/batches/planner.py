@@ -56,7 +56,9 @@ _MINUTE_MS = 60_000
 class _Pass:
     behind: int  # the last sequence looked at
     blocked: BlockedUnits  # at any time during this pass
-    epoch: int  # of the record: changes made by other holders since were not seen
+    # Messages may have become available since if another one is found: the epoch of the record, or where others change it
+    # meanwhile, how often that has happened.
+    mark: int
 
 
 class _Windows:
@@ -210,7 +212,7 @@ class Planner:
         """These picks were not claimed: the pass continues with them."""
         known = self._passes.get(member)
         if known and picks and picks.first <= known.behind:
-            self._passes[member] = _Pass(picks.first - 1, known.blocked, known.epoch)
+            self._passes[member] = _Pass(picks.first - 1, known.blocked, known.mark)
 
     def picks(
         self,
@@ -227,7 +229,8 @@ class Planner:
         whatever the backlog. Of a sorted destination it looks at all. `apart` are messages that another plan looks at."""
         order = SortOrder.of(snapshot.destination.destination_keys)
         current, max_rows = (None, None) if order else (self._passes.get(member), self._max_rows(limits))
-        if current and current.epoch != epoch and any(f.has_groups for f in snapshot.member_files(member).files):
+        mark = epoch if state.journal is None else state.returns
+        if current and current.mark != mark and any(f.has_groups for f in snapshot.member_files(member).files):
             current, max_rows = None, None  # units may have become available meanwhile: from the start to the end
         begin = current.behind + 1 if current else 1
         waiting = state.waiting
@@ -267,7 +270,7 @@ class Planner:
                     self._delayed.setdefault(member, DelayedMessages()).add_later(state, later, now)
                 windows.give_back(found.left)
         if windows.next and (current or (max_rows is not None and read >= max_rows)):
-            self._passes[member] = _Pass(windows.next.first - 1, blocked, epoch)
+            self._passes[member] = _Pass(windows.next.first - 1, blocked, mark)
         else:
             self._passes.pop(member, None)
         self._waiting[member] = UnitMessages.together(held)
@@ -275,6 +278,8 @@ class Planner:
         self._over[member] = over | expired
         near = snapshot.member_files(member).overlapping(picks.first, picks.last) if picks else ()
         units = None if any(file.has_groups for file in near) else NO_UNITS
+        if units is None and len(state.consumers) > 1 and state.journal is not None:
+            units = units_of(self.table, member, picks, table_id=snapshot.table_id)
         return state, replace(offer.beside(self._over[member]), units=units, returns=state.returns)
 
     def refuse(self, member: int, state: RecordSet, messages: Ranges) -> None:

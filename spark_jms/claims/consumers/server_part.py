@@ -27,6 +27,7 @@ from spark_jms.claims.consumers.left_messages import LeftReader
 from spark_jms.claims.failures.error_destination import set_aside
 from spark_jms.claims.failures.poison import ProtectedPart
 from spark_jms.claims.records.members import BacklogReader, Members
+from spark_jms.claims.records.shared import members_kind
 from spark_jms.claims.servers.stores import home_of, store_of
 from spark_jms.claims.transactions.transfer import Pledges, Transfers
 from spark_jms.core.destinations.servers import HOME
@@ -62,7 +63,7 @@ class ServerPart:
         home, store = home_of(store), store_of(store, server)
         self._domain, self._settings, self._server, self._clock_ms = domain, settings, server, clock_ms
         self._table = domain.log(destination)
-        self.members = Members(
+        self.members: Members = members_kind()(
             store,
             destination,
             table_id,
@@ -137,7 +138,9 @@ class ServerPart:
 
     def outboxes(self) -> dict[int, Sequence[Acknowledgement]]:
         """Acknowledgements of the held members that wait for their table."""
-        return {m: held.state.outbox for m, held in self.members.held.items() if held.state.outbox}
+        self.members.refresh()
+        waiting = {m: held.state.outbox for m, held in self.members.held.items() if held.state.outbox}
+        return {m: rows for m, rows in waiting.items() if self.members.keeps(m)}
 
     def delivered(self, written: Mapping[int, int]) -> None:
         """The acknowledgements of each member up to this one are in their table."""
@@ -146,7 +149,9 @@ class ServerPart:
 
     def events(self) -> dict[int, Sequence[LoggedEvent]]:
         """Of the held members, those that wait for the life-cycle table."""
-        return {m: held.state.life.waiting for m, held in self.members.held.items() if held.state.life.waiting}
+        self.members.refresh()
+        waiting = {m: held.state.life.waiting for m, held in self.members.held.items() if held.state.life.waiting}
+        return {m: events for m, events in waiting.items() if self.members.keeps(m)}
 
     def logged(self, written: Mapping[int, int]) -> None:
         """The events of each member up to this one are in their table."""
@@ -158,7 +163,7 @@ class ServerPart:
         """See `Subscriber.take_up`."""
         declared = self._table.snapshot.destination
         for member in sorted(self._settings.members or recorded_on(declared, self._server, self.members.subscription)):
-            self.members.open(member)
+            self.members.take_up(member)
 
     def hand_over(self) -> int:
         """See `Subscriber.hand_over`."""

@@ -29,6 +29,7 @@ Features: C5, C9, D3, D8, M10 (docs/FEATURES.md)
 from __future__ import annotations
 
 import logging
+import random
 import secrets
 import threading
 import time
@@ -48,6 +49,7 @@ from spark_jms.claims.consumers.replay import BatchReplay
 from spark_jms.claims.consumers.server_part import ServerPart
 from spark_jms.claims.failures.poison import Isolation, pinned
 from spark_jms.claims.records.life_cycle import AcknowledgementTable, LifeCycleTable, opened_table
+from spark_jms.claims.records.shared import PlanOutdatedError, members_kind
 from spark_jms.claims.records.subscriptions import SubscriptionRequest, SubscriptionUse, use_subscription
 from spark_jms.claims.servers.stores import keep_servers, note_late
 from spark_jms.claims.servers.timed_stores import AnswerLostError, Runs, StoreThread
@@ -73,6 +75,8 @@ from spark_jms.store import OutcomeUnknownError, Store
 
 T = TypeVar("T")
 log = logging.getLogger("spark_jms")
+_ATTEMPTS = 4  # plans of a batch while other consumers are faster
+_PAUSE_S = (0.001, 0.005)
 
 
 @dataclass
@@ -82,6 +86,7 @@ class _Concluded:
 
     claim: str
     made: dict[int, MemberPick] = field(default_factory=dict)
+    overtaken: bool = False  # all that was to be claimed was had by other consumers first
     wrote: set[str] = field(default_factory=set)
     acknowledged: set[str] = field(default_factory=set)
 
@@ -143,8 +148,17 @@ class Subscriber:
 
     # -- batches --------------------------------------------------------------------------------------------------
     def next_batch(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None = None) -> Batch | None:
-        """The next batch after `start`, claimed; None when no message is available. Never waits. The claim that `start`
-        names is acknowledged. `targets` maps each member to the last sequence to take."""
+        """The next batch after `start`, claimed; None when no message is available. Never waits for other consumers. The claim that
+        `start` names is acknowledged. `targets` maps each member to the last sequence to take."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._made_batch(start, limits, targets)
+            except PlanOutdatedError as error:
+                log.debug("%s: the next batch is planned again: %s", self.destination, error)
+            time.sleep(random.uniform(*_PAUSE_S))
+        return None
+
+    def _made_batch(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> Batch | None:
         with self._lock:
             self._follow(start)
             if self.settings.replayable:
@@ -168,6 +182,8 @@ class Subscriber:
             released = {member for server in done.acknowledged for member in prepared[server].changed}
             self._left_out.forget(released, replayable=start.claim)
             self._check_open()
+            if not done.made and done.overtaken:
+                raise PlanOutdatedError("other consumers have had all of it first")
             if not done.made:
                 return None
             left = [
@@ -191,7 +207,7 @@ class Subscriber:
         servers = {self._branches.server_of(m) for m in continued.members} if continued else set()
         waiting = {m for one in prepared.values() for m in one.waiting}
         pins = pinned(waiting, {m for one in prepared.values() for m in one.changed})
-        done = _Concluded(claim)
+        done = _Concluded(claim, overtaken=bool(shares) and members_kind().shares)
         for server, one in prepared.items():
             conclude = partial(
                 BatchMaker.conclude,

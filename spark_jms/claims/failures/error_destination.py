@@ -375,7 +375,7 @@ def set_aside(
     if SET_ASIDE not in domain.destinations():
         queue = Destination(SET_ASIDE, "queue", 1, max_message_bytes=_MAX_MESSAGE_BYTES)
         apply_destinations(domain, [queue], lambda destination, member: False)
-    epoch, label = members.held[member].handle.epoch, members.label(member)
+    epoch, label = members.held[member].epoch, members.label(member)
     while picks:
         state = members.attached_state(member)
         declared = transfers.declared(SET_ASIDE)

@@ -35,7 +35,7 @@ from spark_jms.claims.failures.error_destination import ErrorDestination, Failed
 from spark_jms.claims.records.members import Members
 from spark_jms.claims.transactions.transfer import Transfers
 from spark_jms.core.messages.ranges import EMPTY, Ranges
-from spark_jms.core.records.batch import Batch, MemberPick, QueryProgress, claim_number
+from spark_jms.core.records.batch import Batch, QueryProgress, claim_number
 from spark_jms.core.records.endings import ISOLATION
 from spark_jms.core.records.poison import (
     Messages,
@@ -143,25 +143,20 @@ class TrialCopy:
         changed: dict[int, RecordSet],
         after: Trial | None,
         in_doubt_timeout_ms: int | None,
-    ) -> tuple[Batch | None, QueryProgress]:
-        """The messages that wait get the claim of `after`, in `changed`. No batch when there are none; then the trial is
+    ) -> tuple[str | None, QueryProgress]:
+        """The messages that wait get the claim of `after`, in `changed`: its id. None when there are none; then the trial is
         over on this server."""
         trial = progress.trial
         rest = common(after.messages, waiting_in(trial, changed)) if after and trial else {}
         if after is None or trial is None or not rest:
             return None, replace(progress, trial=None)
-        claim = after.claim
-        picks: dict[int, MemberPick] = {}
         for member, ranges in rest.items():
             state = changed[member].release(trial.claim, delivered=not trial.flagged)
             consumer, session = self._members.consumer, self._members.session_id
             now = self._clock_ms()
-            made = Claim(claim, consumer, session, ranges, now, True, in_doubt_timeout_ms=in_doubt_timeout_ms)
+            made = Claim(after.claim, consumer, session, ranges, now, True, in_doubt_timeout_ms=in_doubt_timeout_ms)
             changed[member] = state.claim(made)
-            epoch = self._members.held[member].handle.epoch
-            picks[member] = MemberPick(epoch, ranges, state.redelivered(ranges))
-        batch = Batch(self._members.consumer, claim, picks, self._members.table_id)
-        return batch, replace(progress, trial=after)
+        return after.claim, replace(progress, trial=after)
 
     # -- the poison message ---------------------------------------------------------------------------------------
     def set_aside(self, trial: Trial, convicted: Messages, failures: int) -> None:
@@ -171,7 +166,7 @@ class TrialCopy:
         ((member, picks),) = convicted.items()
         claim, reason = trial.claim, _REASON.format(self._members.consumer, failures)
         self._members.must_open(member)
-        state, epoch = self._members.attached_state(member), self._members.held[member].handle.epoch
+        state, epoch = self._members.attached_state(member), self._members.held[member].epoch
         destination = self._table.refresh().destination
         found = FailedMessages(member, claim, picks, state.redelivered(picks), ISOLATION, reason, delivered=True)
         try:

@@ -9,7 +9,7 @@ Features: C9, C14, C18 (docs/FEATURES.md)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -48,14 +48,21 @@ def session_label(destination: str, subscription: str, consumer: str) -> str:
 
 @dataclass
 class Held:
-    handle: Handle
+    handle: Handle | None  # None: the record is shared (shared.py), and has this `version`
     state: RecordSet
     since_s: float
+    version: int = 0
+
+    @property
+    def epoch(self) -> int:
+        return self.version if self.handle is None else self.handle.epoch
 
 
 class Members:
     """The records that one consumer holds. Not thread-safe: the subscriber's lock guards it. `attached` are the members where the
     consumer has committed in this session; if one of them names another session, this session is stale."""
+
+    shares = False
 
     def __init__(
         self,
@@ -93,6 +100,10 @@ class Members:
         self._fenced: FencedError | None = None  # for good: the session still lists handles that `held` has dropped
         self.pinned: set[int] = set()  # kept although others wait: the next batch needs several members at once
         self.monotonic_s, self._clock_ms, self._is_logged = monotonic_s, clock_ms, is_logged
+        self._begin()
+
+    def _begin(self) -> None:
+        """For a kind of members with more of its own."""
 
     @property
     def session_id(self) -> str:
@@ -173,17 +184,44 @@ class Members:
                 with suppress(StoreError):
                     handle.close()
                 raise
+        try:
+            self.check_speaks(state, member)
+        except ConsumerClosedException:
+            handle.close()
+            raise
+        self._looked_at.discard(member)
+        self.held[member] = Held(handle, state, self.monotonic_s())
+        return True
+
+    def check_speaks(self, state: RecordSet, member: int) -> None:
+        """Raises ConsumerClosedException when another session speaks for this consumer now."""
         if self.consumer not in state.consumers:
             self.attached.discard(member)  # another consumer swept us: we were slow and had no claim there
         if member in self.attached and not state.speaks_for(self.consumer, self.session_id):
-            handle.close()
             raise ConsumerClosedException(
                 f"another instance of consumer {self.consumer} has taken over {self.label(member)}: this one is stale and "
                 "can acknowledge nothing. Stop it."
             )
-        self._looked_at.discard(member)
-        self.held[member] = Held(handle, state, self.monotonic_s())
+
+    def refresh(self) -> None:
+        """See again what others may have changed."""
+
+    def state(self, member: int) -> RecordSet:
+        """As this consumer holds it, or as last committed."""
+        held = self.held.get(member)
+        return held.state if held else read_state(self.store, self.record(member), self.label(member))
+
+    def keeps(self, member: int) -> bool:
+        """This consumer does for a held member what one of its consumers should do."""
         return True
+
+    def take_up(self, member: int) -> None:
+        """Others see from now on that this consumer is there."""
+        self.open(member)
+
+    def first_members(self, members: Set[int], live_sessions: Set[str]) -> set[int]:
+        """Those that it takes messages of first."""
+        return set(members)
 
     def must_open(self, member: int) -> None:
         """Raises MemberUnavailableError when the store has queued us for the record."""
@@ -210,23 +248,30 @@ class Members:
         own = self.progress
         if not real and (own is None or progress in (None, own.value)):
             return
-        writes: dict[Handle, list[Operation]] = {
-            self.held[m].handle: operations(self.held[m].state, state) for m, state in real.items()
-        }
+        writes: dict[Handle, list[Operation]] = {}
+        for m, state in real.items():
+            handle = self.held[m].handle
+            assert handle is not None
+            writes[handle] = operations(self.held[m].state, state)
         if own is not None:
             progress = progress or self.open_progress()
-            assert own.handle is not None
-            writes[own.handle] = own.operations(progress)
+            writes |= own.operations(progress)
         try:
             with self._unfenced():
                 self.session.commit(writes)
         except OutcomeUnknownError:
             self._forget_unknown(real)
             raise
-        if own is not None and progress is not None:
-            own.value = progress
         for member, state in real.items():
             self.held[member].state = state
+        self._note_written(real, progress)
+
+    def _note_written(self, members: Iterable[int], progress: QueryProgress | None) -> None:
+        """The store has what is held of these members now."""
+        if self.progress is not None and progress is not None:
+            self.progress.value = progress
+        for member in members:
+            state = self.held[member].state
             if member in self._undelivered:
                 self._undelivered[member] &= state.claims.keys()
             if state.speaks_for(self.consumer, self.session_id):
@@ -266,7 +311,7 @@ class Members:
             return {
                 m
                 for m, h in self.held.items()
-                if m not in self.pinned and now - h.since_s >= MIN_HOLD_S and h.handle.waiters()
+                if m not in self.pinned and now - h.since_s >= MIN_HOLD_S and h.handle and h.handle.waiters()
             }
 
     def hand_over(self, last_sequences: Mapping[int, int]) -> int:
@@ -297,7 +342,7 @@ class Members:
     def forget(self, member: int) -> None:
         self._borrowed.discard(member)
         held = self.held.pop(member, None)
-        if held is not None:
+        if held is not None and held.handle is not None:
             with self._unfenced():
                 held.handle.close()
 
@@ -369,9 +414,10 @@ class ProgressRecord:
         if handle is not None:
             handle.close()
 
-    def operations(self, after: QueryProgress) -> list[Operation]:
+    def operations(self, after: QueryProgress) -> dict[Handle, list[Operation]]:
         """Its part of a write. There always is one, so that a fenced instance can commit nothing."""
-        return [Put(PROGRESS, after.to_bytes())]
+        assert self.handle is not None
+        return {self.handle: [Put(PROGRESS, after.to_bytes())]}
 
 
 class BacklogReader:
@@ -398,11 +444,8 @@ class BacklogReader:
         return out
 
     def state(self, member: int) -> RecordSet:
-        """As this consumer holds it, or as last committed."""
-        held = self._members.held.get(member)
-        return (
-            held.state if held else read_state(self._store, self._members.record(member), self._members.label(member))
-        )
+        """See `Members.state`."""
+        return self._members.state(member)
 
     def unfinished(self, state: RecordSet, snapshot: Snapshot, member: int, last: int) -> Ranges:
         """The messages up to `last` that the subscription has not finished."""

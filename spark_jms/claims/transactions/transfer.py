@@ -234,7 +234,7 @@ class Transfers:
         """Take every open transfer as far as it gets. `patient`: a target that failed is left alone for a while, as suits a
         consumer that calls this before every plan. The caller writes the new state."""
         problems = []
-        for slot, intent in sorted(state.intents.items()):
+        for _, intent in sorted(state.intents.items()):
             now = self._clock_ms()
             if patient and self._pauses.get(intent.ticket, (0, 0))[0] > now:
                 continue
@@ -254,7 +254,7 @@ class Transfers:
                 continue
             self._pauses.pop(intent.ticket, None)
             if step.step is TransferStep.ACKNOWLEDGE:
-                state = state.moved(slot, epoch, now)
+                state = state.moved(intent.ticket, epoch, now)
             else:
                 log.warning(
                     "transfer %s to %s was refused: its %d message(s) are available again, flagged",
@@ -262,7 +262,7 @@ class Transfers:
                     intent.targets[0].destination,
                     intent.picks.count,
                 )
-                state = state.returned(slot)
+                state = state.returned(intent.ticket)
         return TransfersEnded(state, tuple(problems))
 
     def look(self, intent: Intent) -> NextStep:

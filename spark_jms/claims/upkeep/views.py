@@ -47,6 +47,9 @@ from spark_jms.store import RecordCorruptError, RecordInfo, Store, StoreError
 
 @dataclass(frozen=True)
 class ClaimRow:
+    """The messages of one member that a consumer has received, or a query's batch has, and that are not finished: `messages` of them
+    between the sequences `first` and `last`. `live`: its consumer lives; otherwise the claim is in doubt since `in_doubt_since`."""
+
     destination: str
     subscription: str
     member: int
@@ -67,6 +70,9 @@ class ClaimRow:
 
 @dataclass(frozen=True)
 class SubscriptionRow:
+    """What a subscription has not finished of one member, in messages: `backlog`, of which `claimed` are with consumers. It has
+    finished all up to the sequence `floor`; the newest is `last_sequence`. `holder` has the record; `epoch`: of its session."""
+
     destination: str
     subscription: str
     member: int

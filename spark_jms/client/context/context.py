@@ -324,6 +324,7 @@ class Context(Closable):
         return self._requestor.request(destination, arguments, timeout_s, waiting)
 
     def destinations(self) -> list[str]:
+        """Their names, in order. Raises ClosedError."""
         self._check()
         return self._domain.destinations()
 
@@ -380,6 +381,7 @@ class Context(Closable):
 
     # -- the end --------------------------------------------------------------------------------------------------
     def statistics(self) -> ContextStatistics:
+        """What is open now, how much was open, and which background work fails. Raises IllegalStateException in a forked child."""
         self._process.check()
         producers, consumers = self._producers.open, self._consumers.open
         return ContextStatistics(
@@ -411,6 +413,7 @@ class Context(Closable):
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self._closed
 
     def close(self) -> None:

@@ -51,6 +51,7 @@ class ContextStatistics:
 
     @property
     def healthy(self) -> bool:
+        """No background work fails now."""
         return not self.failures
 
 

@@ -200,6 +200,7 @@ class ClientPool(Closable):
 
     # -- the end --------------------------------------------------------------------------------------------------
     def statistics(self) -> PoolStatistics:
+        """How many producers and consumers of the pool are idle and in use now, and how many it has made and used again."""
         with self._lock:
             now = self._contents
             return PoolStatistics(len(now.idle), len(now.used), now.made, now.reused)

@@ -145,6 +145,7 @@ class Consumer(Closable):
 
     # -- the end --------------------------------------------------------------------------------------------------
     def statistics(self) -> ConsumerStatistics:
+        """Counts of messages and bytes. Raises IllegalStateException in a forked child."""
         self._process.check()
         return self._receiver.statistics(self._listener.failures if self._listener else 0)
 
@@ -157,6 +158,7 @@ class Consumer(Closable):
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called, by the application or by an end that the consumer met."""
         return self._receiver.closing
 
     def close(self) -> None:

@@ -96,6 +96,7 @@ class ProducerStatistics:
     flow: FlowStatistics = NOT_SLOWED
 
     def counted(self, messages: int, commits: int, size: int, duplicates: int) -> ProducerStatistics:
+        """With what one more call has sent."""
         return replace(
             self,
             messages=self.messages + messages,

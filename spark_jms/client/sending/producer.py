@@ -445,6 +445,7 @@ class Producer(Closable):
     # -- the numbers of a producer id ------------------------------------------------------------------------------
     @property
     def producer_id(self) -> str | None:
+        """The id that it was opened with, or None."""
         numbers = self._whole.numbers
         return None if numbers is None else numbers.producer_id
 
@@ -493,6 +494,7 @@ class Producer(Closable):
         self._check_context()
 
     def statistics(self) -> ProducerStatistics:
+        """Counts of messages, commits and bytes. Raises IllegalStateException in a forked child."""
         self._process.check()
         flow = NOT_SLOWED if self._flow is None else self._flow.statistics()
         now = replace(self._statistics, outstanding=self._asynchronous.outstanding(self._name), flow=flow)
@@ -508,6 +510,7 @@ class Producer(Closable):
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called, or a one-way send has failed: then open another one."""
         return self._closed or (self._one_way is not None and self._one_way.failed)
 
     def close(self) -> None:

@@ -144,6 +144,7 @@ class TransactedConsumer(Consumer):
         self._defers = defers
 
     def recover(self) -> None:
+        """Raises IllegalStateException: the session's `rollback` returns its messages."""
         raise IllegalStateException(
             f"consumer {self.name} of {self.destination} belongs to a transacted session: use the session's rollback()"
         )
@@ -301,6 +302,7 @@ class TransactedSession(Closable):
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self._closed
 
     def close(self) -> None:

@@ -297,6 +297,17 @@ def consumers_of(me: str, holders: Mapping[int, str | None], waiters: Mapping[in
     return {h for h in holders.values() if h} | {w for queue in waiters.values() for w in queue} | {me}
 
 
+def preferred(me: str, consumers: Collection[str], members: Collection[int]) -> set[int]:
+    """Of which members a consumer takes messages first, so that it seldom meets the others. Each consumer decides by itself, and
+    all decide alike: with fewer consumers than members each member has one, with more each consumer has a member. An empty one lets
+    it take of the others' members."""
+    order, places = sorted({me, *consumers}), sorted(members)
+    mine = order.index(me)
+    if len(order) > len(places):
+        return {places[mine % len(places)]} if places else set()
+    return set(places[mine :: len(order)])
+
+
 # -- how large: the pipeline of a consumer -----------------------------------------------------------------------------
 def fitting(sizes: Iterable[int], limit_bytes: int) -> int:
     """How many of the first messages have at most so many bytes together; at least one, however large.

@@ -10,17 +10,19 @@ Sets represent the states of messages; redelivery.py has the table of their tran
     PLEDGED     in `pledges[key].picks`: a transaction will acknowledge it, or return it (transactions/transaction.py)
     DONE        at or below `floor`, or in `done`
 
-A message is in exactly one of them. Every method returns a new record set and reads neither clock nor disk. The holder of
-the record writes the result to the store in one commit; stored_form.py has the stored form.
+A message is in exactly one of them. Every method returns a new record set and reads neither clock nor disk. stored_form.py has the
+stored form. A record set that others may change meanwhile notes which of its methods led to it, so that the same can be done to the
+newest state of it inside the store's write (journal.py).
 
 Features: C5, C8, C9, T4 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 from spark_jms.core.destinations.subscriptions import LIMIT, NOTHING_DROPPED, LimitAccount
 from spark_jms.core.messages.chunked_ranges import NONE, ChunkedRanges
@@ -64,6 +66,28 @@ from spark_jms.core.transactions.transfer import Intent, Ticket, free_ticket
 from spark_jms.errors import ConsumerClosedException
 from spark_jms.settings.fields import LifeEvent
 
+P = ParamSpec("P")
+Changing = Callable[Concatenate["RecordSet", P], "RecordSet"]
+
+
+class Noted(NamedTuple):
+    """A change that was made of a record set: the name of its method, and the arguments."""
+
+    method: str
+    arguments: tuple[Any, ...]
+    named: Mapping[str, Any]
+
+
+def _noted(method: Changing[P]) -> Changing[P]:
+    """Of a method that may change the record set: its journal has the outermost call alone."""
+
+    @wraps(method)
+    def changed(self: RecordSet, /, *arguments: P.args, **named: P.kwargs) -> RecordSet:
+        after = method(self, *arguments, **named)
+        return after if after is self else after.noting(self, Noted(method.__name__, arguments, named))
+
+    return changed
+
 
 @dataclass(frozen=True)
 class RecordSet:
@@ -85,6 +109,7 @@ class RecordSet:
     left_orders: Set[str] = frozenset()  # in the store, of claims that ended: see stored_form.py
     refusals: Refusals = ()  # of unfinished messages
     returns: int = 0  # how often messages have become available again
+    journal: tuple[Noted, ...] | None = field(default=None, compare=False, repr=False)  # None: it is not kept
 
     # -- reading --------------------------------------------------------------------------------------------------
     @property
@@ -160,12 +185,18 @@ class RecordSet:
         return self.consumers.get(consumer) == session
 
     # -- changing -------------------------------------------------------------------------------------------------
+    def noting(self, before: RecordSet, change: Noted) -> RecordSet:
+        """As what the change has made of `before`."""
+        return self if before.journal is None else replace(self, journal=(*before.journal, change))
+
+    @_noted
     def logging(self, *, is_on: bool, now_ms: int) -> RecordSet:
         """The life-cycle log gets what happens from now on, at this time, or nothing more."""
         if is_on == self.life.is_on and (not is_on or now_ms == self.life.now_ms):
             return self
         return replace(self, life=replace(self.life, is_on=is_on, now_ms=now_ms))
 
+    @_noted
     def attach(self, consumer: str, session: str) -> RecordSet:
         """The consumer starts or returns in this session: its newest session speaks for it, and its claims recover."""
         after = self
@@ -174,6 +205,7 @@ class RecordSet:
                 after = after._move(replace(claim, session=session), claim.picks, MessageEvent.RECOVER)
         return replace(after, consumers={**self.consumers, consumer: session})
 
+    @_noted
     def claim(self, claim: Claim) -> RecordSet:
         taken = claim.picks & self.claimed or claim.picks & self.moving or self.done & claim.picks
         if claim.id in self.claims or taken or not claim.picks:
@@ -182,6 +214,7 @@ class RecordSet:
             raise AssertionError(f"claim {claim.id} takes messages that are done")
         return replace(self, left_orders=frozenset())._move(claim, claim.picks, MessageEvent.CLAIM)
 
+    @_noted
     def acknowledge(
         self, consumer: str, session: str, claim_id: str, epoch: int, now_ms: int, part: Ranges | None = None
     ) -> RecordSet:
@@ -206,6 +239,7 @@ class RecordSet:
         row = Acknowledgement(self.position + 1, consumer, claim_id, picks, epoch, now_ms)
         return self._move(claim, picks, MessageEvent.ACKNOWLEDGE, row=row)
 
+    @_noted
     def drop(self, consumer: str, keep: str | None = None) -> RecordSet:
         """Forget the consumer's claims except `keep`: Spark never logged them, so no application saw their messages."""
         after = self
@@ -214,6 +248,7 @@ class RecordSet:
                 after = after._move(claim, claim.picks, MessageEvent.RETURN)
         return after
 
+    @_noted
     def release(self, claim_id: str, part: Ranges | None = None, *, delivered: bool, until_ms: int = 0) -> RecordSet:
         """Make messages of a claim available again. If they were `delivered`, the next delivery is flagged and counted, and
         comes not before `until_ms`."""
@@ -227,23 +262,31 @@ class RecordSet:
             return self._move(claim, picks, MessageEvent.RETURN)
         return self._move(claim, picks, MessageEvent.REDELIVER, until_ms=until_ms)
 
+    @_noted
     def revoke(self, claim_id: str, now_ms: int = 0, until_ms: int = 0) -> RecordSet:
         """Its consumer is dead, or taken for dead: its messages are available again, and all of them flagged. Of a client's claim only
         the first of them was certainly shown to the application (redelivery.py)."""
-        claim = self.claims[claim_id]
+        claim = self.claims.get(claim_id)
+        if claim is None:
+            return self
         shown = None if claim.replayable else claim.shown_first
         return self._move(claim, claim.picks, MessageEvent.REDELIVER, now_ms, until_ms, shown=shown)
 
+    @_noted
     def refuse(self, claim_id: str, refusal: MessageRefusal, *, delivered: bool) -> RecordSet:
         """Claimed messages are refused for good: they are available again, to administrators alone. `delivered`: as `release`."""
+        if claim_id not in self.claims or refusal.picks - self.claims[claim_id].picks:
+            raise AssertionError(f"messages are refused that claim {claim_id} does not hold")
         after = self.release(claim_id, refusal.picks, delivered=delivered)
         return replace(after, refusals=added(after.refusals, refusal))
 
+    @_noted
     def reconsider(self, picks: Ranges) -> RecordSet:
         """These are refused no longer, for now."""
         kept = left(self.refusals, picks)
         return self if kept is self.refusals else replace(self, refusals=kept)
 
+    @_noted
     def sweep(
         self,
         live_sessions: Set[str],
@@ -269,6 +312,7 @@ class RecordSet:
         consumers = {c: s for c, s in after.consumers.items() if s in live_sessions or c in busy}
         return after if len(consumers) == len(after.consumers) else replace(after, consumers=consumers)
 
+    @_noted
     def skip(self, ranges: Ranges, why: SkipReason | None = None, stamp: Stamp | None = None) -> RecordSet:
         """Finish messages without a consumer (see SKIP). Claimed and moving ones are left out. `why` None: they never belonged
         to the subscription, or have a row of theirs already, and neither table gets them."""
@@ -280,6 +324,7 @@ class RecordSet:
         life = self.life.noted(LoggedEvent(why.event, skipped, 0, detail=why.detail))
         return replace(after, life=life)._counted(SKIPPER, why.name, skipped, stamp)
 
+    @_noted
     def expire(self, picks: Ranges, claim: str, stamp: Stamp) -> RecordSet:
         """Finish messages whose time is over, and count them (see EXPIRE). Claimed, moving and finished ones are left out. The
         acknowledgement table tells of them; `claim` is one of EXPIRED_CLAIMS."""
@@ -295,19 +340,26 @@ class RecordSet:
             life=self.life.noted(LoggedEvent(LifeEvent.EXPIRED, over, 0)),
         )
 
+    @_noted
     def discard(self, picks: Ranges, consumer: str, claim: str, epoch: int, now_ms: int) -> RecordSet:
         """Finish available messages for good; the acknowledgement table tells by whom."""
-        if picks & self.claimed or picks & self.moving or not picks:
+        if picks & self.claimed or picks & self.moving or not picks or self.unfinished_of(picks) != picks:
             raise AssertionError(f"{claim} discards messages that are not available")
         row = Acknowledgement(self.position + 1, consumer, claim, picks, epoch, now_ms)
         life = self.life.noted(LoggedEvent(LifeEvent.REMOVED, picks, now_ms, consumer, claim))
         return replace(self._finish(picks), outbox=self.outbox.appended(row), position=row.position, life=life)
 
+    @_noted
     def limited(self, last: int, picks: Ranges, claim: str, epoch: int, now_ms: int) -> RecordSet:
-        """The subscription's limit was applied to the messages up to `last`: available ones make room."""
+        """The subscription's limit was applied to the messages up to `last`: those of `picks` that are available make room. The same
+        record set when it was applied to them before."""
+        if last <= self.limit.arrived:
+            return self
+        picks = self.unfinished_of(picks) - self.claimed - self.moving
         after = self.discard(picks, LIMIT, claim, epoch, now_ms) if picks else self
         return replace(after, limit=LimitAccount(last, self.limit.dropped + picks.count))
 
+    @_noted
     def start_at(self, floor: int) -> RecordSet:
         """Skip messages up to `floor`: the subscription starts behind them. A server that was away may have kept the record set of an
         earlier one of this name: what that one has dropped and expired does not count."""
@@ -315,21 +367,25 @@ class RecordSet:
             return self
         return replace(self.skip(Ranges.of((self.floor + 1, floor))), limit=NOTHING_DROPPED, expired=0)
 
+    @_noted
     def delivered_to_table(self, position: int) -> RecordSet:
         """The acknowledgement table has all rows up to `position`."""
         rest = self.outbox.behind(position)
         return self if len(rest) == len(self.outbox) else replace(self, outbox=rest)
 
+    @_noted
     def logged_to_table(self, position: int) -> RecordSet:
         """The life-cycle table has all events up to `position`."""
         life = self.life.behind(position)
         return self if life is self.life else replace(self, life=life)
 
+    @_noted
     def ended(self, last: int, why: str, stamp: Stamp) -> RecordSet:
         """The subscription is dropped, or over: `cleared`, and the acknowledgement table tells what it had not finished of 1..`last`,
         but for what transfers and transactions take."""
         return self.cleared()._counted(ENDER, why, self.unfinished(1, last) - self.moving, stamp)
 
+    @_noted
     def cleared(self) -> RecordSet:
         """As a subscription that was never used, for one that was dropped. The position in the acknowledgement table stays,
         or rows of a new subscription of this name would look like rows that are written; so do the rows that wait for it, the
@@ -349,10 +405,12 @@ class RecordSet:
         """For a new transfer; `nonce` is used when this life has none yet. None: all slots have an open intent."""
         return free_ticket(self.nonce or nonce, self.slots, self.intents)
 
+    @_noted
     def renewed(self, nonce: str) -> RecordSet:
         """A new life: a target knows a number that this record set has not given. Open intents keep their tickets."""
         return replace(self, nonce=nonce, slots={})
 
+    @_noted
     def move(self, claim_id: str, intent: Intent) -> RecordSet:
         """Claimed messages begin to move, by the durable intent. Nothing but the transfer's end changes them now."""
         claim, ticket = self.claims[claim_id], intent.ticket
@@ -365,20 +423,26 @@ class RecordSet:
         slots = {**(self.slots if ticket.nonce == self.nonce else {}), ticket.slot: ticket.number}
         return replace(after, nonce=ticket.nonce, slots=slots, intents={**self.intents, ticket.slot: intent})
 
-    def moved(self, slot: int, epoch: int, now_ms: int) -> RecordSet:
-        """The targets have the messages: acknowledge them here."""
-        intent = self.intents[slot]
+    @_noted
+    def moved(self, ticket: Ticket, epoch: int, now_ms: int) -> RecordSet:
+        """The targets have the messages of the transfer: acknowledge them here. Repeatable."""
+        intent = self.intents.get(ticket.slot)
+        if intent is None or intent.ticket != ticket:
+            return self
         claim = claim_to(intent.claim, ", ".join(target.destination for target in intent.targets))
         row = Acknowledgement(self.position + 1, intent.consumer, claim, intent.picks, epoch, now_ms)
         after = self._end(intent, MessageEvent.ARRIVE, now_ms)
         expired = intent.picks.count if intent.consumer == EXPIRER else 0
         return replace(after, outbox=self.outbox.appended(row), position=row.position, expired=self.expired + expired)
 
-    def returned(self, slot: int) -> RecordSet:
-        """No target has the messages or will ever have them: they are available again, flagged."""
-        return self._end(self.intents[slot], MessageEvent.REFUSE)
+    @_noted
+    def returned(self, ticket: Ticket) -> RecordSet:
+        """No target has the messages of the transfer or will ever have them: they are available again, flagged. Repeatable."""
+        intent = self.intents.get(ticket.slot)
+        return self if intent is None or intent.ticket != ticket else self._end(intent, MessageEvent.REFUSE)
 
     # -- transactions ---------------------------------------------------------------------------------------------
+    @_noted
     def pledge(self, session: str, pledge: Pledge) -> RecordSet:
         """Claimed messages wait for the decision of a transaction. Raises ConsumerClosedException when the consumer does not hold
         them any more, as `acknowledge` does."""
@@ -392,6 +456,7 @@ class RecordSet:
         after = self._move(claim, pledge.picks, MessageEvent.PLEDGE)
         return replace(after, pledges={**self.pledges, pledge.key: pledge})
 
+    @_noted
     def fulfilled(self, ticket: Ticket, epoch: int, now_ms: int) -> RecordSet:
         """The transaction is committed: acknowledge what was pledged to it. Repeatable."""
         after = self
@@ -402,6 +467,7 @@ class RecordSet:
             after = replace(after, outbox=after.outbox.appended(row), position=row.position)
         return after
 
+    @_noted
     def withdrawn(self, ticket: Ticket, now_ms: int, until_ms: int = 0) -> RecordSet:
         """The transaction was rolled back: what was pledged to it is available again, flagged and counted. Repeatable."""
         after = self

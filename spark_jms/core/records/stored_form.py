@@ -36,10 +36,10 @@ Features: C5, C9, C16, C18, C19 (docs/FEATURES.md)
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_jms.core.destinations.subscriptions import NOTHING_DROPPED, LimitAccount
 from spark_jms.core.messages.chunked_ranges import Chunk, ChunkedRanges
@@ -127,7 +127,7 @@ def changed_objects(before: RecordSet | None, after: RecordSet) -> dict[str, byt
     for key, claim in after.claims.items():
         known = old.claims.get(key)
         if known is not claim and not _is_part(known, claim, after):
-            out[f"claim/{key}"] = _dump(_claim(claim))
+            out[f"claim/{key}"] = _dump(claim_to_json(claim))
     for key in old.claims.keys() - after.claims.keys():
         out[f"claim/{key}"] = None
     _compare_orders(out, old, after)
@@ -162,57 +162,109 @@ def changed_objects(before: RecordSet | None, after: RecordSet) -> dict[str, byt
 def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
     """The inverse of `to_objects`; no objects are a new record set. Raises RecordSetError or FormatVersionError with
     `name`, also for damaged chunks."""
+    return followed(NEW_RECORD, objects, name).state
+
+
+class Followed(NamedTuple):
+    """A record set, and the objects that it was read from."""
+
+    objects: Mapping[str, bytes]
+    state: RecordSet
+
+
+NEW_RECORD = Followed({}, RecordSet())
+
+
+def followed(known: Followed, objects: Mapping[str, bytes], name: str) -> Followed:
+    """The record set with these objects, of which only those are read that `known` has not, or has with other bytes. Raises as
+    `from_objects` does."""
+    before = known.objects
+    changed = [key for key, value in objects.items() if before.get(key) != value] + [*(before.keys() - objects.keys())]
+    if not changed:
+        return known
     if not objects:
-        return RecordSet()
+        return NEW_RECORD
     try:
-        head = json.loads(objects[HEAD])
-        if head["v"] > FORMAT_VERSION:
-            raise FormatVersionError(
-                f"the state of {name} has format version {head['v']}, this spark-jms reads up to {FORMAT_VERSION}: "
-                "install a later spark-jms"
-            )
-        done = {int(number): _read_chunk(number, data) for number, data in _under(objects, "done/")}
-        state = RecordSet(
-            floor=int(head["floor"]),
-            done=ChunkedRanges(done),
-            deliveries=DeliveryCounts(
-                _read_numbered(objects, "deliveries/"),
-                _read_numbered(objects, "perhaps/"),
-                ChunkedRanges({int(number): _read_chunk(number, data) for number, data in _under(objects, "alone/")}),
-            ),
-            delays=_read_numbered(objects, "delays/"),
-            position=int(head["position"]),
-            consumers=dict(head["consumers"]),
-            nonce=str(head["nonce"]),
-            expired=int(head.get("expired", 0)),
-            returns=int(head.get("returns", 0)),
-            slots={int(slot): int(number) for slot, number in head["slots"].items()},
-            outbox=Outbox(sorted((_read_row(v) for _, v in _under(objects, "outbox/")), key=lambda row: row.position)),
-            intents={int(slot): intent_from_json(json.loads(v)) for slot, v in _under(objects, "intent/")},
-            pledges={key: pledge_from_json(json.loads(v)) for key, v in _under(objects, "pledge/")},
-            limit=_read_limit(objects.get(LIMIT_ACCOUNT)),
-            life=LifeCycle(
-                int(head.get("life", 0)),
-                WaitingEvents(sorted((_read_event(v) for _, v in _under(objects, "event/")), key=lambda e: e.position)),
-            ),
-        )
-        orders = {key: tuple(map(Ranges.from_json, json.loads(v))) for key, v in _under(objects, "order/")}
-        claims = [_read_claim(key, value, orders.get(key)) for key, value in _under(objects, "claim/")]
-        open_claims = [replace(claim, picks=state.unfinished_of(claim.picks)) for claim in claims]
-        refusals = refusals_from_json(json.loads(objects.get(REFUSALS, b"[]")))
-        open_refusals = [replace(one, picks=state.unfinished_of(one.picks)) for one in refusals]
-        known = {claim.id: claim for claim in open_claims if claim.picks}
-        return replace(
-            state,
-            claims=known,
-            refusals=tuple(one for one in open_refusals if one.picks),
-            left_orders=frozenset(orders.keys() - known.keys()),
-        )
+        return Followed(objects, _read(known, objects, changed, name))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise RecordSetError(
             f"the state of {name} in the store cannot be read ({error!r}): restore the store from a copy, or drop the "
             "subscription with `jmsq subscriptions --drop`"
         ) from error
+
+
+def _read(known: Followed, objects: Mapping[str, bytes], changed: Collection[str], name: str) -> RecordSet:
+    parts, fields = {key.partition("/")[0] for key in changed}, dict[str, Any]()
+    head = json.loads(objects[HEAD])
+    for part in parts:
+        match part:
+            case "head":
+                fields |= _read_head(head, name)
+            case "done":
+                fields[part] = _read_chunks(objects, "done/")
+            case "deliveries" | "perhaps" | "alone":
+                shown, perhaps = _read_numbered(objects, "deliveries/"), _read_numbered(objects, "perhaps/")
+                fields["deliveries"] = DeliveryCounts(shown, perhaps, _read_chunks(objects, "alone/"))
+            case "delays":
+                fields[part] = _read_numbered(objects, "delays/")
+            case "outbox":
+                rows = {row.position: row for row in known.state.outbox}
+                again = {int(key.removeprefix("outbox/")) for key in changed if key.startswith("outbox/")}
+                read = [
+                    rows[at] if at in rows and at not in again else _read_row(value)
+                    for at, value in sorted((int(place), value) for place, value in _under(objects, "outbox/"))
+                ]
+                fields[part] = Outbox(read)
+            case "intent":
+                fields["intents"] = {
+                    int(slot): intent_from_json(json.loads(v)) for slot, v in _under(objects, "intent/")
+                }
+            case "pledge":
+                fields["pledges"] = {key: pledge_from_json(json.loads(v)) for key, v in _under(objects, "pledge/")}
+            case "limit":
+                fields[part] = _read_limit(objects.get(LIMIT_ACCOUNT))
+    state = replace(known.state, **fields)
+    if "head" in parts or "event" in parts:
+        events = sorted((_read_event(v) for _, v in _under(objects, "event/")), key=lambda e: e.position)
+        state = replace(state, life=LifeCycle(int(head.get("life", 0)), WaitingEvents(events)))
+    return _with_open(state, known, objects, changed, parts)
+
+
+def _with_open(
+    state: RecordSet, known: Followed, objects: Mapping[str, bytes], changed: Collection[str], parts: Set[str]
+) -> RecordSet:
+    """With its claims and refusals, without what is finished of them."""
+    if parts & {"claim", "order", "head", "done"}:
+        orders = {key: tuple(map(Ranges.from_json, json.loads(v))) for key, v in _under(objects, "order/")}
+        again, claims = set(changed), dict[str, Claim]()
+        for key, value in _under(objects, "claim/"):
+            same = known.state.claims.get(key) if not again & {f"claim/{key}", f"order/{key}"} else None
+            claim = same or claim_from_json(key, json.loads(value), orders.get(key))
+            if picks := state.unfinished_of(claim.picks):
+                claims[key] = claim if picks == claim.picks else replace(claim, picks=picks)
+        state = replace(state, claims=claims, left_orders=frozenset(orders.keys() - claims.keys()))
+    if parts & {"refusals", "head", "done"}:
+        refusals = refusals_from_json(json.loads(objects.get(REFUSALS, b"[]")))
+        left = [replace(one, picks=state.unfinished_of(one.picks)) for one in refusals]
+        state = replace(state, refusals=tuple(one for one in left if one.picks))
+    return state
+
+
+def _read_head(head: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if head["v"] > FORMAT_VERSION:
+        raise FormatVersionError(
+            f"the state of {name} has format version {head['v']}, this spark-jms reads up to {FORMAT_VERSION}: "
+            "install a later spark-jms"
+        )
+    return {
+        "floor": int(head["floor"]),
+        "position": int(head["position"]),
+        "consumers": dict(head["consumers"]),
+        "nonce": str(head["nonce"]),
+        "expired": int(head.get("expired", 0)),
+        "returns": int(head.get("returns", 0)),
+        "slots": {int(slot): int(number) for slot, number in head["slots"].items()},
+    }
 
 
 _in_head = attrgetter("floor", "position", "consumers", "nonce", "slots", "life.position", "expired", "returns")
@@ -301,6 +353,10 @@ def _read_numbered(objects: Mapping[str, bytes], prefix: str) -> dict[int, Chunk
     return {key: ChunkedRanges(chunks) for key, chunks in sorted(found.items())}
 
 
+def _read_chunks(objects: Mapping[str, bytes], prefix: str) -> ChunkedRanges:
+    return ChunkedRanges({int(number): _read_chunk(number, data) for number, data in _under(objects, prefix)})
+
+
 def _read_chunk(number: str, data: bytes) -> Chunk:
     chunk = Chunk(int(number), data=data)
     chunk.check()
@@ -328,7 +384,8 @@ def _dump(value: object) -> bytes:
     return _encode(value).encode()
 
 
-def _claim(c: Claim) -> list[Any]:
+def claim_to_json(c: Claim) -> list[Any]:
+    """Without its id and order."""
     return [
         c.consumer,
         c.session,
@@ -340,8 +397,8 @@ def _claim(c: Claim) -> list[Any]:
     ]
 
 
-def _read_claim(key: str, value: bytes, order: tuple[Ranges, ...] | None) -> Claim:
-    consumer, session, picks, *rest = json.loads(value)
+def claim_from_json(key: str, value: Sequence[Any], order: tuple[Ranges, ...] | None) -> Claim:
+    consumer, session, picks, *rest = value
     return replace(Claim(key, consumer, session, Ranges.from_json(picks), *rest), order=order)
 
 

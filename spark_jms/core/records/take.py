@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 from spark_jms.core.messages.ranges import EMPTY, Ranges, view
 from spark_jms.core.ordering.units_of_order import NO_UNITS, BlockedUnits, UnitMessages
 from spark_jms.core.records.batch import MAX_RANGES_PER_MEMBER
-from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.record_set import Noted, RecordSet
 from spark_jms.core.records.redelivery import MAX_ORDER, Claim
 
 
@@ -108,6 +108,15 @@ class Offer:
                 return chosen
             last = last * MAX_RANGES_PER_MEMBER // len(chosen)
 
+    def cut(self, count: int) -> Offer:
+        """Without what comes behind the first `count` messages."""
+        if self.picks.count <= count:
+            return self
+        if self.order is None:
+            return self._only(self.picks.take(count))
+        end = count if self.ends is None else next((end for end in view(self.ends) if end >= count), len(self.order))
+        return self._only(Ranges.from_numbers(self.order[:end]))
+
     # -- what is left of it ---------------------------------------------------------------------------------------
     def within(self, state: RecordSet, redelivery_limit: int) -> Offer:
         """What may still be claimed of it in this state."""
@@ -163,4 +172,7 @@ def take(
     if not picks:
         return state, picks
     order = None if claim.replayable else (left.shown(picks) if leads else ())
-    return state.claim(replace(claim, picks=picks, order=order)), picks
+    after = state.claim(replace(claim, picks=picks, order=order))
+    again = left.cut(count * (len(state.consumers) + 1))  # others may have the first ones by then
+    noted = Noted("take", (again, count, claim, redelivery_limit), {"leads": leads, "sole": sole})
+    return after.noting(state, noted), picks

@@ -1,4 +1,4 @@
-"""docs/CLIENT.md: its program, and every piece of code on the right of its tables, are run (C11, C14, C6)."""
+"""docs/CLIENT.md: every piece of code on the right of its tables is run (C11, C14, C6); test_blocks.py runs its programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from spark_jms.errors import IllegalStateException, InvalidDestinationError
 from spark_jms.settings.options import OPTIONS
 from spark_jms.spark.options import parse_options
 from tests.harness.project import PROJECT
-from tests.harness.users.pages import Block, blocks, lines, promised
 
 PAGE = (PROJECT / "docs" / "CLIENT.md").read_text(encoding="utf-8")
 CODE = re.compile(r"`([^`]+)`")
@@ -32,17 +30,6 @@ NAMES = {
     "errorDestination",
     *("text", "body", "JMSXGroupID", "properties"),
 }  # of the module file, and columns
-
-PROGRAMS = [one for one in blocks("docs/CLIENT.md") if one.language == "python"]
-PRINTED = [  # by each program of the page
-    [],
-    [],
-    [f"{number} ID:…" for number in range(1000)],
-    ["3"],
-    [],
-    ["HELLO"],
-    [],
-]
 
 
 @pytest.fixture(scope="module")
@@ -105,21 +92,6 @@ def test_each_line_of_the_tables_is_true(
             parse_options({"root": root, "destination": "orders", option[1]: option[2]})
         elif code not in NAMES:
             run_python(code.replace('connect("messages"', f"connect({root!r}"), context)
-
-
-@pytest.mark.parametrize(("program", "printed"), list(zip(PROGRAMS, PRINTED, strict=True)))
-def test_each_program_of_the_page_runs_alone(
-    program: Block,
-    printed: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """C11, C15, M1, M7, T11: pasted into a new Python, in a directory with the domain of the README."""
-    monkeypatch.chdir(tmp_path)
-    spark_jms.apply("messages", str(PROJECT / "conf" / "jms-module.yaml"))
-    exec(program.text, {"__name__": "__main__"})
-    assert lines(capsys.readouterr().out) == promised("\n".join(printed))
 
 
 def test_page_names_what_is_public() -> None:

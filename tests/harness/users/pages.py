@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,12 +17,18 @@ class Block:
     language: str
     text: str
     heading: str  # the nearest one above
+    page: str = ""
+    line: int = 0
+    prints: str | None = None  # the block of text directly below
 
     @property
     def commands(self) -> list[str]:
-        """The lines without their comments."""
-        lines = (re.sub(r"\s{2,}#.*", "", line).strip() for line in self.text.splitlines())
+        """The lines without their comments; one that ends in a backslash with the next."""
+        lines = (re.sub(r"\s{2,}#.*", "", line).strip() for line in self.text.replace("\\\n", " ").splitlines())
         return [line for line in lines if line and not line.startswith("#")]
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}"
 
 
 @lru_cache
@@ -29,9 +36,13 @@ def blocks(page: str) -> tuple[Block, ...]:
     """In reading order."""
     text = (PROJECT / page).read_text(encoding="utf-8")
     found = []
-    for match in re.finditer(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-        headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text[: match.start()], flags=re.M | re.S), re.M)
-        found.append(Block(match[1], match[2], headings[-1] if headings else ""))
+    for match in re.finditer(r"^( *)```(\w*)\n(.*?)^ *```\n(?:\n```text\n(.*?)^```)?", text, re.MULTILINE | re.DOTALL):
+        above = text[: match.start()]
+        headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", above, flags=re.M | re.S), re.M)
+        heading, line = headings[-1] if headings else "", above.count("\n") + 1
+        found.append(Block(match[2], textwrap.dedent(match[3]), heading, page, line, match[4]))
+        if match[4] is not None:
+            found.append(Block("text", match[4], heading, page, line))
     return tuple(found)
 
 
@@ -62,6 +73,15 @@ def lines(text: str) -> list[str]:
 def promised(text: str) -> list[str]:
     """Each line as a Line, to be compared with `lines`."""
     return [Line(line) for line in lines(text)]
+
+
+def prints_what_is_promised(printed: str, text: str) -> bool:
+    """As `lines(printed) == promised(text)`; and a line of `…` alone stands for any number of lines."""
+    pattern = "".join(
+        r"(?:.*\n)*" if line == "…" else ".*".join(map(re.escape, " ".join(line.split()).split("…"))) + r"\n"
+        for line in lines(text)
+    )
+    return re.fullmatch(pattern, "".join(" ".join(line.split()) + "\n" for line in lines(printed))) is not None
 
 
 def says_it_prints(program: Path) -> list[str]:

@@ -29,7 +29,7 @@ from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import TRANSITIONS, MessageEvent, MessageState, MessageTransition
 from spark_jms.core.records.refusal import MessageRefusal
 from spark_jms.core.records.take import Offer
-from spark_jms.core.transactions.transfer import STEPS, NextStep, TargetOutcome, TransferStep
+from spark_jms.core.transactions.transfer import STEPS, NextStep, TargetOutcome, Ticket, TransferStep
 from spark_jms.log.sending import send
 from spark_jms.log.sending.send import TransactionId
 from spark_jms.log.tables.delta_log import DeltaLog
@@ -303,18 +303,18 @@ def new_messages_have_no_place_in_the_order(patch: Patch) -> None:
 
 
 def forwarded_messages_stay_too(patch: Patch) -> None:
-    def moved(self: RecordSet, slot: int, epoch: int, now_ms: int) -> RecordSet:
-        forwarded = self.intents[slot].consumer == FORWARDER
-        return self.returned(slot) if forwarded else original(self, slot, epoch, now_ms)
+    def moved(self: RecordSet, ticket: Ticket, epoch: int, now_ms: int) -> RecordSet:
+        forwarded = self.intents[ticket.slot].consumer == FORWARDER
+        return self.returned(ticket) if forwarded else original(self, ticket, epoch, now_ms)
 
     original = RecordSet.moved
     patch.setattr(RecordSet, "moved", moved)
 
 
 def redriven_messages_stay_too(patch: Patch) -> None:
-    def moved(self: RecordSet, slot: int, epoch: int, now_ms: int) -> RecordSet:
-        redriven = self.intents[slot].consumer == REDRIVER
-        return self.returned(slot) if redriven else original(self, slot, epoch, now_ms)
+    def moved(self: RecordSet, ticket: Ticket, epoch: int, now_ms: int) -> RecordSet:
+        redriven = self.intents[ticket.slot].consumer == REDRIVER
+        return self.returned(ticket) if redriven else original(self, ticket, epoch, now_ms)
 
     original = RecordSet.moved
     patch.setattr(RecordSet, "moved", moved)

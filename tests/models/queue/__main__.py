@@ -1,4 +1,4 @@
-"""python -m tests.models.queue --seeds 100 --first 1 [--trace]"""
+"""python -m tests.models.queue --seeds 100 --first 1 [--shared] [--trace]"""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 import traceback
 from collections import Counter
 
+from spark_jms.claims.records import shared
 from tests.models.queue.world import run
 
 
@@ -17,7 +18,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=None, help="the first seed; by default a different one each time")
     parser.add_argument("--trace", action="store_true", help="print every step, and where an error was raised")
+    parser.add_argument("--shared", action="store_true", help="consumers share record sets")
     options = parser.parse_args()
+    shared.SHARES = options.shared
     logging.getLogger("spark_jms").setLevel(logging.INFO if options.trace else logging.ERROR)
     first = options.first if options.first is not None else time.time_ns() // 1000 % 1_000_000_000
     failures, errors, delivered = 0, Counter[str](), 0

@@ -93,6 +93,9 @@ class ConsumerProcess:
     def up(self) -> bool:
         return self.subscriber is not None
 
+    def is_of(self, session: str) -> bool:
+        return self.subscriber is not None and members_of(self.subscriber).session_id == session
+
     def crash(self) -> None:
         if self.subscriber is not None:
             self.store.crash(members_of(self.subscriber).session)

@@ -56,9 +56,20 @@ class Crowd:
         awake = [c for c in self.consumers if c.up is up and c not in self.stalled and (up or not c.retired)]
         return self.random.choice(awake) if awake else None
 
+    def work_beside(self, session: str) -> None:
+        """Another consumer than that of the session, whose process is in the middle of something."""
+        awake = [c for c in self.consumers if c.up and c not in self.stalled and not c.is_of(session)]
+        if awake:
+            self._work(self.random.choice(awake))
+
+    def lives(self, session: str) -> bool:
+        return any(c.is_of(session) for c in self.consumers if c not in self.stalled)
+
     # -- what may happen ------------------------------------------------------------------------------------------
     def work(self) -> None:
-        consumer = self.one(up=True)
+        self._work(self.one(up=True))
+
+    def _work(self, consumer: ConsumerProcess | None) -> None:
         if isinstance(consumer, Query):
             self._perhaps_killed(consumer, consumer.step)
         elif isinstance(consumer, Client):

@@ -14,19 +14,19 @@ import pytest
 from spark_jms.admin import transfer
 from spark_jms.claims.batches import planner
 from spark_jms.claims.batches.batch import BatchMaker, PreparedBatch
-from spark_jms.claims.consumers import branches
+from spark_jms.claims.consumers import branches, subscriber
 from spark_jms.claims.failures import expiration
-from spark_jms.claims.records import members
+from spark_jms.claims.records import members, shared
 from spark_jms.claims.servers import stores
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import Claim, MessageEvent
 from spark_jms.core.records.refusal import MessageRefusal
-from spark_jms.core.transactions.transfer import Intent
+from spark_jms.core.transactions.transfer import Intent, Ticket
 from spark_jms.log.destinations import domain
 from spark_jms.log.destinations.declarations import apply_destinations
 from spark_jms.log.tables import storage as log_storage
-from spark_jms.store import Handle, MemoryStore, Operation
+from spark_jms.store import Handle, MemoryStore, Operation, RuleCall
 from spark_jms.store.ledger.session import LedgerSession
 from spark_jms.testing.memory_storage import MemoryStorage
 from tests.models.queue.account import Account
@@ -59,6 +59,7 @@ class QueueWorld:
         self.seen: Counter[str] = Counter()  # what happened how often, a planned change that was not written included
         self.random = random.Random(seed)
         self.clock, self.storage = clock, storage
+        self._between = False  # a process stands between its plan and its write
         self._lives: int | None = None  # writes that the acting process makes before it dies; None: it does not
         self.store = MemoryStore(clock_ms=clock.ms)
         self.tables = Tables(storage, self.store, self.random)
@@ -153,6 +154,17 @@ class QueueWorld:
                 raise ProcessKilled
             self._lives -= 1
 
+    def others_act(self, session: str) -> None:
+        """While this session's process stands between its plan and its write."""
+        if self._between or self.random.random() < 0.7:
+            return
+        self._between, lives, self._lives = True, self._lives, None
+        try:
+            for _ in range(self.random.choice([1, 1, 2, 4])):
+                self.crowd.work_beside(session)
+        finally:
+            self._between, self._lives = False, lives
+
     # -- the end --------------------------------------------------------------------------------------------------
     def drain(self) -> None:
         """The faults end: all consumers are up, time passes, and the queue must become empty."""
@@ -178,6 +190,10 @@ class QueueWorld:
         self.account.check(self.crowd, in_order=quiet)
 
 
+class LivingRevokedError(Exception):
+    """The claim of a consumer that lives was revoked."""
+
+
 @cache
 def _model(rules: Rules) -> MemoryStorage:
     """A domain to copy."""
@@ -196,7 +212,7 @@ def run(seed: int, trace: Callable[[str], object] = lambda line: None, often: Co
     files, clock = _model(rules).copy(), Clock()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(domain, "open_storage", lambda root: files)
-        for module in (branches, members, log_storage):
+        for module in (branches, members, shared, subscriber, log_storage):
             patch.setattr(module, "time", clock)
         patch.setattr(members, "OPEN_TIMEOUT_S", 0.0)
         for module in (expiration, transfer):
@@ -251,9 +267,17 @@ def _note_changes(patch: pytest.MonkeyPatch, world: QueueWorld) -> None:
         world.seen["reconsidered"] += bool(picks)
         return original_reconsider(self, picks)
 
-    def returned(self: RecordSet, slot: int) -> RecordSet:
-        world.conservation.returns.update(self.intents[slot].picks.numbers().tolist())
-        return original_return(self, slot)
+    def returned(self: RecordSet, ticket: Ticket) -> RecordSet:
+        after = original_return(self, ticket)
+        if after is not self:
+            world.conservation.returns.update(self.intents[ticket.slot].picks.numbers().tolist())
+        return after
+
+    def revoked(self: RecordSet, claim_id: str, *times: int) -> RecordSet:
+        claim = self.claims.get(claim_id)
+        if claim is not None and world.crowd.lives(claim.session):
+            raise LivingRevokedError(f"claim {claim_id} of {claim.consumer}, which lives, was revoked")
+        return original_revoke(self, claim_id, *times)
 
     def prepare(self: BatchMaker, *args: Any) -> PreparedBatch:
         prepared = original_prepare(self, *args)
@@ -262,7 +286,9 @@ def _note_changes(patch: pytest.MonkeyPatch, world: QueueWorld) -> None:
 
     original_move, original_begin, original_return = RecordSet._move, RecordSet.move, RecordSet.returned
     original_refuse, original_reconsider, original_prepare = RecordSet.refuse, RecordSet.reconsider, BatchMaker.prepare
+    original_revoke = RecordSet.revoke
     patch.setattr(RecordSet, "_move", moved)
+    patch.setattr(RecordSet, "revoke", revoked)
     patch.setattr(RecordSet, "move", began)
     patch.setattr(RecordSet, "returned", returned)
     patch.setattr(RecordSet, "refuse", refused)
@@ -271,11 +297,18 @@ def _note_changes(patch: pytest.MonkeyPatch, world: QueueWorld) -> None:
 
 
 def _count_store_writes(patch: pytest.MonkeyPatch, world: QueueWorld) -> None:
-    """A process may also die before it writes to the store."""
+    """A process may also die before it writes to the store. Between the plan of one that shares records and its write, others act:
+    the rule must decide on what they have left."""
 
     def commit(self: LedgerSession, changes: Mapping[Handle, Sequence[Operation]]) -> None:
         world.before_write()
         original(self, changes)
 
-    original = LedgerSession.commit
+    def change(self: LedgerSession, names: Sequence[str], call: RuleCall, *held: Any) -> bytes:
+        world.others_act(self.session_id)
+        world.before_write()
+        return original_change(self, names, call, *held)
+
+    original, original_change = LedgerSession.commit, LedgerSession.change
     patch.setattr(LedgerSession, "commit", commit)
+    patch.setattr(LedgerSession, "change", change)

@@ -24,7 +24,7 @@ def statements(root: str) -> list[str]:
     """Of the chapter, for this root."""
     chapter = MONITORING.read_text(encoding="utf-8").split("## The life-cycle log\n")[1].split("\n## ")[0]
     blocks = re.findall(r"^```sql\n(.*?)^```", chapter, re.MULTILINE | re.DOTALL)
-    return [part.replace("/data/messages", root) for block in blocks for part in block.split(";") if part.strip()]
+    return [part.replace("'messages'", f"'{root}'") for block in blocks for part in block.split(";") if part.strip()]
 
 
 def written(table: DeltaLog) -> list[str]:

@@ -19,7 +19,7 @@ def statements(root: str) -> list[str]:
     chapter = MONITORING.read_text(encoding="utf-8").split("## Questions in SQL\n")[1].split("\n## ")[0]
     blocks = re.findall(r"^```sql\n(.*?)^```", chapter, re.MULTILINE | re.DOTALL)
     return [
-        part.replace("/data/messages", root).replace("'orders'", "'jobs'")
+        part.replace("'messages'", f"'{root}'").replace("'orders'", "'jobs'")
         for block in blocks
         for part in block.split(";")
         if part.strip()

@@ -17,12 +17,12 @@ ROWS = {f"{group.name} {name}": row for group in GROUPS.values() for name, row i
 
 def test_options_page_is_up_to_date() -> None:
     """C6, C16, T18: the generated reference of every name and default."""
-    assert (PROJECT / "docs" / "OPTIONS.md").read_text(encoding="utf-8") == page(), "run: make docs"
+    assert (PROJECT / "docs" / "OPTIONS.md").read_text(encoding="utf-8") == page(), "run: make options"
 
 
 def test_module_file_header_is_up_to_date() -> None:
     shipped = (PROJECT / "conf" / "jms-module.yaml").read_text(encoding="utf-8")
-    assert shipped == with_header(shipped), "run: make docs"
+    assert shipped == with_header(shipped), "run: make options"
 
 
 def test_commented_example_is_valid(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ DISTRIBUTIONS = {
     "prometheus_client": "prometheus-client",
     "opentelemetry": "opentelemetry-api",
 }  # where its name is not the module's
-FOR_DEVELOPERS = {"test", "dev", "demo", "notebooks", "bench"}
+FOR_DEVELOPERS = {"test", "dev", "demo", "notebooks", "bench", "docs"}
 
 
 @pytest.fixture

@@ -105,6 +105,7 @@ def test_door_reads_its_variables() -> None:
     given = {f"RS_DOOR_{name}": name.lower() for name in ("CERTIFICATE", "KEY", "TOKENS")}
     settings: DoorSettings = from_variables(DoorSettings, {**given, "RS_DOOR": "1", "RS_DOOR_REGION_MB": "8"})
     assert settings == DoorSettings("1", "certificate", "key", "tokens", 8 << 20)
+    assert from_variables(DoorSettings, {"RS_DOOR_OPEN": "true"}).open
 
 
 @pytest.mark.parametrize("field", [f.name for f in attrs.fields(Thresholds)])

@@ -93,7 +93,7 @@ def test_reference_has_each_name_of_the_texts() -> None:
     assert {row.name: row.default for row in NAMES} == TEXTS
     page = (PROJECT / "docs/OPTIONS.md").read_text(encoding="utf-8")
     lines = [f"| {row.name} | {row.default or '–'} | {row.shown} |\n" for row in NAMES]
-    assert [line for line in lines if line not in page] == [], "run: make docs"
+    assert [line for line in lines if line not in page] == [], "run: make options"
 
 
 @each_name

@@ -210,5 +210,5 @@ def test_no_recipe_of_set_up_prints_beside_its_step() -> None:
         for line in recipes.splitlines()
         if line.startswith("\t") and re.search(r"PIP_INSTALL|apt-get|class_archive", line)
     ]
-    assert len(noisy) == 5
+    assert len(noisy) == 6
     assert all("$(STEP)" in line for line in noisy)

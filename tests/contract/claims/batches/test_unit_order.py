@@ -27,6 +27,8 @@ from spark_jms.log.upkeep.compaction import compact
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, members_of, records_of
 
+pytestmark = pytest.mark.usefixtures("sharing")
+
 HIGH = "JMSPriority > 6"
 
 

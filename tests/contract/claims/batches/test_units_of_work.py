@@ -40,6 +40,8 @@ from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
 from tests.harness.messages.shorthands import reject_next
 
+pytestmark = pytest.mark.usefixtures("sharing")
+
 WHOLE: dict[str, Any] = {"kind": "queue", "unit_of_work_handling_policy": "SingleMessageDelivery"}
 QUEUES: dict[str, Any] = {
     "units": WHOLE,
@@ -237,11 +239,11 @@ def test_delayed_message_delays_its_unit(context: Context) -> None:
 def test_delayed_unit_of_work_obeys_a_pause_of_insertion(context: Context) -> None:
     """T14, T12, C12: a delay that ends during the pause ends with it, as for any message."""
     producer = context.producer("units")
-    producer.send(text="a1", properties={UNIT: "a", NUMBER: 1}, delay="300 ms")
+    producer.send(text="a1", properties={UNIT: "a", NUMBER: 1}, delay="1 s")
     producer.send(text="a2", properties={UNIT: "a", NUMBER: 2, END: True})
-    producer.send(text="single", delay="300 ms")
+    producer.send(text="single", delay="1 s")
     pause(domain_of(context), "units", [INSERTION])
-    time.sleep(0.5)
+    time.sleep(1.2)
     with context.consumer("units", acknowledge="auto") as consumer:
         assert consumer.receive(0.3) is None
         resume(domain_of(context), "units")

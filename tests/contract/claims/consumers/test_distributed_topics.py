@@ -15,6 +15,7 @@ from spark_jms.claims.batches.batch import ConsumerSettings
 from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.records import subscriptions
 from spark_jms.claims.records.members import Members
+from spark_jms.claims.records.shared import members_kind
 from spark_jms.claims.servers.stores import active_subscriptions, read_state
 from spark_jms.claims.upkeep import views
 from spark_jms.claims.upkeep.housekeeping import Housekeeper
@@ -429,7 +430,8 @@ def test_query_on_a_server_waits_for_it(root: str, context: Context) -> None:
 def test_claim_whose_answer_is_lost_comes_again(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """D4, D6, C9: the server has the claim of a client that never heard of it; the client gets its messages in its next
     session there, flagged."""
-    commit, failed = Members.commit, list[bool]()
+    kind = members_kind()
+    commit, failed = kind.commit, list[bool]()
 
     def forgetful(self: Members, changed: Any, progress: Any = None) -> None:
         claims = any(state.claims for state in changed.values())
@@ -438,7 +440,7 @@ def test_claim_whose_answer_is_lost_comes_again(context: Context, monkeypatch: p
             failed.append(True)
             raise OutcomeUnknownError("the answer was lost")
 
-    monkeypatch.setattr(Members, "commit", forgetful)
+    monkeypatch.setattr(kind, "commit", forgetful)
     context.consumer("a@prices", subscription="billing").close()
     with spark_jms.connect(context.root, housekeeping=False) as other:
         consumer = Subscriber(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import coordinators_of, members_of, receiver_of, subscriber_of
 from tests.harness.domains.servers import Away, applied, queue_on
 
+pytestmark = pytest.mark.usefixtures("sharing")
+
 
 @pytest.fixture
 def alone() -> Iterator[Context]:
@@ -31,22 +33,22 @@ class LostAnswer:
 
     def __init__(self, consumer: Consumer, *, written: bool) -> None:
         self._members: Members = members_of(subscriber_of(consumer))
-        self._written = written
+        self._written, self._write = written, "change" if self._members.shares else "commit"
 
     def __enter__(self) -> None:
         session = self._members.session
-        original = session.commit
+        original = getattr(session, self._write)
 
-        def lost(changes: Mapping[Any, Any]) -> None:
-            session.commit = original  # type: ignore[method-assign]
+        def lost(*arguments: Any) -> None:
+            setattr(session, self._write, original)
             if self._written:
-                original(changes)
+                original(*arguments)
             raise OutcomeUnknownError("no answer")
 
-        session.commit = lost  # type: ignore[method-assign]
+        setattr(session, self._write, lost)
 
     def __exit__(self, *_: object) -> None:
-        assert "lost" not in self._members.session.commit.__name__
+        assert "lost" not in getattr(self._members.session, self._write).__name__
 
 
 def sent(context: Context, *texts: str) -> None:

@@ -23,7 +23,9 @@ from spark_jms.store.ledger.session import LedgerSession
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import members_of, records_of
 
-CALLS = ("open", "commit", "cancel", "_read", "_close_handle")  # of a session, and of its handles
+CALLS = ("open", "commit", "change", "look", "cancel", "_read", "_close_handle")  # of a session, and of its handles
+pytestmark = pytest.mark.usefixtures("sharing")
+
 ORDERS: dict[str, Any] = {"kind": "distributed-queue", "members": 2}
 
 

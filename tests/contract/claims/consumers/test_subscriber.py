@@ -23,6 +23,8 @@ from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, members_of, records_of
 
+pytestmark = pytest.mark.usefixtures("sharing")
+
 
 def test_table_behind_its_store_is_refused() -> None:
     """C5, C16: if the store knows more messages than the table, new messages would count as done without being read."""

@@ -23,6 +23,8 @@ from spark_jms.spark.options import check_streaming, parse_options
 from spark_jms.testing import memory_domain
 from tests.harness.messages.poison_query import Query, Row, Sink, drained_by_dying_driver, numbers, received, send
 
+pytestmark = pytest.mark.usefixtures("sharing")
+
 QUEUES: dict[str, Any] = {
     "orders": {"kind": "queue", "error_destination": "failed", "redelivery_limit": 1},
     "spread": {"kind": "distributed-queue", "members": 3, "error_destination": "failed"},

@@ -33,6 +33,8 @@ from spark_jms.testing.inside import domain_of, members_of, records_of
 from tests.harness.messages.clocked_consumer import ClockedConsumer
 from tests.harness.messages.shorthands import reject_next
 
+pytestmark = pytest.mark.usefixtures("sharing")
+
 QUEUES: dict[str, Any] = {
     "orders": {"kind": "queue", "redelivery_limit": 2, "error_destination": "failed"},
     "bills": {"kind": "distributed-queue", "members": 2, "redelivery_limit": 0, "error_destination": "failed"},

@@ -26,6 +26,8 @@ from spark_jms.module import declare
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import domain_of, records_of
 
+pytestmark = pytest.mark.usefixtures("sharing")
+
 QUEUES: dict[str, Any] = {
     "urgent": {"kind": "queue", "destination_keys": ("JMSPriority descending",)},
     "stack": {"kind": "queue", "destination_keys": ("JMSMessageID descending",)},

@@ -13,6 +13,8 @@ from spark_jms.testing import wait_until
 from spark_jms.testing.inside import domain_of, records_of
 from tests.harness.messages.shorthands import send_texts, texts
 
+pytestmark = pytest.mark.usefixtures("sharing")
+
 
 # -- acknowledging -----------------------------------------------------------------------------------------------------
 def test_client_mode_acknowledges_everything_delivered(context: Context) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,10 +11,12 @@ import pytest
 
 import spark_jms
 from spark_jms.client import Consumer, Context
-from spark_jms.store import Handle, Operation, Session
+from spark_jms.store import Session
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import delivery_of, members_of, subscriber_of
 from tests.harness.messages.shorthands import send_texts
+
+pytestmark = pytest.mark.usefixtures("sharing")
 
 LIMIT_S = 30
 THREADS = 8
@@ -26,21 +28,23 @@ def context(request: pytest.FixtureRequest) -> Iterator[Context]:
         yield opened
 
 
-class HeldCommits:
-    """Counts the commits of a consumer's session, and holds the first until `open`."""
+class HeldWrites:
+    """Counts the writes of a consumer's session, and holds the first until `gate`."""
 
     def __init__(self, consumer: Consumer) -> None:
-        self.session: Session = members_of(subscriber_of(consumer)).session
-        self._commit: Callable[[Mapping[Handle, Sequence[Operation]]], None] = self.session.commit
+        members = members_of(subscriber_of(consumer))
+        self.session: Session = members.session
+        self.name = "change" if members.shares else "commit"
+        self._write: Callable[..., Any] = getattr(self.session, self.name)
         self.count = 0
         self.held, self.gate = threading.Event(), threading.Event()
 
-    def commit(self, changes: Mapping[Handle, Sequence[Operation]]) -> None:
+    def write(self, *arguments: Any) -> Any:
         self.count += 1
         if self.count == 1:
             self.held.set()
             assert self.gate.wait(LIMIT_S)
-        self._commit(changes)
+        return self._write(*arguments)
 
 
 def test_acknowledgements_of_threads_share_a_store_write(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,18 +52,18 @@ def test_acknowledgements_of_threads_share_a_store_write(context: Context, monke
     send_texts(context, *map(str, range(THREADS + 1)))
     with context.consumer("orders", acknowledge="individual", prefetch=100) as consumer:
         messages: list[Any] = [consumer.receive(timeout=LIMIT_S) for _ in range(THREADS + 1)]
-        commits = HeldCommits(consumer)
-        monkeypatch.setattr(commits.session, "commit", commits.commit)
+        writes = HeldWrites(consumer)
+        monkeypatch.setattr(writes.session, writes.name, writes.write)
         finished = delivery_of(consumer).finished
         with ThreadPoolExecutor(THREADS + 1) as threads:
             first = threads.submit(messages[0].acknowledge)
-            assert commits.held.wait(LIMIT_S)
+            assert writes.held.wait(LIMIT_S)
             rest = [threads.submit(message.acknowledge) for message in messages[1:]]
             wait_until(lambda: len(finished) == THREADS + 1, LIMIT_S)
-            commits.gate.set()
+            writes.gate.set()
             for done in [first, *rest]:
                 done.result(LIMIT_S)
-        assert commits.count == 2
+        assert writes.count == 2
         assert consumer.statistics().acknowledged == THREADS + 1
     assert list(context.browser("orders")) == []
 
@@ -74,11 +78,11 @@ def test_threads_that_keep_acknowledging_share_every_store_write(
     with context.consumer("orders", acknowledge="individual", prefetch=1000) as consumer:
         messages: list[Any] = [consumer.receive(timeout=LIMIT_S) for _ in range(THREADS * each)]
         finished, running = delivery_of(consumer).finished, set(range(THREADS))
-        session: Session = members_of(subscriber_of(consumer)).session
-        commit, alone = session.commit, threading.Event()
+        writes, alone = HeldWrites(consumer), threading.Event()
+        write: Callable[..., Any] = getattr(writes.session, writes.name)
         commits: list[int] = []
 
-        def slow(changes: Mapping[Handle, Sequence[Operation]]) -> None:
+        def slow(*arguments: Any) -> Any:
             commits.append(len(finished))
             commit_now = threading.Event()
             for _ in range(1 if alone.is_set() else LIMIT_S * 100):
@@ -87,14 +91,14 @@ def test_threads_that_keep_acknowledging_share_every_store_write(
                 commit_now.wait(0.01)
             else:
                 alone.set()  # the other threads wait for something else than their own write
-            commit(changes)
+            return write(*arguments)
 
         def work(number: int) -> None:
             for message in messages[number::THREADS]:
                 message.acknowledge()
             running.remove(number)
 
-        monkeypatch.setattr(session, "commit", slow)
+        monkeypatch.setattr(writes.session, writes.name, slow)
         with ThreadPoolExecutor(THREADS) as threads:
             for done in [threads.submit(work, number) for number in range(THREADS)]:
                 done.result(2 * LIMIT_S)
@@ -111,15 +115,15 @@ def test_interrupted_thread_leaves_the_acknowledgements_of_others_to_the_next_wr
     with context.consumer("orders", acknowledge="individual", prefetch=10) as consumer:
         messages: list[Any] = [consumer.receive(timeout=LIMIT_S) for _ in range(3)]
         finished = delivery_of(consumer).finished
-        commits = HeldCommits(consumer)
-        write = commits.commit
+        writes = HeldWrites(consumer)
 
-        def interrupted(changes: Mapping[Handle, Sequence[Operation]]) -> None:
-            write(changes)
-            if commits.count == 2:
+        def interrupted(*arguments: Any) -> Any:
+            answer = writes.write(*arguments)
+            if writes.count == 2:
                 raise KeyboardInterrupt
+            return answer
 
-        monkeypatch.setattr(commits.session, "commit", interrupted)
+        monkeypatch.setattr(writes.session, writes.name, interrupted)
         outcomes: dict[int, str] = {}
 
         def acknowledge(number: int) -> None:
@@ -131,11 +135,11 @@ def test_interrupted_thread_leaves_the_acknowledgements_of_others_to_the_next_wr
 
         threads = [threading.Thread(target=acknowledge, args=(number,)) for number in range(3)]
         threads[0].start()
-        assert commits.held.wait(LIMIT_S)
+        assert writes.held.wait(LIMIT_S)
         for thread in threads[1:]:
             thread.start()
         wait_until(lambda: len(finished) == 3, LIMIT_S, what="the others to queue up")
-        commits.gate.set()
+        writes.gate.set()
         for thread in threads:
             thread.join(LIMIT_S)
         assert outcomes[0] == "acknowledged"

@@ -15,6 +15,7 @@ import spark_jms
 from spark_jms.admin.quota import quotas
 from spark_jms.admin.servers import DAMAGED, transactions
 from spark_jms.claims.records.members import Members
+from spark_jms.claims.records.shared import members_kind
 from spark_jms.claims.servers.stores import home_of
 from spark_jms.claims.transactions import transaction as claims_transaction
 from spark_jms.claims.transactions.transaction import Coordinator, Coordinators, open_transactions
@@ -330,14 +331,15 @@ def test_an_acknowledgement_of_unknown_outcome_is_named(context: Context, monkey
     send_texts(context, "a")
     with context.transacted_session() as session:
         received(session.consumer("orders"))
-        original = Members.commit
+        kind = members_kind()
+        original = kind.commit
 
         def failing(self: Members, *arguments: Any) -> None:
             original(self, *arguments)
             monkeypatch.undo()
             raise OutcomeUnknownError("no answer")
 
-        monkeypatch.setattr(Members, "commit", failing)
+        monkeypatch.setattr(kind, "commit", failing)
         with pytest.raises(CommitOutcomeUnknownError, match="no answer"):
             session.commit()
         session.producer("spread").send(text="next")

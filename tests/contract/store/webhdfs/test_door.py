@@ -17,6 +17,8 @@ from spark_jms.store.webhdfs.files import Files
 from spark_jms.store.webhdfs.operations import SIMPLE, STREAMED
 from tests.harness.stores.webhdfs_door import OPTIONS, DoorHarness, run_with_door
 
+OPEN = DoorOptions(open=True, superuser="owner")  # believes user.name, which these requests carry
+
 
 def test_every_operation_of_files_and_directories() -> None:
     """R19: every operation of the public REST document answers as described there."""
@@ -32,7 +34,7 @@ def test_every_operation_of_files_and_directories() -> None:
         assert await harness.ok("DELETE", "/a", "DELETE", recursive="true") == {"boolean": True}
         assert await harness.ok("DELETE", "/a", "DELETE") == {"boolean": False}
 
-    run_with_door(use)
+    run_with_door(use, OPEN)
 
 
 async def check_contents(harness: DoorHarness) -> None:
@@ -259,7 +261,7 @@ def test_refusals_have_hadoop_names(method: str, path: str, query: str, status: 
         assert found[0] == status
         assert json.loads(found[1])["RemoteException"]["exception"] == name
 
-    run_with_door(use)
+    run_with_door(use, OPEN)
 
 
 async def raw(harness: DoorHarness, request: bytes, end: bool = False) -> tuple[int, bytes]:
@@ -423,7 +425,7 @@ def test_control_characters_are_refused_by_name() -> None:
 
     async def use(harness: DoorHarness) -> None:
         fronts = [DoorHarness(), DoorHarness()]
-        fronts[0].door = Door(lambda: None, forward_to=lambda: f"127.0.0.1:{harness.door.port}")
+        fronts[0].door = Door(lambda: None, OPEN, lambda: f"127.0.0.1:{harness.door.port}")
         fronts[1].door = Door(lambda: None)
         for front in fronts:
             await front.door.start()
@@ -453,7 +455,7 @@ def test_control_characters_are_refused_by_name() -> None:
             for front in fronts:
                 await front.door.stop()
 
-    run_with_door(use)
+    run_with_door(use, OPEN)
 
 
 @pytest.mark.parametrize("target", ["/", "http://h/x", "//h/webhdfs/v1/f"])

@@ -7,6 +7,8 @@ import io
 import json
 import random
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,10 @@ from spark_jms.store.errors import SecurityConfigError
 from spark_jms.store.net.sockets import client_context, server_context
 from spark_jms.store.regions.client.objects import MemoryObjects
 from spark_jms.store.webhdfs.__main__ import main as door_alone
-from spark_jms.store.webhdfs.door import Door, DoorOptions, Tokens
+from spark_jms.store.webhdfs.door import OPEN_WARNING, Door, DoorOptions, Tokens
 from spark_jms.store.webhdfs.files import Files
+from tests.harness.processes import forked
+from tests.harness.programs.other_user import asked_by_other_user
 from tests.harness.services.certificates import certificate
 from tests.harness.stores.webhdfs_door import OPTIONS, DoorHarness, run_with_door
 
@@ -187,3 +191,18 @@ def test_door_alone_names_a_wrong_file(tmp_path: Path, capsys: pytest.CaptureFix
     assert told.startswith("python -m spark_jms.store.webhdfs: ")
     assert str(path) in told
     assert told.count("\n") == 1
+
+
+def test_door_alone_warns_when_it_is_open(tmp_path: Path) -> None:
+    """R17: with the address, before it serves; and it has no tokens then."""
+    command = [sys.executable, "-m", "spark_jms.store.webhdfs", "--memory", "--port", "0", "--open"]
+    with forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as door:
+        assert door.stdout is not None
+        port = int(door.stdout.readline().strip().rpartition(":")[2].rstrip("/"))
+        status, _ = asked_by_other_user(port)
+        door.terminate()
+        _, told = door.communicate(timeout=30)
+    assert status == 200
+    assert told == f"WARNING: {OPEN_WARNING % f'127.0.0.1:{port}'}\n"
+    with pytest.raises(SystemExit):
+        door_alone(["--memory", "--port", "0", "--open", "--tokens", str(tokens(tmp_path))])

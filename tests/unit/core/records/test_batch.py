@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_jms.core.messages.ranges import Ranges
-from spark_jms.core.records.batch import Batch, MemberPick, fair_shares, wanted
+from spark_jms.core.records.batch import Batch, MemberPick, fair_shares, preferred, wanted
 from spark_jms.errors import FormatVersionError, OffsetError
 from spark_jms.settings.types import parse_duration_ms
 
@@ -131,3 +131,19 @@ def test_bad_durations_are_refused(bad: object) -> None:
     """C6: the error of any other text lists the accepted forms."""
     with pytest.raises(ValueError, match="duration|has no unit: write 250s"):
         parse_duration_ms(bad)
+
+
+@given(
+    st.sets(st.text("abcdef", min_size=1, max_size=2), min_size=1, max_size=6), st.sets(st.integers(0, 20), max_size=8)
+)
+def test_consumers_prefer_members_that_others_do_not(consumers: set[str], members: set[int]) -> None:
+    """C9: every member has a consumer, and the consumers have as many members as they can have evenly."""
+    chosen = {one: preferred(one, consumers - {one}, members) for one in consumers}
+    assert set().union(*chosen.values()) == members or len(consumers) > len(members)
+    counts = [sum(member in own for own in chosen.values()) for member in members]
+    if len(consumers) <= len(members):
+        assert counts == [1] * len(members)
+        assert max(map(len, chosen.values())) - min(map(len, chosen.values())) <= 1
+    elif members:
+        assert all(len(own) == 1 for own in chosen.values())
+        assert max(counts) - min(counts) <= 1

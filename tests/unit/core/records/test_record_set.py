@@ -12,10 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from spark_jms.core.messages.ranges import EMPTY, Ranges, union
 from spark_jms.core.records.endings import EXPIRED, EXPIRER, SELECTOR_REFUSED, SKIPPED, Stamp, kind_of
+from spark_jms.core.records.journal import PlannedChange, replayed
 from spark_jms.core.records.life_cycle import MAX_OUTBOX, MAX_OUTBOX_BYTES, Acknowledgement, Outbox
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import TRANSITIONS, Claim, MessageEvent, MessageState, delay_end_ms
-from spark_jms.core.records.stored_form import changed_objects, from_objects, to_objects
+from spark_jms.core.records.stored_form import NEW_RECORD, changed_objects, followed, from_objects, to_objects
 from spark_jms.core.transactions.transaction import Pledge
 from spark_jms.core.transactions.transfer import Intent, StagedFile, Ticket, TransferTarget
 from spark_jms.errors import ConsumerClosedException, FormatVersionError, IllegalStateException, RecordSetError
@@ -40,9 +41,10 @@ class Model(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = RecordSet()
+        self.state = RecordSet(journal=())
         self.objects: dict[str, bytes] = {}  # as a store has them, from changes alone
         self.written: RecordSet | None = None
+        self.followed = NEW_RECORD
         self.where: dict[int, str] = dict.fromkeys(range(1, LAST + 1), "available")
         self.deliveries: dict[int, int] = dict.fromkeys(range(1, LAST + 1), 0)  # shown, or perhaps shown
         self.shown: dict[int, int] = dict.fromkeys(range(1, LAST + 1), 0)
@@ -62,6 +64,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(consumer=st.sampled_from(CONSUMERS))
     def start(self, consumer: str) -> None:
+        self.write_changes()
         if consumer in self.sessions:
             self.dead.add(self.sessions[consumer])
         self.serial += 1
@@ -72,6 +75,7 @@ class Model(RuleBasedStateMachine):
 
     @rule(consumer=st.sampled_from(CONSUMERS))
     def die(self, consumer: str) -> None:
+        self.write_changes()
         if consumer in self.sessions:
             self.dead.add(self.sessions.pop(consumer))
 
@@ -236,12 +240,12 @@ class Model(RuleBasedStateMachine):
         picks = self.state.intents[slot].picks
         if arrives:
             self.expired += picks.count if self.state.intents[slot].consumer == EXPIRER else 0
-            self.state = self.state.moved(slot, 1, self.now)
+            self.state = self.state.moved(self.state.intents[slot].ticket, 1, self.now)
             assert self.state.outbox[-1].picks == picks
             for n in picks.numbers().tolist():
                 self.where[n] = "done"
         else:
-            self.state = self.state.returned(slot)
+            self.state = self.state.returned(self.state.intents[slot].ticket)
             self.give_back(picks, True)
 
     @rule()
@@ -250,6 +254,13 @@ class Model(RuleBasedStateMachine):
 
     @rule()
     def write_changes(self) -> None:
+        """Also from the journal alone, and read by one who knows what was there before."""
+        assert self.state.journal is not None
+        change = PlannedChange.from_bytes(PlannedChange({"x": self.state.journal}, self.dead).to_bytes())
+        sessions = {*self.dead, *self.sessions.values()}
+        newest = replace(self.written or RecordSet(), journal=None)
+        assert replayed(newest, change.journals["x"], sessions, change.dead) == self.state
+        self.state = replace(self.state, journal=())
         for key, value in changed_objects(self.written, self.state).items():
             if value is None:
                 del self.objects[key]
@@ -257,6 +268,8 @@ class Model(RuleBasedStateMachine):
                 self.objects[key] = value
         self.written = self.state
         assert from_objects(self.objects, "x") == self.state
+        self.followed = followed(self.followed, dict(self.objects), "x")
+        assert self.followed.state == self.state
         assert not changed_objects(self.state, self.state)
         assert self.objects.keys() == to_objects(self.state).keys()
 
@@ -463,7 +476,7 @@ def test_tickets_never_repeat_within_a_life() -> None:
     ticket = state.ticket("unused")
     assert ticket is not None
     assert (ticket.nonce, ticket.slot, ticket.number) == ("a" * 16, 1, 1)
-    later = state.moved(0, 1, 0).ticket("unused")
+    later = state.moved(state.intents[0].ticket, 1, 0).ticket("unused")
     assert later is not None
     assert (later.slot, later.number) == (0, 2)
     fresh = state.renewed("b" * 16).ticket("unused")

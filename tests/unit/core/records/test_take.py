@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.ordering.units_of_order import NO_UNITS, UnitMessages
 from spark_jms.core.records.endings import Stamp
+from spark_jms.core.records.journal import PlannedChange, replayed
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import Claim
 from spark_jms.core.records.refusal import NO_RULE, MessageRefusal
@@ -180,7 +181,7 @@ class Consumers(RuleBasedStateMachine):
     def begin(self, reads: bool) -> None:
         """`reads`: plans tell which candidates belong to which unit."""
         self.reads, self.state, self.names = reads, RecordSet(), 0
-        self.offers: dict[str, Offer] = {}
+        self.plans: dict[str, tuple[RecordSet, Offer]] = {}
         self.taken: list[tuple[str, Ranges]] = []
 
     def unit(self, number: int) -> str | None:
@@ -201,15 +202,20 @@ class Consumers(RuleBasedStateMachine):
         if not picks:
             return
         known = units(**{u: [n for n in picks if self.unit(n) == u] for u in self.UNITS}) if self.reads else None
-        self.offers[consumer] = Offer(of(*picks), units=known, returns=state.returns)
+        self.plans[consumer] = replace(state, journal=()), Offer(of(*picks), units=known, returns=state.returns)
 
-    @precondition(lambda self: self.offers)
+    @precondition(lambda self: self.plans)
     @rule(data=st.data(), count=st.integers(1, 5))
     def take(self, data: st.DataObject, count: int) -> None:
-        consumer = data.draw(st.sampled_from(sorted(self.offers)))
-        offer, before = self.offers.pop(consumer), self.state
+        consumer = data.draw(st.sampled_from(sorted(self.plans)))
+        (known, offer), before = self.plans.pop(consumer), self.state
         self.names += 1
-        self.state, picks = take(before, offer, count, claim(f"c{self.names}", consumer), LIMIT, leads=True, sole=True)
+        made = claim(f"c{self.names}", consumer)
+        planned, _ = take(known, offer, count, made, LIMIT, leads=True, sole=True)
+        change = PlannedChange.from_bytes(PlannedChange({"x": planned.journal or ()}).to_bytes())
+        self.state = replayed(before, change.journals["x"], {"session"}, change.dead)
+        taken = self.state.claims.get(made.id)
+        picks = taken.picks if taken else EMPTY
         assert picks - (before.available(1, MESSAGES) - before.waiting) == EMPTY
         own = Ranges.from_numbers(
             n for c in self.state.claims.values() if c.consumer == consumer for n in c.picks.numbers().to_pylist()

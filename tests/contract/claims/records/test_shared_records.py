@@ -1,0 +1,256 @@
+"""Consumers that share record sets: all may change them, none waits for another (C9)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from spark_jms import connect
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.subscriber import Subscriber
+from spark_jms.claims.records import shared
+from spark_jms.claims.records.shared import change_record_sets
+from spark_jms.claims.servers.stores import store_of
+from spark_jms.client import Context
+from spark_jms.core.destinations.servers import HOME
+from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.records.batch import Batch, Limits
+from spark_jms.core.records.journal import PlannedChange
+from spark_jms.core.records.record_set import RecordSet
+from spark_jms.core.records.stored_form import to_objects
+from spark_jms.errors import ConsumerClosedException, MemberUnavailableError
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.store import MemoryStore, RecordView, RuleCall
+from spark_jms.store.ledger.rules import RULES
+from spark_jms.testing import memory_domain
+from spark_jms.testing.domain import PATIENCE
+from spark_jms.testing.inside import members_of, records_of
+
+
+@pytest.fixture(autouse=True)
+def _shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "SHARES", True)
+
+
+@pytest.fixture(params=["memory", "file", "sqlite"])
+def context(request: pytest.FixtureRequest) -> Iterator[Context]:
+    store = request.param
+    if store == "sqlite":
+        store = f"jdbc:sqlite:///{request.getfixturevalue('tmp_path')}/store.db"
+    spread = {"kind": "distributed-queue", "members": 2}
+    with memory_domain(store, orders="queue", spread=spread) as root, connect(root, housekeeping=False) as opened:
+        yield opened
+
+
+def consumer(context: Context, name: str, *, query: bool = False, destination: str = "orders") -> Subscriber:
+    settings = ConsumerSettings(replayable=query)
+    return Subscriber(Domain(context.root), records_of(context), destination, "-", name, settings)
+
+
+def send(context: Context, count: int, destination: str = "orders", unit: str | None = None) -> None:
+    context.producer(destination).send_many({"text": str(n), "group_id": unit} for n in range(1, count + 1))
+
+
+def taken(one: Subscriber, count: int) -> Ranges:
+    batch = one.next_batch(Batch(one.consumer), Limits(max_messages=count))
+    return batch.members[0].picks if batch else Ranges.of()
+
+
+def test_all_consumers_of_one_member_have_messages_at_once(context: Context) -> None:
+    """C9: each claims while the others hold theirs, acknowledges while others claim, and none hands anything over."""
+    send(context, 30)
+    ones = [consumer(context, name) for name in "abc"]
+    batches = [one.next_batch(Batch(one.consumer), Limits(max_messages=5)) for one in ones]
+    assert [batch.members[0].picks for batch in batches if batch] == [
+        Ranges.of((1, 5)),
+        Ranges.of((6, 10)),
+        Ranges.of((11, 15)),
+    ]
+    for one, batch in zip(ones, batches, strict=True):
+        assert batch is not None
+        assert one.acknowledge({batch.claim: {0: batch.members[0].picks}}) == {}
+    assert taken(ones[2], 5) == Ranges.of((16, 20))
+    assert ones[0].backlog() == {0: 15}
+    for one in ones:
+        one.close()
+
+
+def test_threads_receive_each_message_once(context: Context) -> None:
+    """C8, C9: 8 consumers of one process."""
+    send(context, 120)
+    got, lock = list[str](), threading.Lock()
+
+    def work() -> None:
+        with context.consumer("orders", acknowledge="individual") as own:
+            while (message := own.receive(0.5 * PATIENCE)) is not None:
+                assert not message.redelivered
+                message.acknowledge()
+                with lock:
+                    got.append(message.text or "")
+
+    with ThreadPoolExecutor(8) as threads:
+        for done in [threads.submit(work) for _ in range(8)]:
+            done.result()
+    assert sorted(got, key=int) == [str(n) for n in range(1, 121)]
+
+
+def test_messages_of_a_unit_go_to_one_consumer_at_a_time(context: Context) -> None:
+    """C12: in order, whichever consumer gets them next."""
+    send(context, 6, unit="u")
+    first, second = consumer(context, "first"), consumer(context, "second")
+    batch = first.next_batch(Batch("first"), Limits(max_messages=2))
+    assert batch is not None
+    assert not taken(second, 2)
+    first.acknowledge({batch.claim: {0: Ranges.of((1, 1))}})
+    assert not taken(second, 2)  # 2 is claimed still
+    first.acknowledge({batch.claim: {0: Ranges.of((2, 2))}})
+    assert taken(second, 2) == Ranges.of((3, 4))
+    assert not taken(first, 2)
+    first.close()
+    second.close()
+
+
+def test_dead_consumer_loses_its_claim_and_its_session() -> None:
+    """C8, C9: what it had comes flagged, and it can acknowledge nothing any more."""
+    with memory_domain(orders="queue") as root, connect(root, housekeeping=False) as context:
+        send(context, 4)
+        first, second = consumer(context, "first"), consumer(context, "second")
+        batch = first.next_batch(Batch("first"), Limits(max_messages=2))
+        assert batch is not None
+        store = store_of(records_of(context), HOME)
+        assert isinstance(store, MemoryStore)
+        store.crash(members_of(first).session)
+        again = second.next_batch(Batch("second"), Limits(max_messages=9))
+        assert again is not None
+        assert again.members[0].picks == Ranges.of((1, 1))  # its consumer was shown it and died: it comes alone
+        assert again.members[0].redelivered == {2: Ranges.of((1, 1))}
+        with pytest.raises(ConsumerClosedException):
+            first.acknowledge({batch.claim: {0: batch.members[0].picks}})
+        first.close()
+        second.close()
+
+
+def test_both_records_of_a_query_are_claimed_or_none(context: Context) -> None:
+    """C5, C9: its progress is written in the same change, by its session alone."""
+    for name in ("spread", "spread"):
+        send(context, 4, name)
+    query = consumer(context, "q", query=True, destination="spread")
+    first = query.next_batch(Batch("q"), Limits(max_messages=4))
+    assert first is not None
+    assert first.members.keys() == {0, 1}
+    second = query.next_batch(first, Limits(max_messages=4))
+    assert second is not None
+    assert sum(query.backlog().values()) == 4
+    assert query.resume(second) == {}
+    query.close()
+    again = consumer(context, "q", query=True, destination="spread")
+    assert again.resume(second) == {}
+    assert again.next_batch(second, Limits()) is None
+    assert sum(again.backlog().values()) == 0
+    again.close()
+
+
+def test_administrators_and_earlier_releases_have_a_record_to_themselves(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C9: a consumer that shares waits until they have closed it, for a limited time, and says why it does not go on."""
+    send(context, 6)
+    one = consumer(context, "one")
+    batch = one.next_batch(Batch("one"), Limits(max_messages=2))
+    assert batch is not None
+    own = {batch.claim: {0: batch.members[0].picks}}
+    session = store_of(records_of(context), HOME).connect("jmsq purge")
+    handle = session.open(members_of(one).record(0))
+    monkeypatch.setattr(shared, "CHANGE_S", 0.3)
+    with pytest.raises(MemberUnavailableError, match="another session has opened"):
+        one.acknowledge(own)
+    monkeypatch.setattr(shared, "CHANGE_S", 60.0)
+    closes = threading.Timer(0.5, handle.close)
+    closes.start()
+    assert one.acknowledge(own) == {}
+    closes.join()
+    handle = session.open(members_of(one).record(0))
+    assert one.next_batch(Batch("one"), Limits(max_messages=2)) is None
+    assert one.acknowledge(own) == own  # to be tried again
+    handle.close()
+    assert taken(one, 2) == Ranges.of((3, 4))
+    one.close()
+    session.close()
+
+
+def test_a_consumer_that_hands_over_works_beside_those_that_share(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C9: consumers of both releases on one member, until everything is received once."""
+    send(context, 40)
+    new = [consumer(context, name) for name in "ab"]
+    monkeypatch.setattr(shared, "SHARES", False)
+    old = consumer(context, "old")
+    assert not members_of(old).shares
+    got: dict[str, list[int]] = {one.consumer: [] for one in (*new, old)}
+    end = time.monotonic() + 60 * PATIENCE
+    while sum(map(len, got.values())) < 40:
+        assert time.monotonic() < end, got
+        for one in (old, *new):
+            batch = one.next_batch(Batch(one.consumer), Limits(max_messages=2))
+            if batch is None:
+                old.hand_over()
+                continue
+            picks = batch.members[0].picks
+            got[one.consumer] += picks.numbers().to_pylist()
+            left = one.acknowledge({batch.claim: {0: picks}})
+            while left:
+                assert time.monotonic() < end
+                for other in new:
+                    other.hand_over()
+                left = one.acknowledge(left)
+            old.hand_over()
+    assert sorted(number for numbers in got.values() for number in numbers) == list(range(1, 41))
+    for one in (*new, old):
+        one.close()
+
+
+# -- the rule ----------------------------------------------------------------------------------------------------------
+def test_every_process_that_serves_a_store_has_the_rule() -> None:
+    """S6: by its name, also one that knows nothing of messages until it is asked."""
+    assert RULES["record-sets"] in (change_record_sets, "spark_jms.claims.records.shared:change_record_sets")
+    with memory_domain(orders="queue") as root, connect(root, housekeeping=False) as context:
+        session = store_of(records_of(context), HOME).connect()
+        plan = RecordSet(journal=()).start_at(3)
+        call = RuleCall(shared.RULE, PlannedChange({"members/x/-/0": plan.journal or ()}).to_bytes())
+        assert session.change(["members/x/-/0"], call) == b""
+        view = session.look(["members/x/-/0"])["members/x/-/0"]
+        assert view.objects == to_objects(RecordSet().start_at(3))
+        session.close()
+
+
+def test_the_rule_ends_whom_the_plan_found_dead_and_whom_the_store_still_knows() -> None:
+    """C9: ids of sessions that have gone by themselves are nothing to end."""
+    state = RecordSet().attach("a", "s1")
+    plan = RecordSet(journal=()).start_at(1)
+    change = PlannedChange({"r": plan.journal or ()}, ["s1", "s2"])
+    result = change_record_sets(change.to_bytes(), {"r": RecordView(1, to_objects(state))}, frozenset({"s1", "s3"}))
+    assert set(result.ended) == {"s1"}
+    assert result.answer == b""
+
+
+def test_the_rule_decides_nothing_when_a_part_of_it_is_refused() -> None:
+    """C8: two members, and on one the claim is not the consumer's any more."""
+    fine = RecordSet(journal=()).start_at(1)
+    known = RecordSet(journal=()).attach("a", "s1")
+    gone = known.attach("a", "s1")
+    journal = (*(gone.journal or ()), *_acknowledged())
+    change = PlannedChange({"fine": fine.journal or (), "gone": journal})
+    views = {"fine": RecordView(0, {}), "gone": RecordView(0, {})}
+    result = change_record_sets(change.to_bytes(), views, frozenset({"s1"}))
+    assert not result.operations
+    with pytest.raises(ConsumerClosedException, match="revoked or taken over"):
+        shared.raise_refusal(result.answer, "orders")
+
+
+def _acknowledged() -> tuple[shared.Noted, ...]:
+    return (shared.Noted("acknowledge", ("a", "s1", "c1", 1, 0, Ranges.of((1, 1))), {}),)
