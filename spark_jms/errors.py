@@ -92,11 +92,6 @@ class UnreadableTableError(JmsqError):
     """The destination's Delta table cannot be read: its log or a data file is missing or damaged."""
 
 
-class UnreadableDestinationError(JmsqError):
-    """A batch of the change feed has news of a destination that cannot be read any more. Begin with a fresh checkpointLocation, or
-    restore the destination from a copy."""
-
-
 class ForeignWriteError(JmsqError):
     """Another program wrote to the destination's table: messages must be sent through
     format("jmsq"), the client or the command line. Restore the table to the last version before that commit."""

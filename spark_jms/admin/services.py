@@ -27,6 +27,7 @@ from typing import Any
 
 from spark_jms.admin.statistics import DestinationStatistics, collect, note_looks
 from spark_jms.admin.transfer import Forwarders
+from spark_jms.claims.failures.due_expiration import EmbeddedExpiration
 from spark_jms.claims.upkeep.housekeeping import Housekeeper
 from spark_jms.claims.upkeep.usage_history import UsageHistory
 from spark_jms.claims.upkeep.views import moment
@@ -261,29 +262,39 @@ class DomainServices:
         once: bool = False,
         queries: Collection[str] = (),
     ) -> None:
-        """`queries`: the services that streaming queries of this process do (jobs/services.py)."""
+        """`once`: expired messages are searched for, to the second; else they are found by the minute in which they fall due. `queries`:
+        the services that streaming queries of this process do (jobs/services.py)."""
         self._domain, self._store, self._given, self._queries = domain, store, tuple(destinations), frozenset(queries)
-        self._rounds = Rounds(domain, store, clean_up=once, searches=EXPIRATION not in self._queries)
+        self._once = once
+        self._rounds = Rounds(domain, store, clean_up=once, searches=once)
+        self._expiration = EmbeddedExpiration(domain, store, destinations)
         self._forwarders = Forwarders(domain, store)
         self._usage = UsageHistory(domain, store)
         self._lag: tuple[LagRow, ...] = ()
 
     def loops(self, only: Sequence[str] = SERVICES) -> list[ServiceLoop]:
-        """Of these services, as far as no queries do them. Housekeeping searches for expired messages, under its lease: the two have
-        one loop, which also finishes what a killed query has begun."""
+        """Of these services, as far as no queries do them. Housekeeping is a part of expiration: it judges units of work, and finishes
+        what a killed process has begun."""
+        kept = (EXPIRATION, HOUSEKEEPING) if self._once else (HOUSEKEEPING,)
         every = (
-            ServiceLoop((EXPIRATION, HOUSEKEEPING), 5.0, self.keep_house),
+            *(() if self._once else (ServiceLoop((EXPIRATION,), 5.0, self.expire),)),
+            ServiceLoop(kept, 5.0, self.keep_house),
             ServiceLoop((FORWARDING,), 1.0, self.forward),
             ServiceLoop((LAG,), 10.0, self.measure_lag),
             ServiceLoop((USAGE,), USAGE_EVERY_S, self.record_usage),
         )
-        wanted = set(only)
+        wanted = {*only, *((HOUSEKEEPING,) if EXPIRATION in only else ())}
         return [loop for loop in every if wanted & {*loop.services} and not self._queries >= {*loop.services}]
 
     @property
     def lag(self) -> tuple[LagRow, ...]:
         """As measured last."""
         return self._lag
+
+    def expire(self) -> Mapping[str, ServiceRound]:
+        count, prevented = self._expiration.run()
+        problems = [f"{name}: {text}" for name, text in prevented.items() if self._is_there(name)]
+        return {EXPIRATION: ServiceRound({"expired": count}, tuple(problems))}
 
     def keep_house(self) -> Mapping[str, ServiceRound]:
         kept, expired = Counter[str](), Counter[str]()
@@ -303,6 +314,9 @@ class DomainServices:
             for failure in done.failures:
                 service = EXPIRATION if failure.what == EXPIRATION else HOUSEKEEPING
                 problems[service].append(f"{name}: {failure.what} failed: {failure.error}")
+        if not self._once:  # of units of work
+            kept, problems[HOUSEKEEPING] = kept + expired, problems[EXPIRATION] + problems[HOUSEKEEPING]
+            return {HOUSEKEEPING: ServiceRound(kept, tuple(problems[HOUSEKEEPING]))}
         return {
             EXPIRATION: ServiceRound(expired, tuple(problems[EXPIRATION])),
             HOUSEKEEPING: ServiceRound(kept, tuple(problems[HOUSEKEEPING])),

@@ -65,8 +65,8 @@ def services(
     errors and the lag whenever these change; with --json in every round.
 
     Each service has its own query or thread: one that fails does not block the others, and is tried again. You may kill
-    the process at any moment, and run several, which share the work. As threads, housekeeping searches for expired
-    messages, so these two share one.
+    the process at any moment, and run several, which share the work. A part of expiration, units of work, is
+    housekeeping's; with --once housekeeping searches for all expired messages.
     """
     if status:
         _show_status(settings)

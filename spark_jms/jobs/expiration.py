@@ -4,7 +4,8 @@
 
 Sent messages enter the map of their member under the minute in which they are over; a timer stands at the first minute. When it fires,
 the sink gets those messages, and the record set decides which of them expire (claims/failures/due_expiration.py). What is not ready
-stays in the map, and fires again after a minute, then rarer; a row `done` of the feed forgets what is purged.
+stays in the map, and fires again after a minute, then rarer; a row `done` of the feed forgets what is purged. Messages in a file that
+cannot be read enter as due now: the sink names the file, and looks again until it is restored.
 
 So a batch that is repeated, a second query, a lost checkpoint (the next one reads all messages that the tables still have) lose and
 double nothing. A message expires up to a minute and a trigger after its time, as soon as no consumer has it.
@@ -23,9 +24,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
-from spark_jms.core.changes.change import ALL_DESTINATIONS, DONE, MINUTE_MS, SENT
-from spark_jms.core.changes.due_map import DueMap
-from spark_jms.core.messages.ranges import Ranges
+from spark_jms.core.changes.change import ALL_DESTINATIONS, DONE, DROPPED_TABLE, GONE, MINUTE_MS, SENT, UNREAD
+from spark_jms.core.changes.due_map import DueMap, DueRow
 from spark_jms.settings.options import EXPIRE, KEEP
 
 if TYPE_CHECKING:
@@ -48,13 +48,9 @@ class DueMessagesProcessor(StatefulProcessor):
     ) -> Iterator[pd.DataFrame]:
         dues, name, timer = self._known()
         for some in rows:
-            columns = (some[column].tolist() for column in ("kind", "destination", "last", "ranges", "due_minute"))
-            for kind, destination, last, ranges, minute in zip(*columns, strict=True):
-                name = destination
-                if kind == DONE:
-                    dues = dues.done(int(last))
-                    continue
-                dues = dues.added(int(minute), Ranges.from_json(json.loads(ranges)))
+            columns = (some[column].tolist() for column in ("destination", "kind", "last", "due_minute", "ranges"))
+            for destination, *row in zip(*columns, strict=True):
+                name, dues = destination, dues.told(DueRow(*row))
         self._keep(dues, name, timer)
         return iter(())
 
@@ -93,21 +89,25 @@ class DueMessagesProcessor(StatefulProcessor):
         return DueMap.from_bytes(bytes(data)), name, timer
 
     def _keep(self, dues: DueMap, name: str, before: int) -> None:
-        """A timer is deleted by its time, so it stands in the state."""
+        """A timer is deleted by its time, so it stands in the state. Of a table that was dropped nothing is kept."""
         timer = _NO_TIMER if dues.next_minute is None else dues.next_minute * MINUTE_MS
         if timer != before:
             if before != _NO_TIMER:
                 self._handle.deleteTimer(before)
             if timer != _NO_TIMER:
                 self._handle.registerTimer(timer)
+        if dues == DueMap():
+            self._state.clear()
+            return
         self._state.update((dues.to_bytes(), name, timer))
 
 
 def due_messages(changes: DataFrame) -> DataFrame:
     """Messages whose time has come, out of the change feed with `forTimers`."""
-    falls_due = (f.col("kind") == SENT) & f.col("due").isNotNull()
+    falls_due = f.col("kind").isin(SENT, UNREAD) & f.col("due").isNotNull()
+    dropped = (f.col("kind") == GONE) & (f.col("detail") == DROPPED_TABLE)
     minute = (f.unix_millis("due") / MINUTE_MS).cast("bigint").alias("due_minute")
-    rows = changes.where(falls_due | (f.col("kind") == DONE))
+    rows = changes.where(falls_due | (f.col("kind") == DONE) | dropped)
     rows = rows.select("table", "member", "kind", "destination", "last", "ranges", minute)
     return rows.groupBy("table", "member").transformWithStateInPandas(
         DueMessagesProcessor(), DUE_SCHEMA, "Append", "ProcessingTime"

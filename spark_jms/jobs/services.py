@@ -5,10 +5,10 @@ the store, so a query may be killed in any batch, and its checkpoint may be lost
 lag) runs as threads beside them: admin/services.py.
 
 A query of usage whose run was replaced stands by; when the newer run does not record news for a minute, it begins a run with a fresh
-checkpoint. A query whose checkpoint does not fit any more also gets a fresh one: a copy was restored, or a destination became
-unreadable inside a batch. Nothing is lost by that: one begins behind the history, the other reads what the tables have.
+checkpoint. A query whose checkpoint does not fit any more, because a copy was restored, also gets a fresh one. Nothing is lost by that:
+one begins behind the history, the other reads what the tables have.
 
-A destination that cannot be read stops neither query. This process looks at all of them too, and names it.
+A destination or a data file that cannot be read stops neither query. This process looks at all destinations too, and names it.
 
 Features: C13, T3, T6 (docs/FEATURES.md)
 """
@@ -39,7 +39,6 @@ from spark_jms.errors import (
     JmsqError,
     StaleCheckpointError,
     StaleDomainError,
-    UnreadableDestinationError,
     UsageRunReplacedError,
 )
 from spark_jms.jobs.expiration import DUE, start_expiration
@@ -51,13 +50,10 @@ from spark_jms.setup import spark_session
 from spark_jms.store import Store, StoreError
 
 log = logging.getLogger("spark_jms")
-_FRESH = (
-    StaleCheckpointError,
-    StaleDomainError,
-    UnreadableDestinationError,
-)  # end a query that continues with another checkpoint
+_FRESH = (StaleCheckpointError, StaleDomainError)  # end a query that continues with another checkpoint
 SHORTEST_TRIGGER_S = 5.0
 _JAVA_ENDED = (Py4JNetworkError, OSError)  # what a call raises then
+_NO_JAVA = "Spark's Java process has ended: start the services again"
 _OURS = re.compile(r"spark_jms\.errors\.(\w+: .*)")
 _SETTINGS = {
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
@@ -107,12 +103,12 @@ class ServiceQueries:
             try:
                 if not service.rests(place):
                     self.running[service.name] = service.start(place)
-            except (
-                PySparkException,
-                Py4JError,
-                JmsqError,
-            ) as error:  # as when its checkpoint cannot be written: tried again
+            except (Py4JNetworkError, ConnectionError) as error:
+                raise ConnectionError(_NO_JAVA) from error
+            except (PySparkException, Py4JError) as error:  # as when its checkpoint cannot be written: tried again
                 service.ended(f"its query cannot start: {_first_lines(error)}")
+            except (JmsqError, StoreError, OSError) as error:
+                service.ended(f"its query cannot start: {told(error)}")
 
     def stop(self) -> None:
         """In the middle of a batch: it is repeated."""
@@ -140,8 +136,9 @@ class DomainQueries:
         self._shortest_s = shortest_s
         self._sink, self._feed = UsageSink(domain, store), FeedLook(domain, destinations)
         self._fresh: set[str] = set()  # queries that begin with a fresh checkpoint
+        self._is_replaced = False  # the usage query, by a newer run
         self._stands_by: StandBy | None = None
-        self._seen: dict[str, int] = {}  # by run of a query: its newest batch that was told
+        self._told = ("", -1)  # the run of the expiration query, and its newest batch that was told
 
     def made(self, only: Sequence[str]) -> list[ServiceQuery]:
         every = {
@@ -176,14 +173,14 @@ class DomainQueries:
     def _start_expiration(self, checkpoint: str) -> StreamingQuery:
         self._fits(EXPIRATION, checkpoint)
         ExpirationProblems(self._domain, "").forget_old()
-        every_s = max((self._domain.expiration_scan_interval_ms() or 0) / 1000, self._shortest_s)
+        every_s = max((self._domain.expiration_scan_interval_ms() or 60_000) / 1000, self._shortest_s)
         return start_expiration(self._spark, self._domain.root, checkpoint, every_s, self._given)
 
     def _expired(self, query: StreamingQuery) -> None:
-        due = 0
+        due, (run, newest) = 0, self._told
         for progress in query.recentProgress:
-            if progress.batchId > self._seen.get(str(query.runId), -1):
-                self._seen[str(query.runId)] = progress.batchId
+            if str(query.runId) != run or progress.batchId > newest:
+                run, newest = self._told = str(query.runId), progress.batchId
                 row = progress.observedMetrics.get(DUE)
                 due += (row.asDict()["messages"] or 0) if row is not None else 0
         try:
@@ -223,14 +220,14 @@ class DomainQueries:
 
     def _usage_ended(self, problem: str) -> None:
         self._ended(USAGE, problem)
-        if UsageRunReplacedError.__name__ in problem:
-            self._stands_by = StandBy.of(self._sink.table.known())
+        self._is_replaced = UsageRunReplacedError.__name__ in problem
 
     def _usage_rests(self, checkpoint: str) -> bool:
         """While a newer run records. Then its checkpoint is of no use: a fresh one begins behind the history."""
-        if self._stands_by is None:
+        if not (self._is_replaced or self._stands_by):
             return False
         known = self._sink.table.known()
+        self._stands_by, self._is_replaced = self._stands_by or StandBy.of(known), False
         self._stands_by = self._stands_by.after(known, time.monotonic(), has_news=self._feed.has_news(known))
         if not self._stands_by.is_over(time.monotonic()):
             return True
@@ -301,7 +298,7 @@ def _is_active(query: StreamingQuery) -> bool:
     try:
         return query.isActive
     except _JAVA_ENDED as error:
-        raise ConnectionError("Spark's Java process has ended: start the services again") from error
+        raise ConnectionError(_NO_JAVA) from error
 
 
 def reason(query: StreamingQuery) -> str:

@@ -23,10 +23,20 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
 
 from spark_jms.claims.upkeep.usage_history import UsageSink
-from spark_jms.core.changes.change import ALL_DESTINATIONS, DROPPED_TABLE, ENDINGS, GONE, MESSAGES, NOTHING_READ, SENT
+from spark_jms.core.changes.change import (
+    ALL_DESTINATIONS,
+    DROPPED_TABLE,
+    ENDINGS,
+    GONE,
+    MESSAGES,
+    NOTHING_READ,
+    SENT,
+    UNREAD,
+)
 from spark_jms.core.changes.usage_fold import (
     FIELDS,
     MinuteUsage,
+    UnreadSpan,
     UsageBatch,
     UsageKey,
     UsagePosition,
@@ -38,6 +48,7 @@ from spark_jms.settings.options import KEEP
 
 RUN_FILE = "jmsq-run"
 _KEYS = ("read_hour", "quota", "destination", "table", "member", "minute")
+_UNREAD = "unread"  # a key too: each span that could not be read has a row, with its ranges
 _FORMAT_VERSION = 1
 Took = Callable[[int, Mapping[str, Exception]], None]
 
@@ -45,8 +56,8 @@ Took = Callable[[int, Mapping[str, Exception]], None]
 def usage_by_minute(changes: DataFrame) -> DataFrame:
     """Out of the change feed: sums of every kind, and the newest numbers of messages (`sent_to`) and of ends (`row_to`)."""
     kind, messages, position = f.col("kind"), f.coalesce("messages", f.lit(0)), f.col("position")
-    gone_messages = (kind == GONE) & (f.col("detail") == MESSAGES)
-    is_message = (kind == SENT) | gone_messages
+    are_messages = kind.isin(GONE, UNREAD) & (f.col("detail") == MESSAGES)
+    is_message = (kind == SENT) | are_messages
     is_end = ~is_message & ~((kind == GONE) & (f.col("detail") == DROPPED_TABLE))
 
     def of(condition: Column, what: Column = messages) -> Column:
@@ -56,7 +67,8 @@ def usage_by_minute(changes: DataFrame) -> DataFrame:
     sums |= {field: of(kind == name) for name, field in FIELDS.items()}
     sums["gone"] = of(kind == GONE)
     rows = changes.withColumn("read_hour", f.date_trunc("hour", "read")).withWatermark("read_hour", "2 hours")
-    return rows.groupBy(*_KEYS).agg(
+    rows = rows.withColumn(_UNREAD, f.when(kind == UNREAD, f.col("ranges")))
+    return rows.groupBy(*_KEYS, _UNREAD).agg(
         *(sums[name].alias(name) for name in MinuteUsage._fields),
         f.max(f.when(is_message, position)).alias("sent_to"),
         f.max(f.when(is_end, position)).alias("row_to"),
@@ -65,15 +77,18 @@ def usage_by_minute(changes: DataFrame) -> DataFrame:
 
 def batch_of(rows: Iterable[Mapping[str, Any]]) -> UsageBatch:
     """Pure. Of rows of `usage_by_minute`, times in ms."""
-    totals, end = dict[UsageKey, MinuteUsage](), dict[UsagePosition, int]()
+    totals, end, unread = dict[UsageKey, MinuteUsage](), dict[UsagePosition, int](), set[UnreadSpan]()
     for row in rows:
         key = UsageKey(*(row[name] for name in _KEYS))
-        totals[key] = MinuteUsage(*(row[name] for name in MinuteUsage._fields))
+        if row[_UNREAD] is None:
+            totals[key] = MinuteUsage(*(row[name] for name in MinuteUsage._fields))
         for what, to in ((MESSAGES, row["sent_to"]), (ENDINGS, row["row_to"])):
             if to is not None:
                 place = UsagePosition(key.table, key.member, what)
                 end[place] = max(to, end.get(place, 0))
-    return UsageBatch(totals, end)
+                if row[_UNREAD] is not None:
+                    unread |= {UnreadSpan(*place, first, last) for first, last in json.loads(row[_UNREAD])}
+    return UsageBatch(totals, end, unread=frozenset(unread))
 
 
 def start_usage(
@@ -106,16 +121,13 @@ def start_usage(
 
 def _run_of(spark: SparkSession, domain: Domain, sink: UsageSink, checkpoint: str) -> tuple[str, str]:
     """The run of this checkpoint, and the position of the feed at which it began. The file is written once the run owns the history:
-    a start that is killed before draws another run."""
-    path, files = _hadoop_path(spark, f"{checkpoint}/{RUN_FILE}")
+    a start that is killed before, or while it writes, draws another run. Then nothing else of the checkpoint is of use: its state and
+    offsets are another run's."""
     sink.table.create()
-    if files.exists(path):
-        stream = files.open(path)
-        try:
-            stored = json.loads(bytes(stream.readAllBytes()))
-        finally:
-            stream.close()
-        return stored["run"], stored["position"]
+    if stored := _stored_run(spark, checkpoint):
+        return stored
+    delete_checkpoint(spark, checkpoint)
+    path, files = _hadoop_path(spark, f"{checkpoint}/{RUN_FILE}")
     run, positions = sink.table.begin()
     tables = FeedTables(domain, ALL_DESTINATIONS, isolates=True)
     newest = tables.newest(NOTHING_READ)
@@ -126,6 +138,21 @@ def _run_of(spark: SparkSession, domain: Domain, sink: UsageSink, checkpoint: st
     finally:
         stream.close()
     return run, position
+
+
+def _stored_run(spark: SparkSession, checkpoint: str) -> tuple[str, str] | None:
+    """None: there is none, or it is torn."""
+    path, files = _hadoop_path(spark, f"{checkpoint}/{RUN_FILE}")
+    if not files.exists(path):
+        return None
+    stream = files.open(path)
+    try:
+        stored = json.loads(bytes(stream.readAllBytes()))
+        return str(stored["run"]), str(stored["position"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    finally:
+        stream.close()
 
 
 def delete_checkpoint(spark: SparkSession, checkpoint: str) -> None:

@@ -42,7 +42,8 @@ ACTIONS = {
 FAIL, KEEP = "fail", "keep"
 ON_UNREADABLE = {
     FAIL: "the query ends",
-    KEEP: "the query continues with the others; this one keeps its position, and its news come when it can be read again",
+    KEEP: "the query continues with the others; this one keeps its position, and its news come when it can be read again. A file that "
+    "cannot be read has a row `unread`",
 }
 DEFAULT_PACE_MS, DEFAULT_MAX_DELAY_MS = 250, 900_000
 

@@ -1,9 +1,11 @@
-"""Looks at messages that are due, and expires those that are over: the sink of the expiration query.
+"""Looks at messages that are due, and expires those that are over: the sink of the expiration query, and the same without Spark.
 
 The query names messages whose minute has come (core/changes/due_map.py), of which some may be finished, and some may have a consumer.
 The record set decides, by the clock of this process, exactly as in the search of a process without Spark (expiration.py): so a batch
 that is repeated, a second query, or a consumer in between change nothing. What a consumer holds, or what a server that is away has,
 stays in the state of the query, and comes again.
+
+EmbeddedExpiration is the engine of processes without Spark: the same rows of the change feed, the same map, and the same sink.
 
 What prevents it is logged in the task, and reaches the processes that show it through the domain: the sink's commit, which Spark runs
 in a process of its own, writes it, and `jmsq services` reads it.
@@ -18,16 +20,20 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
 from spark_jms.claims.failures.expiration import ExpirationScan
 from spark_jms.claims.servers.stores import not_durable, timed_stores
+from spark_jms.core.changes.change import ALL_DESTINATIONS, MINUTE_MS, NOTHING_READ, MessageChange
+from spark_jms.core.changes.due_map import DueMap, due_row
 from spark_jms.core.destinations.destination import Subscription
 from spark_jms.core.messages.ranges import EMPTY, Ranges
-from spark_jms.errors import JmsqError
-from spark_jms.log.changes.positions import log_of_table
+from spark_jms.errors import JmsqError, StaleDomainError
+from spark_jms.log.changes.plan import plan
+from spark_jms.log.changes.positions import FeedTables, log_of_table
+from spark_jms.log.changes.rows import changes_of
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.storage import NamedFiles, now_ms
@@ -95,6 +101,75 @@ class DueExpiration:
             live = partial(_live, self._store, found)
             known = self._scans[table] = _Scan(found, ExpirationScan(self._domain, self._store, found, live))
         return known
+
+
+class EmbeddedExpiration:
+    """Expiration by the change feed in one process. Its maps are in memory: a process that begins reads the tables again, as a query
+    with a fresh checkpoint. Not thread-safe; several processes may have one."""
+
+    def __init__(
+        self,
+        domain: Domain,
+        store: Store,
+        destinations: Collection[str] = (),
+        clock_ms: Callable[[], int] = now_ms,
+    ) -> None:
+        """`destinations` empty: all there are."""
+        self._domain, self._given, self._clock_ms = domain, frozenset(destinations), clock_ms
+        self._tables = FeedTables(domain, ALL_DESTINATIONS, clock_ms, floors=True, isolates=True)
+        self._sink = DueExpiration(domain, store)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._position = NOTHING_READ
+        self._maps: dict[tuple[str, int], DueMap] = {}
+        self._names: dict[str, str] = {}  # by table, as it was read last
+        self._prevented: dict[str, str] = {}  # by destination, until a look at it succeeds
+
+    def run(self) -> tuple[int, dict[str, str]]:
+        """How many have expired, and by destination what prevents it. Raises DomainError."""
+        try:
+            self._read()
+        except StaleDomainError as error:
+            log.warning("the expiration reads all messages again: %s", error)
+            self._begin()
+            self._read()
+        count = self._sink.expire(self._fired())
+        self._prevented |= self._sink.looked
+        names = self._domain.destinations()
+        self._prevented = {name: text for name, text in self._prevented.items() if text and name in names}
+        found = {name: f"{type(error).__name__}: {error}" for name, error in self._tables.problems.items()}
+        return count, {name: text for name, text in (self._prevented | found).items() if self._is_given(name)}
+
+    def _is_given(self, destination: str) -> bool:
+        return not self._given or destination in self._given
+
+    def _read(self) -> None:
+        """What has happened since the last time. An error repeats it, which adds nothing."""
+        end = self._tables.newest(self._position)
+        for part in plan(self._domain.root, self._tables, self._position, end):
+            for change in changes_of(part):
+                row = due_row(change)
+                if row is not None and self._is_given(change.destination):
+                    self._keep((change.table, change.member), self._map(change).told(row))
+                    self._names[change.table] = change.destination
+        self._position = end
+
+    def _map(self, change: MessageChange) -> DueMap:
+        return self._maps.get((change.table, change.member), DueMap())
+
+    def _keep(self, key: tuple[str, int], dues: DueMap) -> None:
+        self._maps[key] = dues
+        if dues == DueMap():
+            del self._maps[key]
+
+    def _fired(self) -> list[DueMessages]:
+        found, minute = list[DueMessages](), self._clock_ms() // MINUTE_MS
+        for (table, member), known in list(self._maps.items()):
+            left, fired = known.fire(minute)
+            self._keep((table, member), left)
+            found += [DueMessages(table, self._names[table], member, one.picks) for one in fired]
+        return found
 
 
 class ExpirationProblems:

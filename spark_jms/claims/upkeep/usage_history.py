@@ -5,6 +5,9 @@ log/upkeep/usage_history.py the table. UsageHistory is the run of processes with
 uses the same sink, UsageSink. Neither is on the way of a send or a receive, and a destination of which no message has moved costs a
 look at its logs.
 
+**What could not be read.** A batch of the query may pass spans of a data file that is damaged or missing. Between batches the sink reads them
+again, names why it cannot, and records them once it can.
+
 **The alarm.** Between batches the sink compares each queue at rest with the history: what was sent, less what has ended, is what the
 queue holds. At rest means: the history has everything of its tables, no ended message waits in a record set for its row, no transfer
 or transaction is open, and none of this changes during the look. A difference that two looks have seen is named.
@@ -27,11 +30,12 @@ from typing import NamedTuple
 from spark_jms.claims.servers.stores import not_durable, state_of, timed_stores
 from spark_jms.claims.upkeep.usage import ATTEMPTS, member_usages, publish_usage
 from spark_jms.claims.upkeep.views import moment
-from spark_jms.core.changes.change import NOTHING_READ, FeedPosition, MessageChange, TablePosition
+from spark_jms.core.changes.change import NOTHING_READ, FeedPosition, FeedSpan, MessageChange, TablePosition
 from spark_jms.core.changes.usage_fold import (
     LevelChanges,
     Positions,
     Totals,
+    UnreadSpan,
     UsageBatch,
     UsageFold,
     UsageKnown,
@@ -45,8 +49,8 @@ from spark_jms.core.limits.quota import MessageUsage, total
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.errors import JmsqError, StaleDomainError, UsageDifferenceError, UsageRunReplacedError
 from spark_jms.log.changes.plan import plan
-from spark_jms.log.changes.positions import FeedTable, FeedTables
-from spark_jms.log.changes.rows import changes_of
+from spark_jms.log.changes.positions import FeedTable, FeedTables, log_of_table
+from spark_jms.log.changes.rows import changes_again, changes_of
 from spark_jms.log.destinations.domain import Domain, publishes_usage
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import now_ms
@@ -101,7 +105,8 @@ class UsageSink:
         clock_ms: Callable[[], int] = now_ms,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._domain, self._store, self._monotonic_s = domain, timed_stores(store), monotonic_s
+        self._domain, self._store = domain, timed_stores(store)
+        self._clock_ms, self._monotonic_s = clock_ms, monotonic_s
         self.table = UsageHistoryTable(domain, clock_ms)
         self._lock = threading.Lock()
         self._run = ""  # whose batches it takes
@@ -143,8 +148,8 @@ class UsageSink:
             return len({(key.destination, key.window_ms) for key in batch.totals}) if added else 0, errors
 
     def look_again(self, look: Callable[[], Mapping[str, TablePosition]]) -> dict[str, Exception]:
-        """Between batches. `look`: where the tables are now, by id. By destination: why what it holds is not known, a copy of it
-        that was restored, a difference. {} when another run owns the history."""
+        """Between batches. `look`: where the tables are now, by id. By destination: why what it holds is not known, or a part of its
+        changes, a copy of it that was restored, a difference. {} when another run owns the history."""
         with self._lock:
             if not self._run or (known := self.table.known()).owner != self._run:
                 return {}
@@ -156,10 +161,39 @@ class UsageSink:
             first, differences = self._compared(tables, known)
             try:
                 self.table.note(self._run, used, first, lowered)
+                errors |= self._read_late(tables, self.table.known().unread if lowered else known.unread)
             except UsageRunReplacedError:
                 return {}
             self._unknown = set(errors)
             return errors | differences | _restored(tables, known.positions, lowered)
+
+    def _read_late(
+        self, tables: Mapping[str, TablePosition], unread: Collection[UnreadSpan]
+    ) -> dict[str, Exception]:
+        """What the history owes, as far as it can be read now. Raises UsageRunReplacedError."""
+        errors = dict[str, Exception]()
+        for one in sorted(unread):
+            at = tables.get(one.table)
+            if at is None:
+                if self._was_dropped(one.table):
+                    self.table.add_late(self._run, one, {})
+                continue
+            quota, name = at.quotas.get(one.member), at.destination
+            span = FeedSpan(one.what, one.table, name, one.member, one.first, one.last, self._clock_ms(), quota)
+            try:
+                found = changes_again(self._domain.root, span)
+            except (JmsqError, OSError) as error:
+                errors[name] = error
+                continue
+            self.table.add_late(self._run, one, UsageFold().batch(found).totals)
+        return errors
+
+    def _was_dropped(self, table: str) -> bool:
+        try:
+            names = self._domain.registered()
+            return not names or log_of_table(self._domain, table, names[0], rows=False) is None
+        except (JmsqError, OSError):  # one that cannot be read may be it
+            return False
 
     def _looked(self, names: Collection[str]) -> tuple[dict[str, MessageUsage], dict[str, Exception]]:
         used, errors = dict[str, MessageUsage](), dict[str, Exception]()
@@ -177,7 +211,7 @@ class UsageSink:
         try:
             earlier = self.table.totals(self._run, older) if older else {}
         except (JmsqError, OSError):  # named when files are merged
-            return dict.fromkeys({key.table for key in batch.totals})
+            return dict.fromkeys({one.table for one in (*batch.totals, *batch.unread)})
         return self._changes.of(batch, earlier)
 
     def _compared(

@@ -16,7 +16,8 @@ rename, and a destination that is created again has another id. What a reader ca
     dropped     what happened in a table behind `first`, until it was dropped    unknown
 
 A reader that keeps messages in its state (`floors`) also gets rows of the kind `done`: all messages of the member up to `last` are
-finished and purged, so it can forget them.
+finished and purged, so it can forget them. A reader that continues without what cannot be read gets a row of the kind `unread` in its
+place, with the `detail` and the numbers as of `gone`: they are there, and can be read later, by their numbers.
 
 A position names the domain's life, which changes with a restore from a backup: numbers of an older copy are given twice.
 
@@ -41,7 +42,7 @@ from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.endings import KINDS, kind_of, messages_of, split_claim
 from spark_jms.errors import FormatVersionError, OffsetError, StaleDomainError
 
-SENT, GONE, DONE = "sent", "gone", "done"
+SENT, GONE, DONE, UNREAD = "sent", "gone", "done", "unread"
 ALL_KINDS = (SENT, *dict.fromkeys(["finished", *KINDS.values()]), GONE)
 MESSAGES, ENDINGS, DROPPED_TABLE = "sent", "ended", "dropped"  # what a span is of; the detail of a row of the kind gone
 MINUTE_MS = 60_000
@@ -111,6 +112,12 @@ class FeedSpan(NamedTuple):
             GONE, self.destination, self.table, self.member, last, self.read_ms, first, quota=self.quota
         )
         return replace(found, last=last, messages=last - first + 1 if known else None, detail=self.what)
+
+    def unread(self, first: int, last: int) -> MessageChange:
+        """Of numbers that cannot be read now. Messages among them may be over in any minute, also in the one of this batch."""
+        due_ms = minute_of(self.read_ms) if self.what == MESSAGES else None
+        ranges = ranges_text(Ranges.of((first, last)))
+        return replace(self.gone(first, last), kind=UNREAD, ranges=ranges, due_ms=due_ms)
 
 
 def ended(span: FeedSpan, number: int, row: Mapping[str, Any]) -> MessageChange:

@@ -8,12 +8,16 @@ read: it never falls, so no row is late whatever clocks say. A minute that was r
 which the members are in it. `decide_usage` is the whole rule:
 
     the batch is of a run that is not the owner        UsageRunReplacedError: the newest run owns the history, the older one ends
-    the batch is in the history, with the same end     nothing: Spark repeats it after a failure
-    the batch is in the history, with another end      StaleCheckpointError: an old copy of the run's checkpoint
+    it is the newest batch, with the same content      nothing: Spark repeats it after a failure
+    it is the newest one with another, or an older     StaleCheckpointError: an old copy of the run's checkpoint, or messages were
+                                                       purged, or became readable, between two attempts
     a later batch                                      its totals replace those of the same run and key
 
 A run begins behind the positions that the history has, in the commit that makes it the owner (`owned_by`). So a lost checkpoint begins
 where the history ends, and two runs never count one change twice.
+
+**What cannot be read is owed.** A batch may name spans that could not be read (`unread`): its positions are behind them, and the history
+keeps them until a later look has read them (log/upkeep/usage_history.py).
 
 **What a queue must hold.** The history also keeps, by table, what a queue holds by its sums (`levels`). It takes the first such level
 from the queue itself, when that is at rest, because a history may begin late, and moves it with each batch (`LevelChanges`). At rest
@@ -34,6 +38,7 @@ from spark_jms.core.changes.change import (
     GONE,
     MESSAGES,
     SENT,
+    UNREAD,
     FeedPosition,
     MessageChange,
     TablePosition,
@@ -133,6 +138,16 @@ class UsagePosition(NamedTuple):
     what: str
 
 
+class UnreadSpan(NamedTuple):
+    """Numbers of a member that a history passed without having read them."""
+
+    table: str
+    member: int
+    what: str
+    first: int
+    last: int
+
+
 Positions = Mapping[UsagePosition, int]
 Totals = Mapping[UsageKey, MinuteUsage]
 
@@ -144,6 +159,8 @@ def usage_of(change: MessageChange) -> MinuteUsage:
         return MinuteUsage(sent=count, bytes=change.bytes or 0)
     if change.kind == GONE:
         return MinuteUsage(gone=count)
+    if change.kind == UNREAD:
+        return MinuteUsage()
     return MinuteUsage(**{FIELDS[change.kind]: count})
 
 
@@ -154,9 +171,12 @@ def key_of(change: MessageChange) -> UsageKey:
 
 def position_of(change: MessageChange) -> UsagePosition | None:
     """Which position the row moves; None: none, because its table is no more."""
-    if change.kind == GONE and change.detail not in (MESSAGES, ENDINGS):
+    if change.kind in (GONE, UNREAD):
+        what = change.detail
+    else:
+        what = MESSAGES if change.kind == SENT else ENDINGS
+    if what not in (MESSAGES, ENDINGS):
         return None
-    what = MESSAGES if change.kind == SENT or (change.detail == MESSAGES and change.kind == GONE) else ENDINGS
     return UsagePosition(change.table, change.member, what)
 
 
@@ -198,17 +218,20 @@ def is_reached(table: str, position: TablePosition, positions: Positions) -> boo
 
 @dataclass(frozen=True)
 class UsageBatch:
-    """What a batch hands over: the totals that have changed, as they are now, and the positions that it has reached. `levels`: by how
-    much it changes what a queue must hold, by table; None: that is unknown now."""
+    """What a batch hands over: the totals that have changed, as they are now, the positions that it has reached, and what it could not
+    read before these. `levels`: by how much it changes what a queue must hold, by table; None: that is unknown now."""
 
     totals: Totals = field(default_factory=dict)
     end: Positions = field(default_factory=dict)
     levels: Mapping[str, int | None] = field(default_factory=dict)
+    unread: frozenset[UnreadSpan] = frozenset()
 
     @property
-    def end_digest(self) -> int:
-        """What tells its end from another one."""
-        return zlib.crc32(repr(sorted((*position, to) for position, to in self.end.items())).encode())
+    def digest(self) -> int:
+        """What tells it from another one: its end and its totals. Without bytes, which are unknown once files were merged."""
+        totals = ((*key, *usage._replace(bytes=0)) for key, usage in self.totals.items())
+        every = (*((*place, to) for place, to in self.end.items()), *self.unread, *totals)
+        return sum(zlib.crc32(repr(tuple(one)).encode()) for one in every) % 2**32
 
 
 class UsageFold:
@@ -220,14 +243,17 @@ class UsageFold:
         self._keeps_ms = keeps * HOUR_MS
 
     def batch(self, changes: Iterable[MessageChange]) -> UsageBatch:
-        touched, end = set[UsageKey](), dict[UsagePosition, int]()
+        touched, end, unread = set[UsageKey](), dict[UsagePosition, int](), set[UnreadSpan]()
         for change in changes:
             key, position = key_of(change), position_of(change)
-            self._totals[key] = self._totals.get(key, MinuteUsage()).plus(usage_of(change))
-            touched.add(key)
             if position is not None:
                 end[position] = max(change.position, end.get(position, 0))
-        found = UsageBatch({key: self._totals[key] for key in touched}, end)
+            if position is not None and change.kind == UNREAD:
+                unread.add(UnreadSpan(*position, change.first or 0, change.last or 0))
+                continue
+            self._totals[key] = self._totals.get(key, MinuteUsage()).plus(usage_of(change))
+            touched.add(key)
+        found = UsageBatch({key: self._totals[key] for key in touched}, end, unread=frozenset(unread))
         newest_ms = max((key.read_hour_ms for key in self._totals), default=0)
         self._totals = {k: v for k, v in self._totals.items() if k.read_hour_ms > newest_ms - self._keeps_ms}
         return found
@@ -253,7 +279,7 @@ class LevelChanges:
             changed = found.setdefault(key.table, 0)
             gone = key.minute_ms is None
             found[key.table] = None if gone or changed is None else changed + usage.level - before
-        return found
+        return found | dict.fromkeys(one.table for one in batch.unread)
 
     def took(self, batch: UsageBatch) -> None:
         """The history has it."""
@@ -265,19 +291,20 @@ class LevelChanges:
 # -- the history -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class UsageKnown:
-    """What a history has. `batch` is the newest of the owner, -1 before the first, and `end_digest` tells where it ended. `totals` by
-    run and key. `levels`: what queues must hold, by table, as far as that is known."""
+    """What a history has. `batch` is the newest of the owner, -1 before the first, with its `digest`. `totals` by
+    run and key. `levels`: what queues must hold, by table, as far as that is known. `unread`: what is owed."""
 
     owner: str = ""
     batch: int = -1
-    end_digest: int = 0
+    digest: int = 0
     positions: Positions = field(default_factory=dict)
     totals: Mapping[tuple[str, UsageKey], MinuteUsage] = field(default_factory=dict)
     levels: Mapping[str, int] = field(default_factory=dict)
+    unread: frozenset[UnreadSpan] = frozenset()
 
     def owned_by(self, run: str) -> UsageKnown:
         """A new run begins, behind `positions`. Whatever older ones still bring is refused."""
-        return replace(self, owner=run, batch=-1, end_digest=0)
+        return replace(self, owner=run, batch=-1, digest=0)
 
     def sums(self) -> dict[UsageKey, MinuteUsage]:
         """By minute, of all runs and hours: `read_hour_ms` is 0."""
@@ -292,20 +319,22 @@ def decide_usage(known: UsageKnown, run: str, number: int, batch: UsageBatch) ->
     """The history with batch `number` of `run`; None: it has it already. Raises UsageRunReplacedError, StaleCheckpointError."""
     if known.owner != run:
         raise UsageRunReplacedError()
-    if number <= known.batch:
-        if number == known.batch and batch.end_digest != known.end_digest:
-            raise StaleCheckpointError(
-                f"batch {number} of the usage query is in the history with another end: its checkpoint was restored from a copy. "
-                "Use a fresh checkpointLocation: the query continues behind what is recorded"
-            )
+    if number < known.batch or (number == known.batch and batch.digest != known.digest):
+        raise StaleCheckpointError(
+            f"batch {number} of the usage query comes again with another content (the history has batch {known.batch}): its checkpoint "
+            "was restored from a copy, or messages were purged meanwhile. Use a fresh checkpointLocation: the query continues behind "
+            "what is recorded"
+        )
+    if number == known.batch:
         return None
     return replace(
         known,
         batch=number,
-        end_digest=batch.end_digest,
+        digest=batch.digest,
         positions={**known.positions, **batch.end},
         totals={**known.totals, **{(run, key): usage for key, usage in batch.totals.items()}},
         levels=moved_levels(known.levels, batch.levels),
+        unread=known.unread | batch.unread,
     )
 
 

@@ -9,13 +9,12 @@ Features: M12 (docs/FEATURES.md)
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
 from spark_jms.core.changes.change import MESSAGES, FeedPosition, FeedSpan, MessageChange, due_minute, minute_of
-from spark_jms.errors import UnreadableDestinationError
-from spark_jms.log.changes.positions import FeedTable, FeedTables
+from spark_jms.log.changes.positions import FeedTables
 from spark_jms.log.tables.files import DataFile, FileHint
 from spark_jms.log.upkeep.compaction import is_merged
 
@@ -46,11 +45,12 @@ class FeedFile:
 
 @dataclass(frozen=True)
 class FeedPiece:
-    """A span, the folder of its table and the files to find it in. Without files its numbers are gone."""
+    """A span, the folder of its table and the files to find it in. Without files its numbers are gone. `away`: its table cannot be read."""
 
     span: FeedSpan
     folder: str = ""
     files: tuple[FeedFile, ...] = ()
+    away: bool = False
 
     @property
     def weight(self) -> int:
@@ -60,26 +60,20 @@ class FeedPiece:
 
 @dataclass(frozen=True)
 class FeedPart:
-    """What one task reads. `rows` are known already."""
+    """What one task reads. `rows` are known already. `isolates`: what cannot be read has a row `unread`, and fails nothing."""
 
     root: str
     pieces: tuple[FeedPiece, ...] = ()
     rows: tuple[MessageChange, ...] = ()
+    isolates: bool = False
 
 
 def plan(root: str, tables: FeedTables, start: FeedPosition, end: FeedPosition) -> list[FeedPart]:
     """The parts of a batch, which together have each number between `start` and `end` once. `tables` were looked at for `end`, or
-    later. Raises StaleDomainError, and UnreadableDestinationError when one of them cannot be read any more: it is not gone."""
-    spans = start.spans(end)
-    if tables.problems and (lost := [span for span in spans if span.table not in tables.found]):
-        named = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in tables.problems.items())
-        raise UnreadableDestinationError(
-            f"a batch of the change feed has news of {lost[0].destination}, which cannot be read any more ({named}): begin with a "
-            "fresh checkpointLocation, or restore it from a copy"
-        )
-    pieces = [_piece(tables.found.get(span.table), span) for span in spans]
+    later. Raises StaleDomainError."""
+    pieces = [_piece(tables, span) for span in start.spans(end)]
     known = (*start.dropped(end), *start.done(end))
-    parts = [FeedPart(root, tuple(some)) for some in divided(pieces)]
+    parts = [FeedPart(root, tuple(some), isolates=tables.isolates) for some in divided(pieces)]
     return [FeedPart(root, rows=known), *parts] if known else parts
 
 
@@ -108,16 +102,18 @@ def _cut(piece: FeedPiece, most: int) -> Iterator[FeedPiece]:
     for file in piece.files:
         if taken and weight + each * file.weight > most:
             last = taken[-1].hint.last
-            yield FeedPiece(piece.span._replace(first=first, last=last), piece.folder, tuple(taken))
+            yield replace(piece, span=piece.span._replace(first=first, last=last), files=tuple(taken))
             first, taken, weight = last + 1, [], 0
         taken.append(file)
         weight += each * file.weight
-    yield FeedPiece(piece.span._replace(first=first), piece.folder, tuple(taken))
+    yield replace(piece, span=piece.span._replace(first=first), files=tuple(taken))
 
 
-def _piece(table: FeedTable | None, span: FeedSpan) -> FeedPiece:
+def _piece(tables: FeedTables, span: FeedSpan) -> FeedPiece:
+    """While a table cannot be read, none that is missing counts as dropped: it may be that one."""
+    table = tables.found.get(span.table)
     if table is None:
-        return FeedPiece(span)
+        return FeedPiece(span, away=bool(tables.problems))
     of_messages = span.what == MESSAGES
     snapshot, folder = (table.messages, table.messages_uri) if of_messages else (table.rows, table.rows_uri)
     files = snapshot.member_files(span.member).overlapping(span.first, span.last)

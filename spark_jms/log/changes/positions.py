@@ -82,7 +82,7 @@ class FeedTables:
                 "the column member"
             )
         self._domain, self._name, self._clock_ms, self._floors = domain, destination, clock_ms, floors
-        self._isolates = isolates
+        self.isolates = isolates
         self.found: dict[str, FeedTable] = {}  # by table id, as of the newest look
         self.problems: dict[str, Exception] = {}  # by destination, of that look: why it cannot be read
 
@@ -105,7 +105,7 @@ class FeedTables:
             table: replace(one.position, floors=one.floors()) if self._floors else one.position
             for table, one in found.items()
         }
-        if self._isolates and before.life in ("", life):
+        if self.isolates and before.life in ("", life):
             self._keep_fallen(before, tables)
         if self.problems:
             tables |= {table: one for table, one in before.tables.items() if table not in found}
@@ -147,7 +147,7 @@ class FeedTables:
             try:
                 table = self._table(name)
             except (JmsqError, OSError) as error:
-                if not self._isolates:
+                if not self.isolates:
                     raise
                 self.problems[name] = error
                 continue

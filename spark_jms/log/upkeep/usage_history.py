@@ -11,6 +11,7 @@ Beside the totals stand rows without a member: what a destination held when the 
     txn usage/run, usage/batch, usage/end             the run that owns the history, its newest batch, and where that ended
     txn sent/<table>/<member>, acknowledged/...       the positions: messages, and rows of the acknowledgement table
     txn level/<table>                                 what a queue must hold by the sums, once it was at rest
+    txn unread/<what>/<table>/<member>/<first>        the last number of a span that could not be read yet; 0: it is read
 
 Files of an hour are merged when they are many, and end when they are 30 days old. A file that cannot be read stays beside the merged
 one, for an administrator to restore.
@@ -33,6 +34,8 @@ from spark_jms.core.changes.usage_fold import (
     HOUR_MS,
     MinuteUsage,
     Positions,
+    Totals,
+    UnreadSpan,
     UsageBatch,
     UsageKey,
     UsageKnown,
@@ -83,6 +86,7 @@ _LEVEL = -1  # the member of a row that tells what a destination held
 _RUN, _BATCH, _END = "usage/run", "usage/batch", "usage/end"
 _PREFIXES = {MESSAGES: "sent", ENDINGS: "acknowledged"}
 _OF_LEVEL, _UNKNOWN_LEVEL = "level/", -(2**62)
+_OF_UNREAD = "unread"
 
 
 class UsageRow(NamedTuple):
@@ -207,6 +211,21 @@ class UsageHistoryTable:
         except UsageRunReplacedError:
             discard(self.log.storage, staged)
             raise
+
+    def add_late(self, run: str, span: UnreadSpan, totals: Totals) -> None:
+        """What `run` has read of a span now, unless that is recorded already. Levels stay: they are unknown since, or of a later rest.
+        Raises UsageRunReplacedError, CommitConflictError."""
+        now, late = self._clock_ms(), str(random.getrandbits(62))
+        staged = self._stage(UsageRow(late, key, usage) for key, usage in totals.items())
+        try:
+            done = commit_prepared(
+                self.log, lambda _: staged, lambda snapshot, files: decide_late(snapshot, run, span, files, now)
+            )
+        except UsageRunReplacedError:
+            discard(self.log.storage, staged)
+            raise
+        if done is None:
+            discard(self.log.storage, staged)
 
     def totals(self, run: str, keys: Collection[UsageKey]) -> dict[UsageKey, MinuteUsage]:
         """What it has of these keys of a run. Raises UnreadableTableError."""
@@ -338,8 +357,9 @@ def known_of(snapshot: Snapshot) -> UsageKnown:
     positions = {place: of[name] for name in of if (place := _position(name)) is not None}
     levels = {name.removeprefix(_OF_LEVEL): to for name, to in of.items() if name.startswith(_OF_LEVEL)}
     levels = {table: to for table, to in levels.items() if to != _UNKNOWN_LEVEL}
-    owner = of.get(_RUN, 0)
-    return UsageKnown(str(owner) if owner else "", of.get(_BATCH, -1), of.get(_END, 0), positions, levels=levels)
+    unread = frozenset(span for name, to in of.items() if (span := _unread_span(name, to)) is not None)
+    owner = str(of.get(_RUN) or "")
+    return UsageKnown(owner, of.get(_BATCH, -1), of.get(_END, 0), positions, levels=levels, unread=unread)
 
 
 def _position(app_id: str) -> UsagePosition | None:
@@ -352,6 +372,19 @@ def _position(app_id: str) -> UsagePosition | None:
     return None
 
 
+def _unread_span(app_id: str, last: int) -> UnreadSpan | None:
+    prefix, _, rest = app_id.partition("/")
+    if prefix != _OF_UNREAD or not last:
+        return None
+    what, _, rest = rest.partition("/")
+    table, member, first = rest.rsplit("/", 2)
+    return UnreadSpan(table, int(member), what, int(first), last)
+
+
+def _unread_name(span: UnreadSpan) -> str:
+    return f"{_OF_UNREAD}/{span.what}/{span.table}/{span.member}/{span.first}"
+
+
 def decide_batch(
     snapshot: Snapshot, run: str, number_: int, batch: UsageBatch, files: Sequence[StagedFile], now: int
 ) -> Decision | None:
@@ -360,7 +393,8 @@ def decide_batch(
     after = decide_usage(known, run, number_, batch)
     if after is None:
         return None
-    moved = _positions(batch.end) | {_BATCH: number_, _END: batch.end_digest}
+    moved = _positions(batch.end) | {_BATCH: number_, _END: batch.digest}
+    moved |= {_unread_name(span): span.last for span in batch.unread}
     moved |= {
         _OF_LEVEL + table: after.levels.get(table, _UNKNOWN_LEVEL) for table in batch.levels if table in known.levels
     }
@@ -376,13 +410,30 @@ def decide_note(
     files: Sequence[StagedFile],
     now: int,
 ) -> Decision:
-    """Pure. Raises UsageRunReplacedError."""
-    if known_of(snapshot).owner != run:
+    """Pure. What a lowered position will pass again is not owed any more. Raises UsageRunReplacedError."""
+    known = known_of(snapshot)
+    if known.owner != run:
         raise UsageRunReplacedError
     moved = {_OF_LEVEL + table: level for table, level in levels.items()}
     moved |= _positions(lowered) | {_OF_LEVEL + place.table: _UNKNOWN_LEVEL for place in lowered}
+    for span in known.unread:
+        if (to := lowered.get(UsagePosition(span.table, span.member, span.what), span.last)) < span.last:
+            moved[_unread_name(span)] = to if to >= span.first else 0
     actions = [TransactionId(name, to).action(now) for name, to in moved.items()]
     return Decision("MERGE", [*number(snapshot, files, now).actions, *actions])
+
+
+def decide_late(
+    snapshot: Snapshot, run: str, span: UnreadSpan, files: Sequence[StagedFile], now: int
+) -> Decision | None:
+    """Pure. Raises UsageRunReplacedError."""
+    known = known_of(snapshot)
+    if known.owner != run:
+        raise UsageRunReplacedError
+    if span not in known.unread:
+        return None
+    read = TransactionId(_unread_name(span), 0).action(now)
+    return Decision("MERGE", [*number(snapshot, files, now).actions, read])
 
 
 def _positions(positions: Positions) -> dict[str, int]:

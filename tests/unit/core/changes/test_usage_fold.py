@@ -177,7 +177,7 @@ def test_checkpoint_from_a_copy_is_refused() -> None:
     assert decide_usage(known, "r", 0, run.next_batch(world, 0)) is None
     world.happen(0, SENT, 5, 1)
     copy = Run("r", {})
-    with pytest.raises(StaleCheckpointError, match="batch 0 of the usage query is in the history with another end"):
+    with pytest.raises(StaleCheckpointError, match="batch 0 of the usage query comes again with another content"):
         decide_usage(known, "r", 0, copy.next_batch(world, 0))
 
 
