@@ -262,8 +262,8 @@ class DomainServices:
         once: bool = False,
         queries: Collection[str] = (),
     ) -> None:
-        """`once`: expired messages are searched for, to the second; else they are found by the minute in which they fall due. `queries`:
-        the services that streaming queries of this process do (jobs/services.py)."""
+        """`once`: expired messages are searched for, to the second; else they are found by the minute in which they fall due.
+        `queries`: the services that streaming queries of this process do (jobs/services.py)."""
         self._domain, self._store, self._given, self._queries = domain, store, tuple(destinations), frozenset(queries)
         self._once = once
         self._rounds = Rounds(domain, store, clean_up=once, searches=once)

@@ -5,8 +5,8 @@ the store, so a query may be killed in any batch, and its checkpoint may be lost
 lag) runs as threads beside them: admin/services.py.
 
 A query of usage whose run was replaced stands by; when the newer run does not record news for a minute, it begins a run with a fresh
-checkpoint. A query whose checkpoint does not fit any more, because a copy was restored, also gets a fresh one. Nothing is lost by that:
-one begins behind the history, the other reads what the tables have.
+checkpoint. A query whose checkpoint does not fit any more, because a copy was restored, also gets a fresh one. Nothing is lost by
+that: one begins behind the history, the other reads what the tables have.
 
 A destination or a data file that cannot be read stops neither query. This process looks at all destinations too, and names it.
 

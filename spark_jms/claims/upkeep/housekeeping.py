@@ -280,7 +280,9 @@ class Housekeeper:
         self._limits = FreeRecordLimits(self._messages, now_ms)
         self._outboxes = FreeOutboxes(logs["acknowledgements"])
         self._expiration = ExpirationScan(domain, self._store, self._messages, self._not_durable)
-        self.searches = True  # False: the service expiration of this process ends messages, except those of units of work
+        self.searches = (
+            True  # False: the service expiration of this process ends messages, except those of units of work
+        )
         self.scans_at_once = False  # every round searches for expired messages, whatever the domain's interval
         self._looked_for_abandoned_s = time.monotonic()
         self.pledges = Pledges(domain, home_of(self._store), self._messages)

@@ -5,8 +5,8 @@ log/upkeep/usage_history.py the table. UsageHistory is the run of processes with
 uses the same sink, UsageSink. Neither is on the way of a send or a receive, and a destination of which no message has moved costs a
 look at its logs.
 
-**What could not be read.** A batch of the query may pass spans of a data file that is damaged or missing. Between batches the sink reads them
-again, names why it cannot, and records them once it can.
+**What could not be read.** A batch of the query may pass spans of a data file that is damaged or missing. Between batches the sink
+reads them again, names why it cannot, and records them once it can.
 
 **The alarm.** Between batches the sink compares each queue at rest with the history: what was sent, less what has ended, is what the
 queue holds. At rest means: the history has everything of its tables, no ended message waits in a record set for its row, no transfer
@@ -167,9 +167,7 @@ class UsageSink:
             self._unknown = set(errors)
             return errors | differences | _restored(tables, known.positions, lowered)
 
-    def _read_late(
-        self, tables: Mapping[str, TablePosition], unread: Collection[UnreadSpan]
-    ) -> dict[str, Exception]:
+    def _read_late(self, tables: Mapping[str, TablePosition], unread: Collection[UnreadSpan]) -> dict[str, Exception]:
         """What the history owes, as far as it can be read now. Raises UsageRunReplacedError."""
         errors = dict[str, Exception]()
         for one in sorted(unread):

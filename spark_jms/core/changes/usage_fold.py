@@ -16,8 +16,8 @@ which the members are in it. `decide_usage` is the whole rule:
 A run begins behind the positions that the history has, in the commit that makes it the owner (`owned_by`). So a lost checkpoint begins
 where the history ends, and two runs never count one change twice.
 
-**What cannot be read is owed.** A batch may name spans that could not be read (`unread`): its positions are behind them, and the history
-keeps them until a later look has read them (log/upkeep/usage_history.py).
+**What cannot be read is owed.** A batch may name spans that could not be read (`unread`): its positions are behind them, and the
+history keeps them until a later look has read them (log/upkeep/usage_history.py).
 
 **What a queue must hold.** The history also keeps, by table, what a queue holds by its sums (`levels`). It takes the first such level
 from the queue itself, when that is at rest, because a history may begin late, and moves it with each batch (`LevelChanges`). At rest
@@ -171,10 +171,8 @@ def key_of(change: MessageChange) -> UsageKey:
 
 def position_of(change: MessageChange) -> UsagePosition | None:
     """Which position the row moves; None: none, because its table is no more."""
-    if change.kind in (GONE, UNREAD):
-        what = change.detail
-    else:
-        what = MESSAGES if change.kind == SENT else ENDINGS
+    known = MESSAGES if change.kind == SENT else ENDINGS
+    what = change.detail if change.kind in (GONE, UNREAD) else known
     if what not in (MESSAGES, ENDINGS):
         return None
     return UsagePosition(change.table, change.member, what)
@@ -321,9 +319,9 @@ def decide_usage(known: UsageKnown, run: str, number: int, batch: UsageBatch) ->
         raise UsageRunReplacedError()
     if number < known.batch or (number == known.batch and batch.digest != known.digest):
         raise StaleCheckpointError(
-            f"batch {number} of the usage query comes again with another content (the history has batch {known.batch}): its checkpoint "
-            "was restored from a copy, or messages were purged meanwhile. Use a fresh checkpointLocation: the query continues behind "
-            "what is recorded"
+            f"batch {number} of the usage query comes again with another content (the history has batch {known.batch}): its "
+            "checkpoint was restored from a copy, or messages were purged meanwhile. Use a fresh checkpointLocation: the query "
+            "continues behind what is recorded"
         )
     if number == known.batch:
         return None

@@ -45,7 +45,8 @@ class FeedFile:
 
 @dataclass(frozen=True)
 class FeedPiece:
-    """A span, the folder of its table and the files to find it in. Without files its numbers are gone. `away`: its table cannot be read."""
+    """A span, the folder of its table and the files to find it in. Without files its numbers are gone. `away`: its table cannot be
+    read."""
 
     span: FeedSpan
     folder: str = ""

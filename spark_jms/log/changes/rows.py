@@ -138,7 +138,11 @@ class _PieceReader:
             raise error
         log.warning(
             "%s, member %d: numbers %d to %d cannot be read (%s); the others continue",
-            self._span.destination, self._span.member, self._next, last, error,
+            self._span.destination,
+            self._span.member,
+            self._next,
+            last,
+            error,
         )
         yield self._span.unread(self._next, last)
         self._next = last + 1

@@ -7,22 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from spark_jms import apply, connect
 from spark_jms.admin.services import Rounds
-from spark_jms.core.changes.change import FeedPosition
-from spark_jms.errors import (
-    InvalidDestinationError,
-    StaleDomainError,
-    UnreadableDestinationError,
-    UnreadableTableError,
-)
+from spark_jms.client.context.context import Context
+from spark_jms.core.changes.change import FeedPosition, FeedSpan, minute_of
+from spark_jms.errors import InvalidDestinationError, StaleDomainError, UnreadableTableError
 from spark_jms.log.changes.plan import plan
 from spark_jms.log.changes.positions import FeedTables
-from spark_jms.log.changes.rows import changes_of
+from spark_jms.log.changes.rows import changes_again, changes_of
 from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.storage import now_ms
 from spark_jms.settings.options import Options
 from spark_jms.spark import changes
 from spark_jms.spark.changes import ChangesStreamReader
@@ -99,7 +97,7 @@ def test_destination_that_cannot_be_read_keeps_its_position(
     tmp_path: Any, damage: Callable[[Path], Callable[[], object]]
 ) -> None:
     """M12, C13: with `onUnreadable` `keep` the others continue, it is no drop, and its news come once it can be read; a reader that
-    begins meanwhile has all of it then. A batch that is logged with its news is refused by name; without the option everything is."""
+    begins meanwhile has all of it then. A batch that is logged with its news has a row `unread`; without the option all is refused."""
     root = str(tmp_path / "messages")
     apply(root, {"destinations": {name: {"kind": "queue"} for name in ("orders", "others")}})
     options = feed_options(root, timers=False, keep=True)
@@ -111,8 +109,7 @@ def test_destination_that_cannot_be_read_keeps_its_position(
         context.producer("orders").send(text="y")
         logged = reader.latestOffset(begin, ReadAllAvailable())
         repair = damage(Path(root, "orders"))
-        with pytest.raises(UnreadableDestinationError, match="news of orders, which cannot be read any more"):
-            ChangesStreamReader(options).partitions(begin, logged)
+        assert rows_of(ChangesStreamReader(options), begin, logged) == [("unread", 0, 2)]
         context.producer("others").send(text="y")
         running, new, strict = (
             ChangesStreamReader(one) for one in (options, options, feed_options(root, timers=False))
@@ -130,6 +127,70 @@ def test_destination_that_cannot_be_read_keeps_its_position(
             parts: Any = late.partitions(known, after)
             rows = [(one.destination, one.messages) for part in parts for one in changes_of(part.part)]
             assert rows == [("orders", messages)]
+
+
+def tear(file: Path) -> Callable[[], object]:
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    return lambda: file.write_bytes(whole)
+
+
+def lose(file: Path) -> Callable[[], object]:
+    whole = file.read_bytes()
+    file.unlink()
+    return lambda: file.write_bytes(whole)
+
+
+def send_mixed(context: Context, name: str, count: int) -> None:
+    """A file whose statistics do not tell when its messages are over."""
+    over = [now_ms() + n * 3_600_000 for n in range(count)]
+    context.producer(name).send_table(pa.table({"text": ["x"] * count, "JMSExpiration": over}))
+
+
+@pytest.mark.parametrize("damage", [tear, lose])
+def test_damaged_file_has_a_row_in_place_of_its_rows(
+    tmp_path: Any, damage: Callable[[Path], Callable[[], object]]
+) -> None:
+    """M12, C13: with `onUnreadable` `keep`, of messages and of acknowledgements; the files beside it are read, and its numbers once it
+    is restored. Without the option the reader ends with its name."""
+    root = str(tmp_path / "messages")
+    apply(root, {"destinations": {name: {"kind": "queue"} for name in ("orders", "others")}})
+    domain = Domain(root)
+    with connect(root, housekeeping=False) as context:
+        for count in (2, 3, 2):
+            send_mixed(context, "orders", count)
+        send_mixed(context, "others", 2)
+        receive(context, 1)
+    sent = [file.hint for file in domain.log("orders").refresh().member_files(0).files]
+    (ended,) = [file.hint for file in domain.acknowledgements("orders").refresh().member_files(0).files]
+    damaged = [
+        Path(domain.log("orders").storage.uri, sent[1].path),
+        Path(domain.acknowledgements("orders").storage.uri, ended.path),
+    ]
+    repairs = [damage(file) for file in damaged]
+    keeping, strict = (ChangesStreamReader(feed_options(root, timers=False, keep=keep)) for keep in (True, False))
+    begin = keeping.initialOffset()
+    end = keeping.latestOffset(begin, ReadAllAvailable())
+    parts: Any = keeping.partitions(begin, end)
+    rows = [row for part in parts for row in changes_of(part.part)]
+    unread = {(row.destination, row.detail, row.first, row.last, row.messages) for row in rows if row.kind == "unread"}
+    assert unread == {("orders", "sent", 3, 5, 3), ("orders", "ended", 1, 1, None)}
+    sums = {
+        name: sum(row.messages or 0 for row in rows if (row.destination, row.kind) == (name, "sent"))
+        for name in ("orders", "others")
+    }
+    assert sums == {"orders": 4, "others": 2}
+    (of_messages,) = [row for row in rows if (row.kind, row.detail) == ("unread", "sent")]
+    assert (of_messages.due_ms, of_messages.ranges) == (minute_of(end["at"]), "[[3,5]]")
+    with pytest.raises((UnreadableTableError, FileNotFoundError), match=damaged[0].name):
+        rows_of(strict, begin, end)
+    span = FeedSpan("sent", of_messages.table, "orders", 0, 3, 5, end["at"])
+    with pytest.raises((UnreadableTableError, FileNotFoundError), match=damaged[0].name):
+        changes_again(root, span)
+    for repair in repairs:
+        repair()
+    assert sum(row.messages or 0 for row in changes_again(root, span)) == 3
+    assert not [row for row in rows_of(keeping, begin, end) if row[0] == "unread"]
 
 
 def test_drop_in_the_middle_and_a_restored_table_stop_no_other(tmp_path: Any) -> None:

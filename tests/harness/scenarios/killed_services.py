@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
+import pyarrow as pa
+
 from spark_jms import apply, connect
 from spark_jms.admin.services import Rounds
 from spark_jms.admin.statistics import collect
 from spark_jms.claims.upkeep.usage_history import UsageHistory, UsageHistoryRow, usage_history
 from spark_jms.claims.upkeep.views import opened_store
 from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.storage import now_ms
 from spark_jms.log.upkeep.usage_history import USAGE_HISTORY
 from spark_jms.testing import wait_until
 from tests.harness.processes import forked
@@ -58,9 +61,11 @@ def check_killed_services(path: Path, engine: str, kills: int, each: int, seed: 
 
 
 def _send(root: str, each: int) -> None:
+    """Their time was over more than a minute ago, so that none waits for its minute."""
+    over = pa.repeat(pa.scalar(now_ms() - 90_000, pa.int64()), each)
     with connect(root, housekeeping=False) as context:
         for name in ("orders", "news"):
-            context.producer(name).send_many({"text": f"{n}", "time_to_live": "1 ms"} for n in range(each))
+            context.producer(name).send_table(pa.table({"text": [f"{n}" for n in range(each)], "JMSExpiration": over}))
 
 
 def _wait_for_rounds(out: IO[bytes], rounds: int, which: Callable[[Iterable[int]], int]) -> None:

@@ -90,7 +90,9 @@ def test_dead_letters_are_counted_by_reason(bench: Bench) -> None:
         with context.consumer("prices", subscription="a") as consumer:
             assert consumer.receive(timeout=10) is not None
     started(bench, 'queryName("dead_letters")').awaitTermination()
-    found = {(row.destination, row.consumer, row.detail): row.messages for row in bench.spark.table("dead_letters").collect()}
+    found = {
+        (row.destination, row.consumer, row.detail): row.messages for row in bench.spark.table("dead_letters").collect()
+    }
     assert found == {
         ("prices", "message expiration", "jobs"): 3,
         ("small", "message expiration", "discard"): 3,

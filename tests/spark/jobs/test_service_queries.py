@@ -53,7 +53,7 @@ def test_usage_is_a_query_that_is_started_again(bench: Bench, monkeypatch: pytes
 
     with opened_store(bench.domain) as store:
         work = DomainServices(bench.domain, store, queries=[EXPIRATION, USAGE])
-        assert [loop.services for loop in work.loops([HOUSEKEEPING, USAGE])] == [(EXPIRATION, HOUSEKEEPING)]
+        assert [loop.services for loop in work.loops([HOUSEKEEPING, USAGE])] == [(HOUSEKEEPING,)]
         runner = ServiceRunner([], others=[USAGE])
         made = DomainQueries(bench.spark, bench.domain, store, runner, shortest_s=0.2).made([USAGE])
         queries = ServiceQueries(made, str(bench.path / "checkpoint"))
@@ -112,6 +112,29 @@ def test_query_that_cannot_start_is_named(tmp_path: Any) -> None:
     assert [problem.startswith("its query cannot start: the checkpoint") for problem in problems] == [True, True]
     assert "\n" not in problems[0]
     assert looks == [f"{tmp_path}/expiration", "looked", "stopped"]
+
+
+def test_query_whose_start_meets_a_full_disk_is_named(tmp_path: Any) -> None:
+    """C13: an error of the domain or of its storage ends no process; Java's end does, also while no query runs."""
+    problems = list[str]()
+    errors: list[Exception] = [
+        OSError(28, "No space left on device"),
+        StoreBusyError("away"),
+        ConnectionRefusedError(111, "refused"),
+    ]
+
+    def fails(_checkpoint: str) -> Any:
+        raise errors.pop(0)
+
+    queries = ServiceQueries([ServiceQuery("usage", fails, print, problems.append)], str(tmp_path))
+    queries.start()
+    queries.start()
+    assert problems == [
+        "its query cannot start: OSError: [Errno 28] No space left on device",
+        "its query cannot start: StoreBusyError: away",
+    ]
+    with pytest.raises(ConnectionError, match="Java process has ended"):
+        queries.start()
 
 
 @pytest.mark.parametrize("error", [ConnectionRefusedError(111, "Connection refused"), Py4JNetworkError("no answer")])
@@ -243,7 +266,7 @@ def test_levels_and_differences_need_no_batch(faked: FakedQueries, monkeypatch: 
     assert "orders must hold 3 messages, and it holds 4" in faked.look()[USAGE]
 
 
-@pytest.mark.parametrize("error", ["UnreadableDestinationError", "StaleDomainError", "StaleCheckpointError"])
+@pytest.mark.parametrize("error", ["StaleDomainError", "StaleCheckpointError"])
 def test_query_whose_checkpoint_does_not_fit_begins_with_a_fresh_one(faked: FakedQueries, error: str) -> None:
     """C13: it alone, and once."""
     faked.look()

@@ -32,7 +32,10 @@ class Operator:
 
     # what Spark's handle has
     def getValueState(self, name: str, schema: str) -> Any:
-        return SimpleNamespace(get=lambda: self.value, update=lambda value: setattr(self, "value", value))
+        def update(value: Any) -> None:
+            self.value = value
+
+        return SimpleNamespace(get=lambda: self.value, update=update, clear=lambda: update(None))
 
     def registerTimer(self, at_ms: int) -> None:
         self.timers.add(at_ms)
@@ -87,6 +90,24 @@ def test_every_message_is_handed_over_once_its_minute_has_come(steps: list[tuple
         handed = handed | operator.batch([], minute * MINUTE_MS)
         minute += 1
     assert all(handed.between(number, number) for number in due if number > floor)
+
+
+def test_dropped_table_leaves_nothing() -> None:
+    """T6: neither state nor a timer; it would fire every 15 minutes for ever."""
+    operator = Operator()
+    assert operator.batch([("sent", 3, Ranges.of((1, 3)), 200)], 100 * MINUTE_MS) == EMPTY
+    assert operator.timers == {200 * MINUTE_MS}
+    operator.batch([("gone", 0, EMPTY, 0)], 101 * MINUTE_MS)
+    assert (operator.value, operator.timers) == (None, set())
+
+
+def test_messages_that_cannot_be_read_are_handed_over_until_they_are_done() -> None:
+    """T6: they may be over, so the sink looks at once, and again."""
+    operator = Operator()
+    assert operator.batch([("unread", 3, Ranges.of((1, 3)), 100)], 100 * MINUTE_MS) == Ranges.of((1, 3))
+    assert operator.batch([], 101 * MINUTE_MS) == Ranges.of((1, 3))
+    operator.batch([("done", 3, EMPTY, 0)], 101 * MINUTE_MS)
+    assert operator.timers == set()
 
 
 def test_sink_names_the_columns_that_it_lacks() -> None:

@@ -7,14 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from spark_jms import apply, connect
+from spark_jms.admin.destinations import drop_destination
 from spark_jms.admin.statistics import collect
 from spark_jms.claims.failures.due_expiration import (
     EXPIRATION_FOLDER,
     DueExpiration,
     DueMessages,
+    EmbeddedExpiration,
     ExpirationProblems,
 )
 from spark_jms.claims.failures.expiration import ExpirationScan
@@ -102,6 +105,54 @@ def test_destination_that_fails_or_is_gone_holds_up_no_other(
     assert "orders: messages that are due did not expire" in caplog.text
     assert expired(context, "others") == 2
     wait_until(lambda: sink.expire([due(context, "orders")]) == 2, 10)
+
+
+def test_engine_without_spark_ends_what_falls_due(tmp_path: Path) -> None:
+    """T6: from the beginning, in the minute after its time, and what is held when it is returned; a process that begins again, and a
+    second one, change nothing. Messages of a damaged file expire once it is restored. A destination that is dropped is forgotten."""
+    root, now = str(tmp_path / "messages"), [now_ms()]
+    apply(root, {"destinations": {name: {"kind": "queue"} for name in ("orders", "others")}})
+
+    def engine() -> EmbeddedExpiration:
+        return EmbeddedExpiration(domain_of(context), records_of(context), clock_ms=lambda: now[0])
+
+    def send(name: str, *over_ms: int) -> None:
+        rows = pa.table({"text": ["x"] * len(over_ms), "JMSExpiration": [now_ms() + ms for ms in over_ms]})
+        context.producer(name).send_table(rows)
+
+    with connect(root, housekeeping=False) as context:
+        send("orders", -120_000, -60_000, 3_600_000)
+        one, other = engine(), engine()
+        assert [each.run() for each in (one, other, engine())] == [(2, {}), (0, {}), (0, {})]
+        with context.consumer("others") as consumer:
+            context.producer("others").send(text="held", time_to_live="1 s")
+            assert consumer.receive(timeout=10) is not None
+            now[0] += 120_000
+            assert one.run() == (0, {})
+        time_over = now_ms() + 1_500
+        wait_until(lambda: now_ms() > time_over)
+        for _ in range(3):  # ever more rarely
+            now[0] += 4 * 60_000
+            one.run()
+        assert expired(context, "others") == 1
+        send("orders", -120_000, 7_200_000)
+        newest = domain_of(context).log("orders").refresh().member_files(0).files[-1]
+        file = Path(domain_of(context).log("orders").storage.uri, newest.path)
+        whole = file.read_bytes()
+        file.write_bytes(b"torn")
+        count, prevented = one.run()
+        assert (count, [*prevented]) == (0, ["orders"])
+        assert newest.path in prevented["orders"]
+        file.write_bytes(whole)
+        for _ in range(3):
+            now[0] += 4 * 60_000
+            one.run()
+        assert expired(context, "orders") == 3
+        assert one.run() == (0, {})
+        drop_destination(domain_of(context), records_of(context), "orders", force=True)
+        for _ in range(2):
+            now[0] += 10_000_000
+            assert one.run() == (0, {})
 
 
 def test_problems_reach_the_services_through_the_commit(

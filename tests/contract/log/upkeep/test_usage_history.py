@@ -23,15 +23,17 @@ from spark_jms.claims.upkeep.views import drop_subscription, subscriptions
 from spark_jms.cli.__main__ import cli
 from spark_jms.client.context.context import Context
 from spark_jms.client.sending import producer as producers
-from spark_jms.core.changes.change import MESSAGES, NOTHING_READ
-from spark_jms.core.changes.usage_fold import HOUR_MS, UsageBatch, UsageFold, UsagePosition
+from spark_jms.core.changes.change import ENDINGS, MESSAGES, NOTHING_READ
+from spark_jms.core.changes.usage_fold import HOUR_MS, UnreadSpan, UsageBatch, UsageFold, UsagePosition
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.limits.usage_history import KEPT_MS, WINDOW_MS, UsageWindow
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.errors import StaleDomainError, UnreadableTableError, UsageDifferenceError, UsageRunReplacedError
 from spark_jms.log.changes.feed import ChangeFeed
+from spark_jms.log.changes.plan import plan
 from spark_jms.log.changes.positions import FeedTables
+from spark_jms.log.changes.rows import changes_of
 from spark_jms.log.destinations.declarations import create_table
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.messages.data_files import FileWriter
@@ -465,6 +467,71 @@ def test_damaged_file_stops_no_recording(context: Context, monkeypatch: pytest.M
     context.producer("orders").send(text="c")
     history.record(NAMES)
     assert (history.damaged, sums(context, "orders")["sent"]) == ([], 4)
+
+
+def test_numbers_that_could_not_be_read_are_counted_later(context: Context) -> None:
+    """T3, C13: a damaged file of messages and one of acknowledgements; the history names the destination while it owes them, counts
+    them once when the files are restored, whichever process reads them, and keeps its balance. What a restored copy of the table does
+    not have is not owed."""
+    over = [now_ms() + n * 3_600_000 for n in range(4)]
+    context.producer("orders").send_table(pa.table({"text": ["x"] * 4, "JMSExpiration": over}))
+    receive(context, 1)
+    domain = Domain(context.root)
+    damaged = [
+        Path(log.storage.uri, next(iter(log.refresh().files)))
+        for log in (domain.log("orders"), domain.acknowledgements("orders"))
+    ]
+    whole = [file.read_bytes() for file in damaged]
+    for file in damaged:
+        file.write_bytes(b"torn")
+    tables = FeedTables(domain, "*", isolates=True)
+
+    def look() -> Any:
+        return tables.newest(NOTHING_READ).tables
+
+    sink, other = (UsageSink(Domain(context.root), records_of(context)) for _ in range(2))
+    sink.table.create()
+    run, _ = sink.table.begin()
+    end = tables.newest(NOTHING_READ)
+    changes = [change for part in plan(context.root, tables, NOTHING_READ, end) for change in changes_of(part)]
+    sink.take(run, 0, UsageFold().batch(changes))
+    table = domain.log("orders").refresh().table_id
+    owed = {UnreadSpan(table, 0, MESSAGES, 1, 4), UnreadSpan(table, 0, ENDINGS, 1, 1)}
+    assert sink.table.known().unread == owed
+    assert sums(context, "orders") == {"sent": 0, "finished": 0, "expired": 0, "dropped": 0}
+    other.follow(run)
+    for one in (sink, other):
+        (error,) = [type(problem) for name, problem in one.look_again(look).items() if name == "orders"]
+        assert error is UnreadableTableError
+    for file, data in zip(damaged, whole, strict=True):
+        file.write_bytes(data)
+    assert [one.look_again(look) for one in (other, sink, other)] == [{}, {}, {}]
+    assert sink.table.known().unread == frozenset()
+    assert sums(context, "orders") == {"sent": 4, "finished": 1, "expired": 0, "dropped": 0}
+    assert sink.table.known().levels[table] == 3
+    context.producer("orders").send(text="x")
+    history = UsageHistory(domain_of(context), records_of(context))
+    assert [history.record(["orders"])[1] for _ in range(3)] == [{}] * 3
+    assert sums(context, "orders")["sent"] == 5
+
+
+def test_lowered_position_owes_nothing_behind_it(context: Context) -> None:
+    """T3: those numbers come again as news."""
+    table = UsageHistoryTable(domain_of(context))
+    table.create()
+    run, _ = table.begin()
+    place = UsagePosition("t", 0, MESSAGES)
+    spans = {UnreadSpan("t", 0, MESSAGES, first, last) for first, last in ((1, 3), (5, 9), (20, 30))}
+    assert table.add(run, 0, UsageBatch(end={place: 30}, unread=frozenset(spans)), {})
+    table.note(run, {}, {}, {place: 7})
+    assert {(one.first, one.last) for one in table.known().unread} == {(1, 3), (5, 7)}
+    for one in table.known().unread:
+        table.add_late(run, one, {})
+    assert table.known().unread == frozenset()
+    other, _ = table.begin()
+    with pytest.raises(UsageRunReplacedError):
+        table.add_late(run, next(iter(spans)), {})
+    assert table.known().owner == other
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from spark_jms.core.changes.change import (
     MINUTE_MS,
     SENT,
     FeedPosition,
+    FeedSpan,
     MessageChange,
     TablePosition,
 )
@@ -22,6 +23,7 @@ from spark_jms.core.changes.usage_fold import (
     HOUR_MS,
     LevelChanges,
     MinuteUsage,
+    UnreadSpan,
     UsageBatch,
     UsageFold,
     UsageKey,
@@ -179,6 +181,40 @@ def test_checkpoint_from_a_copy_is_refused() -> None:
     copy = Run("r", {})
     with pytest.raises(StaleCheckpointError, match="batch 0 of the usage query comes again with another content"):
         decide_usage(known, "r", 0, copy.next_batch(world, 0))
+
+
+def test_batch_that_comes_again_with_other_rows_is_refused() -> None:
+    """T3: messages that were purged between two attempts are `gone` in the second, whose state the later totals come from; so are
+    batches before the newest, of a checkpoint that has lost its last ones. A file that was merged changes nothing."""
+    world = World()
+    world.happen(0, SENT, 5, 1)
+    batch = UsageFold().batch(world.behind({}, 0))
+    known = decide_usage(UsageKnown().owned_by("r"), "r", 3, batch)
+    assert known is not None
+    gone = [replace(one, kind=GONE, at_ms=None, bytes=None) for one in world.behind({}, 0)]
+    merged = [replace(one, bytes=77) for one in world.behind({}, 0)]
+    assert decide_usage(known, "r", 3, UsageFold().batch(merged)) is None
+    for number, other in ((3, UsageFold().batch(gone)), (2, batch)):
+        with pytest.raises(StaleCheckpointError):
+            decide_usage(known, "r", number, other)
+
+
+def test_numbers_that_cannot_be_read_are_owed() -> None:
+    """T3: the positions are behind them, nothing is counted, what the queue must hold is unknown, and the repetition of the batch must
+    not be able to read them."""
+    read, ended = (
+        replace(FeedSpan(what, "t", "orders", 0, 1, 9, 0).unread(4, 6), position=6) for what in (MESSAGES, ENDINGS)
+    )
+    batch = UsageFold().batch([read, ended])
+    spans = {UnreadSpan("t", 0, what, 4, 6) for what in (MESSAGES, ENDINGS)}
+    places = (UsagePosition("t", 0, what) for what in (MESSAGES, ENDINGS))
+    assert (batch.totals, batch.unread, batch.end) == ({}, spans, dict.fromkeys(places, 6))
+    assert LevelChanges().of(batch, {}) == {"t": None}
+    known = decide_usage(UsageKnown(levels={"t": 3}).owned_by("r"), "r", 0, replace(batch, levels={"t": None}))
+    assert known is not None
+    assert (known.unread, known.levels) == (spans, {})
+    with pytest.raises(StaleCheckpointError):
+        decide_usage(known, "r", 0, replace(batch, unread=frozenset()))
 
 
 def test_state_is_forgotten_after_its_hours() -> None:
