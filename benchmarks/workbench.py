@@ -35,6 +35,7 @@ PARTS = (
     "growth",
     "selectors",
     "subscriptions",
+    "services",
 )
 SPARKLESS = ("ranking", "client", "modes", "pipeline", "compression", "growth", "selectors", "subscriptions")
 FAMILIES = ("jmsq", "kafka", "delta")

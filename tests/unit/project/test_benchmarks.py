@@ -12,6 +12,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import psutil
@@ -33,6 +34,7 @@ from benchmarks import (
     scaling,
     selective_backlog,
     send_modes,
+    services,
     subscriptions,
 )
 from benchmarks.errors import CellFailedError
@@ -462,6 +464,47 @@ def test_subscriptions_are_measured_by_time_and_bytes(monkeypatch: pytest.Monkey
         assert results.cells(table) == ["1 subscription", "5 subscriptions"]
     (storage,) = [c for c in results.comparisons if c.table == subscriptions.STORAGE]
     assert storage.verdict(results.ratio(storage)) == "met"
+
+
+class RecordedQuery:
+    """A query whose first batch has begun."""
+
+    def __init__(self) -> None:
+        self.recentProgress = [SimpleNamespace(timestamp="2026-11-28T10:00:00.000Z", numInputRows=1)]
+
+    def exception(self) -> None:
+        return None
+
+
+def test_services_are_measured_by_rates_and_processor_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """T3, T6, M12: without Spark, whose queries here have done everything at once."""
+
+    @contextlib.contextmanager
+    def started(*_: object) -> Iterator[RecordedQuery]:
+        yield RecordedQuery()
+
+    for name in ("expiration", "usage"):
+        monkeypatch.setattr(calls, name, started)
+    monkeypatch.setattr(services, "_reading", started)
+    monkeypatch.setattr(calls, "expired", lambda root, name: {services.DUE: 50, services.OTHERS: services.FEW}[name])
+    monkeypatch.setattr(calls, "feed_position", lambda query: 400)
+    for name, value in {
+        "QUICK_DUE_MESSAGES": 50,
+        "RATE": 400,
+        "QUICK_FEED_S": 1,
+        "QUICK_IDLE_S": 0.01,
+        "QUICK_IDLE_DESTINATIONS": (1, 2),
+    }.items():
+        monkeypatch.setattr(services, name, value)
+    options = replace(OPTIONS, parts=("services",), runs=1, quick=True)
+    with Recorder(tmp_path / "lines.jsonl", Console(file=io.StringIO())) as recorder:
+        services.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+    results = recorder.results
+    assert results.absences == []
+    assert results.cells(services.IDLE) == ["1 destinations", "2 destinations"]
+    assert sorted(results.cells(services.FEED)) == [services.READ, services.SENT]
+    (state,) = {one.value for one in results.samples if one.table == services.STATE}
+    assert 5 < state < 32 * 1024
 
 
 def test_quotas_are_measured_beside_destinations_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

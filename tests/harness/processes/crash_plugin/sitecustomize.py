@@ -69,6 +69,10 @@ def _always(*_args, **_named) -> bool:
     return True
 
 
+def _of_usage(log, *_rest) -> bool:
+    return str(log.storage.uri).endswith("/_jmsq/usage")
+
+
 FILES, LOG = "spark_jms.log.messages.data_files", "spark_jms.log.tables.delta_log"
 MEMBERS = "spark_jms.claims.records.members"
 # operation -> module, class, function, predicate of the calls that count
@@ -80,6 +84,8 @@ WHERE = {
     "purge": (LOG, "DeltaLog", "append", _append("PURGE")),
     "compaction": (LOG, "DeltaLog", "append", _append("OPTIMIZE")),
     "outbox": (LOG, "DeltaLog", "append", _append("WRITE", acknowledgements=True)),
+    "history": (LOG, "DeltaLog", "append", _of_usage),
+    "due-sink": ("spark_jms.claims.failures.due_expiration", "DueExpiration", "expire", _always),
     "task-read": ("spark_jms.spark.tasks", None, "read_partition", _always),
     "plan": ("spark_jms.spark.source", "JmsqStreamReader", "partitions", _always),
     "checkpoint": (
