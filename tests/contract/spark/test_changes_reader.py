@@ -143,7 +143,7 @@ def lose(file: Path) -> Callable[[], object]:
 
 def send_mixed(context: Context, name: str, count: int) -> None:
     """A file whose statistics do not tell when its messages are over."""
-    over = [now_ms() + n * 3_600_000 for n in range(count)]
+    over = [now_ms() + n * 3_600_000 for n in range(1, count + 1)]
     context.producer(name).send_table(pa.table({"text": ["x"] * count, "JMSExpiration": over}))
 
 

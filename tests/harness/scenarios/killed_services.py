@@ -132,8 +132,8 @@ _PYTHON = ("pyspark.daemon", "pyspark.sql.streaming", "pyspark.sql.worker", "pyt
 
 
 def check_attacked_services(path: Path, attacks: Sequence[str], each: int, seed: int) -> None:
-    """`jmsq services` as queries of Spark, attacked once in each round, while messages are sent, expire and are acknowledged. In the end
-    each message has ended once, and the usage history equals a recount from scratch."""
+    """`jmsq services` as queries of Spark, attacked once in each round, while messages are sent, expire and are acknowledged. In the
+    end each message has ended once, and the usage history equals a recount from scratch."""
     services = AttackedServices(path, each, seed)
     for attack in attacks:
         print(f"{attack}, behind {services.batches()} logged batches", flush=True)

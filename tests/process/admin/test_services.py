@@ -19,6 +19,6 @@ def test_killed_services_count_each_message_once(tmp_path: Path, engine: str) ->
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_queries_attacked_at_their_sinks_end_each_message_once(tmp_path: Path) -> None:
-    """T3, T6, M12: killed between the sinks and Spark's commit, beside a second process, and with a lost checkpoint; the soak has fifty
-    attacks."""
+    """T3, T6, M12: killed between the sinks and Spark's commit, beside a second process, and with a lost checkpoint; the soak has
+    fifty attacks."""
     check_attacked_services(tmp_path, ["history", "due sink", "second", "checkpoint"], each=50, seed=1)

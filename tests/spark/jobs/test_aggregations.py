@@ -21,7 +21,7 @@ from spark_jms.admin.statistics import collect
 from spark_jms.claims.failures.due_expiration import EmbeddedExpiration, ExpirationProblems
 from spark_jms.claims.upkeep.usage_history import UsageHistory, UsageSink
 from spark_jms.claims.upkeep.views import opened_store
-from spark_jms.core.changes.change import SENT, FeedPosition
+from spark_jms.core.changes.change import MESSAGES, SENT, FeedPosition
 from spark_jms.core.changes.usage_fold import MinuteUsage, UsageBatch, UsageFold
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.jobs.expiration import DUE, start_expiration
@@ -273,12 +273,12 @@ def ended(root: str) -> dict[tuple[object, ...], tuple[int, str]]:
 
 
 def history(root: str) -> tuple[object, object]:
-    """Its positions, and its sums by destination without the minutes."""
+    """How many messages of each member it has, and its sums by destination without the minutes."""
     table, found = UsageHistoryTable(Domain(root)), dict[str, list[int]]()
     for row in table.read(Domain(root).destinations()):
         counts = (row.sent, row.finished, row.expired, row.dropped)
         found[row.destination] = [a + b for a, b in zip(found.get(row.destination, [0] * 4), counts, strict=True)]
-    return {place: to for place, to in table.known().positions.items() if to}, found
+    return {place: to for place, to in table.known().positions.items() if to and place.what == MESSAGES}, found
 
 
 def test_damaged_data_file_stops_no_other(bench: Bench) -> None:

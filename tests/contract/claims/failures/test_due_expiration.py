@@ -122,6 +122,7 @@ def test_engine_without_spark_ends_what_falls_due(tmp_path: Path) -> None:
 
     with connect(root, housekeeping=False) as context:
         send("orders", -120_000, -60_000, 3_600_000)
+        now[0] = now_ms() + 60_000
         one, other = engine(), engine()
         assert [each.run() for each in (one, other, engine())] == [(2, {}), (0, {}), (0, {})]
         with context.consumer("others") as consumer:
