@@ -34,7 +34,7 @@ from spark_jms.admin.services import EXPIRATION, USAGE, USAGE_EVERY_S, ServiceRo
 from spark_jms.claims.failures.due_expiration import ExpirationProblems
 from spark_jms.claims.upkeep.usage_history import StandBy, UsageSink
 from spark_jms.core.changes.change import ALL_DESTINATIONS, NOTHING_READ, FeedPosition, TablePosition
-from spark_jms.core.changes.usage_fold import UsageKnown, behind
+from spark_jms.core.changes.usage_fold import HOUR_MS, UsageKnown, behind
 from spark_jms.errors import (
     JmsqError,
     StaleCheckpointError,
@@ -45,6 +45,7 @@ from spark_jms.jobs.expiration import DUE, start_expiration
 from spark_jms.jobs.usage import delete_checkpoint, start_usage
 from spark_jms.log.changes.positions import FeedTables
 from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.storage import now_ms
 from spark_jms.settings.table import needs
 from spark_jms.setup import spark_session
 from spark_jms.store import Store, StoreError
@@ -161,10 +162,12 @@ class DomainQueries:
             self._fresh.discard(service)
 
     def _stop_if_fallen(self, service: str, query: StreamingQuery) -> None:
-        """A query whose position is ahead of a table, of which an older copy was restored, would not read what is sent to that."""
+        """A query whose position is ahead of a table, of which an older copy was restored, would not read what is sent to that. One
+        that has read while a clock was wrong keeps that time, and would show all that follows in that hour."""
         reached = _reached(query)
         tables = self._feed.tables()  # looked at after that: a query is never ahead of them otherwise
-        if any(one.is_ahead_of(tables[table]) for table, one in reached.items() if table in tables):
+        is_ahead = any(one.is_ahead_of(tables[table]) for table, one in reached.tables.items() if table in tables)
+        if is_ahead or reached.at_ms > now_ms() + 2 * HOUR_MS:
             self._fresh.add(service)
         if service in self._fresh:
             query.stop()
@@ -236,11 +239,11 @@ class DomainQueries:
         return False
 
 
-def _reached(query: StreamingQuery) -> Mapping[str, TablePosition]:
-    """Where the newest batch of a query ended, by table. Progress from before the first batch has no end."""
+def _reached(query: StreamingQuery) -> FeedPosition:
+    """Where the newest batch of a query ended. Progress from before the first batch has no end."""
     ends = [source.endOffset for progress in query.recentProgress for source in progress.sources]
     found = [end for end in ends if end and end != "null"]
-    return FeedPosition.from_text(found[-1]).tables if found else {}
+    return FeedPosition.from_text(found[-1]) if found else NOTHING_READ
 
 
 class FeedLook:

@@ -26,6 +26,7 @@ from spark_jms.jobs.services import DomainQueries, ServiceQueries, ServiceQuery,
 from spark_jms.log.changes.feed import ChangeFeed
 from spark_jms.log.changes.positions import FeedTables
 from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.tables.storage import now_ms
 from spark_jms.log.upkeep.usage_history import UsageHistoryTable
 from spark_jms.settings.table import MissingExtraError
 from spark_jms.store import StoreBusyError
@@ -305,6 +306,19 @@ def test_queries_begin_with_fresh_checkpoints_when_a_table_was_restored(faked: F
     for _ in range(2):
         faked.look()
     assert faked.started.count(EXPIRATION) == 3
+    assert faked.look() == {}
+
+
+def test_query_that_has_read_while_a_clock_was_wrong_begins_again(faked: FakedQueries) -> None:
+    """C13, T3: its time never falls, and would be that of all that follows."""
+    faked.look()
+    newest = FeedTables(faked.domain, "*").newest(NOTHING_READ)
+    for ahead_ms, fresh in ((3_600_000, 0), (31_536_000_000, 1)):
+        end = replace(newest, at_ms=now_ms() + ahead_ms).to_text()
+        faked.query(USAGE).recentProgress = [SimpleNamespace(sources=[SimpleNamespace(endOffset=end)])]
+        for _ in range(2):
+            faked.look()
+        assert faked.deleted == [f"{faked.checkpoint}/{USAGE}"] * fresh
     assert faked.look() == {}
 
 
