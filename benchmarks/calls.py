@@ -193,14 +193,16 @@ def usage(spark: Any, root: Path, checkpoint: Path) -> Iterator[Any]:
             query.stop()
 
 
-def expired(root: Path, destination: str) -> int:
+@contextlib.contextmanager
+def expirations(root: Path) -> Iterator[Callable[[str], int]]:
+    """How many messages of a destination have expired."""
     from spark_jms.admin.statistics import collect
     from spark_jms.claims.upkeep.views import opened_store
     from spark_jms.log.destinations.domain import Domain
 
     domain = Domain(str(root))
     with opened_store(domain) as store:
-        return collect(domain, store, destination).expired
+        yield lambda destination: collect(domain, store, destination).expired
 
 
 def due_map_bytes(root: Path, destination: str) -> int:

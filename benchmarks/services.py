@@ -77,10 +77,11 @@ def _due(bench: Workbench, number: int, root: Path) -> None:
     minute_ms = int(time.time() * 1000) // MINUTE_MS * MINUTE_MS - 2 * MINUTE_MS
     for name, messages in ((DUE, count), (OTHERS, FEW)):
         _send_over(root, name, messages, minute_ms)
-    with Meter() as meter, calls.expiration(bench.spark, root / "domain", root / "checkpoint", TRIGGER_S) as query:
-        _await(query, lambda: calls.expired(root / "domain", OTHERS) == FEW)
+    started = calls.expiration(bench.spark, root / "domain", root / "checkpoint", TRIGGER_S)
+    with Meter() as meter, calls.expirations(root / "domain") as expired, started as query:
+        _await(query, lambda: expired(OTHERS) == FEW)
         others_s = time.time()
-        _await(query, lambda: calls.expired(root / "domain", DUE) == count)
+        _await(query, lambda: expired(DUE) == count)
         done_s, fired_s = time.time(), _first_batch_s(query)
     for table, cell, value, unit in (
         (EXPIRED, DUE, count / (done_s - fired_s), "messages/s"),
@@ -114,7 +115,7 @@ def _feed(bench: Workbench, number: int, root: Path) -> None:
     seconds = QUICK_FEED_S if bench.options.quick else FEED_S
     calls.apply(root / "domain", {"orders": {"kind": "distributed-queue", "members": 4}})
     total = RATE * seconds
-    with Meter() as meter, _reading(bench, root) as query:
+    with Meter() as meter, reading(bench, root) as query:
         _await(query, lambda: bool(query.recentProgress))
         begun_s = time.time()
         sender = threading.Thread(target=_send_paced, args=(root, seconds), daemon=True)
@@ -140,7 +141,7 @@ def _send_paced(root: Path, seconds: int) -> None:
 
 
 @contextmanager
-def _reading(bench: Workbench, root: Path) -> Iterator[Any]:
+def reading(bench: Workbench, root: Path) -> Iterator[Any]:
     """A query that reads every row of the feed, and counts them by kind."""
     feed = bench.spark.readStream.format("jmsq").option("root", str(root / "domain")).option("destination", "*")
     rows = feed.option("view", "changes").load().groupBy("kind").sum("messages")

@@ -198,7 +198,7 @@ class AttackedServices:
             if attack == "worker":
                 self._kill_workers(running[0])
             elif attack in ("history", "due sink"):
-                self._await(lambda: self._crash.fired() is not None)
+                self._await_strike()
             elif attack == "second":
                 running.append(self._start("another"))
                 self._await_batches(2, "another")
@@ -232,6 +232,16 @@ class AttackedServices:
     def _await(self, reached: Callable[[], bool]) -> None:
         log = self._path / "log"
         wait_until(reached, LIMIT_S, lambda: log.read_text(errors="replace")[-3_000:])
+
+    def _await_strike(self) -> None:
+        """With news for each batch of usage, until the planned one has met its end."""
+        for _ in range(6):
+            wanted = self.batches() + 6
+            self._await(lambda wanted=wanted: self._crash.fired() is not None or self.batches() >= wanted)  # type: ignore[misc]
+            if self._crash.fired() is not None:
+                return
+            self.send()
+        raise AssertionError("the planned point was not met")
 
     def _kill_workers(self, services: subprocess.Popen[bytes]) -> None:
         """One after the other: planners, fork servers, workers."""

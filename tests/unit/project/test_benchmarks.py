@@ -483,10 +483,14 @@ def test_services_are_measured_by_rates_and_processor_time(monkeypatch: pytest.M
     def started(*_: object) -> Iterator[RecordedQuery]:
         yield RecordedQuery()
 
+    @contextlib.contextmanager
+    def everything_expired(*_: object) -> Iterator[Callable[[str], int]]:
+        yield {services.DUE: 50, services.OTHERS: services.FEW}.__getitem__
+
     for name in ("expiration", "usage"):
         monkeypatch.setattr(calls, name, started)
-    monkeypatch.setattr(services, "_reading", started)
-    monkeypatch.setattr(calls, "expired", lambda root, name: {services.DUE: 50, services.OTHERS: services.FEW}[name])
+    monkeypatch.setattr(calls, "expirations", everything_expired)
+    monkeypatch.setattr(services, "reading", started)
     monkeypatch.setattr(calls, "feed_position", lambda query: 400)
     for name, value in {
         "QUICK_DUE_MESSAGES": 50,
