@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import subprocess
 import sys
 import time
@@ -491,11 +492,10 @@ def test_services_are_measured_by_rates_and_processor_time(monkeypatch: pytest.M
         monkeypatch.setattr(calls, name, started)
     monkeypatch.setattr(calls, "expirations", everything_expired)
     monkeypatch.setattr(services, "reading", started)
-    monkeypatch.setattr(calls, "feed_position", lambda query: 400)
+    positions = itertools.cycle((1, services.RATE * services.QUICK_FEED_S + 1))
+    monkeypatch.setattr(calls, "feed_position", lambda query: next(positions))
     for name, value in {
         "QUICK_DUE_MESSAGES": 50,
-        "RATE": 400,
-        "QUICK_FEED_S": 1,
         "QUICK_IDLE_S": 0.01,
         "QUICK_IDLE_DESTINATIONS": (1, 2),
     }.items():
