@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming import StreamingQuery
@@ -132,11 +134,8 @@ def _run_of(spark: SparkSession, domain: Domain, sink: UsageSink, checkpoint: st
     tables = FeedTables(domain, ALL_DESTINATIONS, isolates=True)
     newest = tables.newest(NOTHING_READ)
     position = behind(newest, positions, keeps=bool(tables.problems)).to_text()
-    stream = files.create(path, True)
-    try:
+    with closing(files.create(path, True)) as stream:
         stream.write(bytearray(json.dumps({"v": _FORMAT_VERSION, "run": run, "position": position}).encode()))
-    finally:
-        stream.close()
     return run, position
 
 
@@ -145,14 +144,12 @@ def _stored_run(spark: SparkSession, checkpoint: str) -> tuple[str, str] | None:
     path, files = _hadoop_path(spark, f"{checkpoint}/{RUN_FILE}")
     if not files.exists(path):
         return None
-    stream = files.open(path)
     try:
-        stored = json.loads(bytes(stream.readAllBytes()))
+        with closing(files.open(path)) as stream:
+            stored = json.loads(bytes(stream.readAllBytes()))
         return str(stored["run"]), str(stored["position"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, Py4JJavaError):  # Hadoop's checksum finds it too
         return None
-    finally:
-        stream.close()
 
 
 def delete_checkpoint(spark: SparkSession, checkpoint: str) -> None:

@@ -26,7 +26,7 @@ from spark_jms.core.changes.usage_fold import MinuteUsage, UsageBatch, UsageFold
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.jobs.expiration import DUE, start_expiration
 from spark_jms.jobs.services import DomainQueries, ServiceQueries, query_session, reason
-from spark_jms.jobs.usage import batch_of, start_usage, usage_by_minute
+from spark_jms.jobs.usage import RUN_FILE, batch_of, start_usage, usage_by_minute
 from spark_jms.log.changes.feed import ChangeFeed
 from spark_jms.log.destinations.declarations import apply_destinations
 from spark_jms.log.destinations.domain import Domain
@@ -151,6 +151,23 @@ def test_usage_is_the_state_of_an_aggregation_over_the_tables(bench: Bench) -> N
         wait_until(lambda: older.exception() is not None, LIMIT_S)
         assert reason(older).startswith("UsageRunReplacedError: ")
     assert recorded(bench, "orders")[0] == recount(bench, "orders")[0] - 3, "the older run ends by name"
+
+
+def test_checkpoint_that_lacks_its_run_begins_again(bench: Bench) -> None:
+    """T3: the file was torn by a kill, or lost, and the state would be another run's: nothing is counted twice."""
+    act(bench, 3)
+    owners, file = [], bench.path / "usage" / RUN_FILE
+    for damage in ("", "torn", "lost"):
+        if damage == "torn":
+            file.write_bytes(b'{"v": 1, "ru')
+        elif damage == "lost":
+            file.unlink()
+        with usage_query(bench) as query:
+            wait_until(lambda: recorded(bench, "orders") == recount(bench, "orders"), LIMIT_S, lambda: reason(query))  # noqa: B023
+            act(bench, 1)
+            wait_until(lambda: recorded(bench, "orders") == recount(bench, "orders"), LIMIT_S, lambda: reason(query))  # noqa: B023
+        owners.append(UsageHistoryTable(bench.domain).known().owner)
+    assert len({*owners}) == 3
 
 
 def test_both_engines_have_the_same_totals(bench: Bench) -> None:
