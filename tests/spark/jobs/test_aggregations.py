@@ -163,9 +163,9 @@ def test_checkpoint_that_lacks_its_run_begins_again(bench: Bench) -> None:
         elif damage == "lost":
             file.unlink()
         with usage_query(bench) as query:
-            wait_until(lambda: recorded(bench, "orders") == recount(bench, "orders"), LIMIT_S, lambda: reason(query))  # noqa: B023
+            wait_until(lambda: recorded(bench, "orders") == recount(bench, "orders"), LIMIT_S, lambda: reason(query))
             act(bench, 1)
-            wait_until(lambda: recorded(bench, "orders") == recount(bench, "orders"), LIMIT_S, lambda: reason(query))  # noqa: B023
+            wait_until(lambda: recorded(bench, "orders") == recount(bench, "orders"), LIMIT_S, lambda: reason(query))
         owners.append(UsageHistoryTable(bench.domain).known().owner)
     assert len({*owners}) == 3
 
