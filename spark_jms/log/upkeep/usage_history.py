@@ -48,7 +48,12 @@ from spark_jms.core.limits.usage_history import KEPT_MS, WINDOW_MS, UsageWindow,
 from spark_jms.core.messages.columns import ORDINAL
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.transactions.transfer import StagedFile
-from spark_jms.errors import InvalidDestinationError, UnreadableTableError, UsageRunReplacedError
+from spark_jms.errors import (
+    InvalidDestinationError,
+    StaleCheckpointError,
+    UnreadableTableError,
+    UsageRunReplacedError,
+)
 from spark_jms.log.destinations.declarations import create_table
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.messages.data_files import FileWriter, discard, read_stored
@@ -184,7 +189,7 @@ class UsageHistoryTable:
             done = commit_prepared(
                 self.log, prepare, lambda snapshot, files: decide_batch(snapshot, run, number_, batch, files, now)
             )
-        except UsageRunReplacedError:
+        except (UsageRunReplacedError, StaleCheckpointError):
             discard(self.log.storage, staged)
             raise
         if done is None:

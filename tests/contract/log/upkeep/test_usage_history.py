@@ -29,7 +29,13 @@ from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.limits.usage_history import KEPT_MS, WINDOW_MS, UsageWindow
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.record_set import RecordSet
-from spark_jms.errors import StaleDomainError, UnreadableTableError, UsageDifferenceError, UsageRunReplacedError
+from spark_jms.errors import (
+    StaleCheckpointError,
+    StaleDomainError,
+    UnreadableTableError,
+    UsageDifferenceError,
+    UsageRunReplacedError,
+)
 from spark_jms.log.changes.feed import ChangeFeed
 from spark_jms.log.changes.plan import plan
 from spark_jms.log.changes.positions import FeedTables
@@ -360,9 +366,10 @@ def test_newest_run_owns_the_history_and_an_older_one_stands_by(
     with pytest.raises(UsageRunReplacedError):
         table.add(refused, 9, UsageBatch({}, {UsagePosition("t", 0, MESSAGES): 1}), {})
     files = files_of(context)
-    assert not table.add(
-        table.known().owner, table.known().batch - 1, UsageBatch({}, {UsagePosition("t", 0, MESSAGES): 1}), {}
-    )
+    with pytest.raises(StaleCheckpointError):
+        table.add(
+            table.known().owner, table.known().batch - 1, UsageBatch({}, {UsagePosition("t", 0, MESSAGES): 1}), {}
+        )
     assert files_of(context) == files
 
 
