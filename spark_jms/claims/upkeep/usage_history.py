@@ -209,7 +209,7 @@ class UsageSink:
         try:
             earlier = self.table.totals(self._run, older) if older else {}
         except (JmsqError, OSError):  # named when files are merged
-            return dict.fromkeys({one.table for one in (*batch.totals, *batch.unread)})
+            return dict.fromkeys({key.table for key in batch.totals} | {one.table for one in batch.unread})
         return self._changes.of(batch, earlier)
 
     def _compared(

@@ -130,10 +130,8 @@ def test_query_whose_start_meets_a_full_disk_is_named(tmp_path: Any) -> None:
     queries = ServiceQueries([ServiceQuery("usage", fails, print, problems.append)], str(tmp_path))
     queries.start()
     queries.start()
-    assert problems == [
-        "its query cannot start: OSError: [Errno 28] No space left on device",
-        "its query cannot start: StoreBusyError: away",
-    ]
+    assert problems[0] == "its query cannot start: OSError: [Errno 28] No space left on device"
+    assert problems[1].startswith("its query cannot start: StoreBusyError: away")
     with pytest.raises(ConnectionError, match="Java process has ended"):
         queries.start()
 
