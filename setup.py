@@ -15,7 +15,7 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s]+)\)")
 
 # Extra by extra; spark_jms/settings/table.py has the modules that each brings, for the error that names the extra.
 # Spark: docs/UPGRADE.md has what was tried. constraints.txt pins.
-SPARK = ["pyspark>=4.2,<4.4", "pandas>=2.2,<3"]
+SPARK = ["pyspark>=4.2,<4.4", "pandas>=2.2,<3", "protobuf>=6.33.5"]
 # Delta's jars come release by release, for one Spark each (spark_jms/setup/session.py): a later wheel finds none.
 DELTA = ["delta-spark>=4.4.0,<4.4.1"]
 CONNECT = ["pyspark[connect]>=4.2,<4.4"]  # Spark Connect, and declarative pipelines, which run on it

@@ -163,3 +163,75 @@ def finder(root: Path, destination: str, selector: str, matching: int) -> Iterat
             return batch.count
 
         yield find
+
+
+# -- the services that are streaming aggregations -----------------------------------------------------------------------
+EXPIRATION_EVERY_S = 30.0
+
+
+@contextlib.contextmanager
+def expiration(spark: Any, root: Path, checkpoint: Path, every_s: float) -> Iterator[Any]:
+    """The query of expiration."""
+    from spark_jms.jobs.expiration import start_expiration
+    from spark_jms.jobs.services import query_session
+
+    query = start_expiration(query_session(spark), str(root), str(checkpoint), every_s)
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+@contextlib.contextmanager
+def usage(spark: Any, root: Path, checkpoint: Path) -> Iterator[Any]:
+    """The query of usage."""
+    from spark_jms.admin.services import USAGE_EVERY_S
+    from spark_jms.claims.upkeep.usage_history import UsageSink
+    from spark_jms.claims.upkeep.views import opened_store
+    from spark_jms.jobs.services import query_session
+    from spark_jms.jobs.usage import start_usage
+    from spark_jms.log.destinations.domain import Domain
+
+    domain = Domain(str(root))
+    with opened_store(domain) as store:
+        query = start_usage(query_session(spark), domain, UsageSink(domain, store), str(checkpoint), USAGE_EVERY_S)
+        try:
+            yield query
+        finally:
+            query.stop()
+
+
+@contextlib.contextmanager
+def expirations(root: Path) -> Iterator[Callable[[str], int]]:
+    """How many messages of a destination have expired."""
+    from spark_jms.admin.statistics import collect
+    from spark_jms.claims.upkeep.views import opened_store
+    from spark_jms.log.destinations.domain import Domain
+
+    domain = Domain(str(root))
+    with opened_store(domain) as store:
+        yield lambda destination: collect(domain, store, destination).expired
+
+
+def due_map_bytes(root: Path, destination: str) -> int:
+    """What the state has of the destination's largest member, once it has read everything that was sent."""
+    from spark_jms.core.changes.due_map import DueMap, due_row
+    from spark_jms.log.changes.feed import ChangeFeed
+    from spark_jms.log.destinations.domain import Domain
+
+    maps: dict[int, DueMap] = {}
+    for change in ChangeFeed(Domain(str(root)), destination):
+        row = due_row(change)
+        if row is not None:
+            maps[change.member] = maps.get(change.member, DueMap()).told(row)
+    return max(len(one.to_bytes()) for one in maps.values())
+
+
+def feed_position(query: Any) -> int:
+    """How many messages the batches that are done have read."""
+    from spark_jms.core.changes.change import FeedPosition
+
+    ends = [source.endOffset for progress in query.recentProgress for source in progress.sources]
+    found = [end for end in ends if end and end != "null"]
+    tables = FeedPosition.from_text(found[-1]).tables if found else {}
+    return sum(last for table in tables.values() for last in table.sent.values())

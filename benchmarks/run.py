@@ -45,6 +45,7 @@ from benchmarks import (  # noqa: E402
     scaling,
     selective_backlog,
     send_modes,
+    services,
     sorted_backlog,
     subscriptions,
     throughput,
@@ -181,6 +182,8 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
         selective_backlog.run(bench)
     if options.wants("subscriptions") and "jmsq" in only:
         subscriptions.run(bench)
+    if options.wants("services") and "jmsq" in only:
+        services.run(bench)
 
 
 def _cells_of_kafka(options: BenchmarkOptions) -> list[tuple[str, str]]:

@@ -47,6 +47,7 @@ SPARKLESS = (
     "growth",
     "selectors",
     "subscriptions",
+    "services",
 )
 FAMILIES = ("jmsq", "kafka", "delta")
 

@@ -137,6 +137,11 @@ class UsageRunReplacedError(JmsqError):
     wanted, stop it and start this one again with a fresh checkpointLocation: it continues behind what is recorded."""
 
 
+class UsageDifferenceError(JmsqError):
+    """What was sent to a queue at rest, less what has ended, is not what the queue holds. Keep the log files of its consumers, and
+    the store, for an analysis. To count from scratch, delete the directory of the usage history."""
+
+
 class StaleDomainError(OffsetError):
     """The checkpoint is newer than the domain: an older copy of the domain, or of a server's store, was restored. Use a fresh
     checkpointLocation."""

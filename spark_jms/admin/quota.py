@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from spark_jms.claims.upkeep.usage import UsageHistoryRow, usage_history
+from spark_jms.claims.upkeep.usage_history import UsageHistoryRow, usage_history
 from spark_jms.claims.upkeep.views import moment
 from spark_jms.core.limits.quota import MessageUsage, OpenRequest
 from spark_jms.errors import JmsqError

@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
@@ -27,8 +27,9 @@ from typing import Any
 
 from spark_jms.admin.statistics import DestinationStatistics, collect, note_looks
 from spark_jms.admin.transfer import Forwarders
+from spark_jms.claims.failures.due_expiration import EmbeddedExpiration
 from spark_jms.claims.upkeep.housekeeping import Housekeeper
-from spark_jms.claims.upkeep.usage import UsageHistory
+from spark_jms.claims.upkeep.usage_history import UsageHistory
 from spark_jms.claims.upkeep.views import moment
 from spark_jms.errors import DomainError, JmsqError
 from spark_jms.log.destinations.domain import Domain
@@ -39,6 +40,7 @@ from spark_jms.store import Store, StoreError
 EXPIRATION, HOUSEKEEPING, FORWARDING, LAG, USAGE = "expiration", "housekeeping", "forwarding", "lag", "usage"
 SERVICES = (EXPIRATION, HOUSEKEEPING, FORWARDING, LAG, USAGE)
 SERVICES_FOLDER = "_jmsq/services"
+USAGE_EVERY_S = 10.0
 LONGEST_PAUSE_MS = 60_000
 _STOP_S = 30.0
 _FIRST_PAUSE_MS = 1_000
@@ -138,11 +140,14 @@ class ServiceLoop:
 class ServiceRunner:
     """Runs loops, each in a thread, and knows how they are. Thread-safe."""
 
-    def __init__(self, loops: Sequence[ServiceLoop], clock_ms: Callable[[], int] = now_ms) -> None:
+    def __init__(
+        self, loops: Sequence[ServiceLoop], clock_ms: Callable[[], int] = now_ms, *, others: Sequence[str] = ()
+    ) -> None:
+        """`others`: services that tell of their rounds themselves."""
         self._loops, self._clock_ms = loops, clock_ms
         self._lock, self._stop = threading.Lock(), threading.Event()
-        self._known = {name: ServiceStatus(name) for loop in loops for name in loop.services}
-        self._failures, self._paused_until_s = Counter[tuple[str, ...]](), dict[tuple[str, ...], float]()
+        names = [*others, *(name for loop in loops for name in loop.services)]
+        self._known = {name: ServiceStatus(name) for name in dict.fromkeys([*SERVICES, *names]) if name in names}
         self._threads = [
             threading.Thread(target=self._run, args=(loop,), name=f"jmsq-service {loop.services[0]}", daemon=True)
             for loop in loops
@@ -153,20 +158,13 @@ class ServiceRunner:
         for loop in self._loops:
             self._round(loop)
 
-    def tick(self, loop: ServiceLoop, clock_s: Callable[[], float] = time.monotonic) -> None:
-        """A round of a loop whose moments come from elsewhere, unless it pauses because it fails."""
-        if clock_s() < self._paused_until_s.get(loop.services, 0.0):
-            return
-        self._failures[loop.services] = 0 if self._round(loop) else self._failures[loop.services] + 1
-        if failures := self._failures[loop.services]:
-            self._paused_until_s[loop.services] = clock_s() + pause(_FIRST_PAUSE_MS, failures, LONGEST_PAUSE_MS) / 1000
-
-    def failed(self, loop: ServiceLoop, problem: str) -> None:
-        """Outside its rounds."""
-        now = moment(self._clock_ms())
+    def done(self, service: str, one: ServiceRound) -> None:
+        """A round of a service outside the loops."""
         with self._lock:
-            for name in loop.services:
-                self._known[name] = self._known[name].after(ServiceRound(problems=(problem,)), now)
+            self._known[service] = self._known[service].after(one, moment(self._clock_ms()))
+
+    def failed(self, service: str, problem: str) -> None:
+        self.done(service, ServiceRound(problems=(problem,)))
 
     def start(self) -> None:
         for thread in self._threads:
@@ -215,8 +213,9 @@ class ServiceRunner:
 class Rounds:
     """Housekeeping of several destinations in turn; with `clean_up`, every round cleans up, not only once a minute."""
 
-    def __init__(self, domain: Domain, store: Store, *, clean_up: bool) -> None:
-        self._domain, self._store, self._clean_up = domain, store, clean_up
+    def __init__(self, domain: Domain, store: Store, *, clean_up: bool, searches: bool = True) -> None:
+        """`searches`: for expired messages; else only for those of units of work."""
+        self._domain, self._store, self._clean_up, self._searches = domain, store, clean_up, searches
         self._housekeepers: dict[str, Housekeeper] = {}
 
     def run(self, destinations: Sequence[str]) -> list[Round]:
@@ -225,6 +224,7 @@ class Rounds:
     def _run(self, name: str) -> Round:
         if name not in self._housekeepers:
             made = self._housekeepers[name] = Housekeeper(self._domain, self._store, name)
+            made.searches = self._searches
             if self._clean_up:
                 made.rounds.CLEAN_UP_EVERY_S = made.ABANDONED_EVERY_S = 0.0
                 made.scans_at_once = True
@@ -253,26 +253,48 @@ class Rounds:
 class DomainServices:
     """What the services of a domain do. One thread at a time calls each method; `destinations` empty: all there are."""
 
-    def __init__(self, domain: Domain, store: Store, destinations: Sequence[str] = (), *, once: bool = False) -> None:
-        self._domain, self._store, self._given = domain, store, tuple(destinations)
-        self._rounds, self._forwarders = Rounds(domain, store, clean_up=once), Forwarders(domain, store)
+    def __init__(
+        self,
+        domain: Domain,
+        store: Store,
+        destinations: Sequence[str] = (),
+        *,
+        once: bool = False,
+        queries: Collection[str] = (),
+    ) -> None:
+        """`once`: expired messages are searched for, to the second; else they are found by the minute in which they fall due.
+        `queries`: the services that streaming queries of this process do (jobs/services.py)."""
+        self._domain, self._store, self._given, self._queries = domain, store, tuple(destinations), frozenset(queries)
+        self._once = once
+        self._rounds = Rounds(domain, store, clean_up=once, searches=once)
+        self._expiration = EmbeddedExpiration(domain, store, destinations)
+        self._forwarders = Forwarders(domain, store)
         self._usage = UsageHistory(domain, store)
         self._lag: tuple[LagRow, ...] = ()
 
     def loops(self, only: Sequence[str] = SERVICES) -> list[ServiceLoop]:
-        """Of these services. Expired messages are searched by housekeeping, under its lease: the two have one loop."""
+        """Of these services, as far as no queries do them. Housekeeping is a part of expiration: it judges units of work, and finishes
+        what a killed process has begun."""
+        kept = (EXPIRATION, HOUSEKEEPING) if self._once else (HOUSEKEEPING,)
         every = (
-            ServiceLoop((EXPIRATION, HOUSEKEEPING), 5.0, self.keep_house),
+            *(() if self._once else (ServiceLoop((EXPIRATION,), 5.0, self.expire),)),
+            ServiceLoop(kept, 5.0, self.keep_house),
             ServiceLoop((FORWARDING,), 1.0, self.forward),
             ServiceLoop((LAG,), 10.0, self.measure_lag),
-            ServiceLoop((USAGE,), 10.0, self.record_usage),
+            ServiceLoop((USAGE,), USAGE_EVERY_S, self.record_usage),
         )
-        return [loop for loop in every if set(loop.services) & set(only)]
+        wanted = {*only, *((HOUSEKEEPING,) if EXPIRATION in only else ())}
+        return [loop for loop in every if wanted & {*loop.services} and not self._queries >= {*loop.services}]
 
     @property
     def lag(self) -> tuple[LagRow, ...]:
         """As measured last."""
         return self._lag
+
+    def expire(self) -> Mapping[str, ServiceRound]:
+        count, prevented = self._expiration.run()
+        problems = [f"{name}: {text}" for name, text in prevented.items() if self._is_there(name)]
+        return {EXPIRATION: ServiceRound({"expired": count}, tuple(problems))}
 
     def keep_house(self) -> Mapping[str, ServiceRound]:
         kept, expired = Counter[str](), Counter[str]()
@@ -292,6 +314,9 @@ class DomainServices:
             for failure in done.failures:
                 service = EXPIRATION if failure.what == EXPIRATION else HOUSEKEEPING
                 problems[service].append(f"{name}: {failure.what} failed: {failure.error}")
+        if not self._once:  # of units of work
+            kept, problems[HOUSEKEEPING] = kept + expired, problems[EXPIRATION] + problems[HOUSEKEEPING]
+            return {HOUSEKEEPING: ServiceRound(kept, tuple(problems[HOUSEKEEPING]))}
         return {
             EXPIRATION: ServiceRound(expired, tuple(problems[EXPIRATION])),
             HOUSEKEEPING: ServiceRound(kept, tuple(problems[HOUSEKEEPING])),

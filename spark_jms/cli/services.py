@@ -21,10 +21,16 @@ import click
 from spark_jms.cli.command import CommandSettings, command, destinations_argument, every_option, names_or_all, served_at
 
 if TYPE_CHECKING:
-    from spark_jms.admin.services import DomainServices, Round, ServiceLoop, ServiceReporter, ServiceRunner
+    from spark_jms.admin.services import DomainServices, Round, ServiceReporter, ServiceRunner
+    from spark_jms.log.destinations.domain import Domain
+    from spark_jms.store import Store
 
+STREAMED = ("expiration", "usage")  # what the engine `spark` runs as queries
 SPARK, THREADS = "spark", "threads"
-_RUNS_AS = {SPARK: "streaming queries of Spark", THREADS: "threads of this process, without Spark"}
+_RUNS_AS = {
+    SPARK: "streaming queries of Spark (expiration, usage) and threads",
+    THREADS: "threads of this process, without Spark",
+}
 _NAMES = ("expiration", "housekeeping", "forwarding", "lag", "usage")
 
 
@@ -36,7 +42,8 @@ _NAMES = ("expiration", "housekeeping", "forwarding", "lag", "usage")
 @click.option(
     "--engine",
     type=click.Choice((SPARK, THREADS)),
-    help="Streaming queries of Spark, or threads without Java. Default: spark where Spark and Java are installed.",
+    help="Expiration and usage as streaming queries of Spark, or as threads without Java. Default: spark where Spark and "
+    "Java are installed.",
 )
 @click.option(
     "--checkpoint",
@@ -58,8 +65,8 @@ def services(
     errors and the lag whenever these change; with --json in every round.
 
     Each service has its own query or thread: one that fails does not block the others, and is tried again. You may kill
-    the process at any moment, and run several, which share the work. Housekeeping searches for expired messages, so
-    these two share one query.
+    the process at any moment, and run several, which share the work. A part of expiration, units of work, is
+    housekeeping's; with --once housekeeping searches for all expired messages.
     """
     if status:
         _show_status(settings)
@@ -69,9 +76,10 @@ def services(
 
     with _until_sigterm(once=once) as ends, settings.opened(STORE_LIMIT_S) as (domain, store):
         names_or_all(domain, destinations)  # a wrong name ends the command now
-        work = DomainServices(domain, store, destinations, once=once)
-        loops = work.loops(only or SERVICES)
-        runner = ServiceRunner(loops)
+        wanted, chosen = only or SERVICES, THREADS if once else engine or default_engine()
+        queries = [name for name in STREAMED if name in wanted] if chosen == SPARK else []
+        work = DomainServices(domain, store, destinations, once=once, queries=queries)
+        runner = ServiceRunner(work.loops(wanted), others=queries)
         try:
             if once:
                 runner.run_once()
@@ -79,14 +87,12 @@ def services(
                 if any(status.failing_since for status in runner.status()):
                     raise click.exceptions.Exit(1)
                 return
-            chosen = engine or default_engine()
             click.echo(f"jmsq: the services run as {_RUNS_AS[chosen]}", err=True)
             with ExitStack() as stack:
-                if chosen == SPARK:
-                    begin, look = _queries(stack, runner, loops, checkpoint)
-                else:
-                    begin, look = runner.start, lambda: None
-                _run(settings, work, runner, ServiceReporter(domain, chosen, every_s), begin, look, every_s, ends)
+                look = (
+                    _queries(stack, domain, store, runner, destinations, queries, checkpoint) if queries else _nothing
+                )
+                _run(settings, work, runner, ServiceReporter(domain, chosen, every_s), look, every_s, ends)
         finally:
             late = runner.stop()
             if late:
@@ -124,24 +130,31 @@ def default_engine() -> str:
     return SPARK
 
 
-def _queries(
-    stack: ExitStack, runner: ServiceRunner, loops: Sequence[ServiceLoop], checkpoint: str | None
-) -> tuple[Callable[[], None], Callable[[], None]]:
-    """How they begin, and what to do now and then. The stack ends them."""
-    from spark_jms.jobs.services import ServiceQueries, ServiceQuery, service_session
+def _nothing() -> None:
+    pass
 
+
+def _queries(
+    stack: ExitStack,
+    domain: Domain,
+    store: Store,
+    runner: ServiceRunner,
+    destinations: Sequence[str],
+    wanted: Sequence[str],
+    checkpoint: str | None,
+) -> Callable[[], None]:
+    """What starts them, and starts those that have ended again. The stack ends them."""
+    from spark_jms.settings.table import needs
+
+    with needs("spark"):
+        from spark_jms.jobs.services import DomainQueries, ServiceQueries, check_operators, service_session
+
+    check_operators()
     spark = stack.enter_context(service_session())
     place = checkpoint or stack.enter_context(TemporaryDirectory(prefix="jmsq-services-"))
-    queries = ServiceQueries(
-        spark,
-        [
-            ServiceQuery(loop.services[0], loop.every_s, partial(runner.tick, loop), partial(runner.failed, loop))
-            for loop in loops
-        ],
-        place,
-    )
+    queries = ServiceQueries(DomainQueries(spark, domain, store, runner, destinations).made(wanted), place)
     stack.callback(queries.stop)
-    return queries.start, queries.start
+    return queries.start
 
 
 def _run(
@@ -149,7 +162,6 @@ def _run(
     work: DomainServices,
     runner: ServiceRunner,
     reporter: ServiceReporter,
-    begin: Callable[[], None],
     look: Callable[[], None],
     every_s: float,
     ends: threading.Event,
@@ -157,7 +169,8 @@ def _run(
     """Until `ends`. A report that cannot be written is tried again: the services do not depend on it."""
     try:
         if not ends.is_set():
-            begin()
+            look()
+            runner.start()
         shown, unwritten = None, ""
         while not ends.wait(every_s):
             look()

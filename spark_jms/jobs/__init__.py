@@ -1,3 +1,3 @@
-"""Programs on Spark that look after a domain: its services as streaming queries, and counts of expired messages.
+"""Programs on Spark that look after a domain: its services that are streaming queries.
 
 Not here: what a round of a service does (admin/services.py)."""

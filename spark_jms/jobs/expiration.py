@@ -1,61 +1,129 @@
-"""How many messages have expired in each minute, by subscription: a streaming aggregation over the life-cycle table.
+"""Expiration as a streaming aggregation: the messages that fall due are the state of a Spark operator.
 
-    spark-submit spark_jms/jobs/expiration.py --root /data/messages --destination orders \\
-      --output /data/expired/orders --checkpoint /data/expired/orders-checkpoint
+    change feed -> groupBy(table, member) -> transformWithStateInPandas: a DueMap, one timer -> sink with the action expire
 
-The destination has its life-cycle log switched on (`messageLoggingEnabled`); redirected messages count too. The result is a
-Delta table with the columns subscription, minute and messages, which each batch replaces. Delta and the checkpoint make a
-batch that is repeated after a kill the same batch, so the counts are those of a recount from the life-cycle table, as long as
-that has its rows (`acknowledgementRetention`): what was purged before the first start is not in them.
+Sent messages enter the map of their member under the minute in which they are over; a timer stands at the first minute. When it fires,
+the sink gets those messages, and the record set decides which of them expire (claims/failures/due_expiration.py). What is not ready
+stays in the map, and fires again after a minute, then rarer; a row `done` of the feed forgets what is purged. Messages in a file that
+cannot be read enter as due now: the sink names the file, and looks again until it is restored.
 
-Features: T6 (docs/FEATURES.md)
+So a batch that is repeated, a second query, a lost checkpoint (the next one reads all messages that the tables still have) lose and
+double nothing. A message expires up to a minute and a trigger after its time, as soon as no consumer has it.
+
+Features: T6, M12 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
-from spark_jms import admin as administration
-from spark_jms.setup import spark_session
+from spark_jms.core.changes.change import ALL_DESTINATIONS, DONE, DROPPED_TABLE, GONE, MINUTE_MS, SENT, UNREAD
+from spark_jms.core.changes.due_map import DueMap, DueRow
+from spark_jms.settings.options import EXPIRE, KEEP
 
+if TYPE_CHECKING:
+    import pandas as pd
 
-def expired_by_minute(events: DataFrame) -> DataFrame:
-    """Of rows of a life-cycle table, from a batch or a stream: subscription, minute, messages."""
-    discarded = f.col("event") == "expired"
-    redirected = (f.col("event") == "transferred") & (f.col("consumer") == "message expiration")
-    minute = f.date_trunc("minute", f.timestamp_millis("happened_ms")).alias("minute")
-    found = events.where(discarded | redirected).groupBy("subscription", minute)
-    return found.agg(f.sum("messages").alias("messages"))
-
-
-def start(
-    spark: SparkSession, root: str, destination: str, output: str, checkpoint: str, *, once: bool = False
-) -> StreamingQuery:
-    """The query, started. `once`: it ends when it has counted what is there. Raises InvalidDestinationError without a life-cycle
-    table."""
-    with administration.connect(root) as admin:
-        events = spark.readStream.format("delta").load(admin.life_cycle_table(destination))
-    writer = expired_by_minute(events).writeStream.format("delta").outputMode("complete")
-    writer = writer.queryName(f"expired messages of {destination}").option("checkpointLocation", checkpoint)
-    return (writer.trigger(availableNow=True) if once else writer.trigger(processingTime="10 seconds")).start(output)
+DUE_SCHEMA = "table string, destination string, member int, ranges string, messages bigint, late_ms bigint"
+_STATE = "map binary, destination string, timer bigint"
+_NO_TIMER = -1
+DUE = "due"  # the metric of the query's progress: `messages` that were handed to the sink
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description="Count expired messages by subscription and minute, into a Delta table."
+class DueMessagesProcessor(StatefulProcessor):
+    """Of one member of a table. Its whole state is one value: the map, the name of the destination, and the time of the timer."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle, self._state = handle, handle.getValueState("due", _STATE)
+
+    def handleInputRows(
+        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: TimerValues
+    ) -> Iterator[pd.DataFrame]:
+        dues, name, timer = self._known()
+        for some in rows:
+            columns = (some[column].tolist() for column in ("destination", "kind", "last", "due_minute", "ranges"))
+            for destination, *row in zip(*columns, strict=True):
+                name, dues = destination, dues.told(DueRow(*row))
+        self._keep(dues, name, timer)
+        return iter(())
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
+    ) -> Iterator[pd.DataFrame]:
+        import pandas as pd
+
+        dues, name, timer = self._known()
+        now_ms = timerValues.getCurrentProcessingTimeInMs()
+        dues, fired = dues.fire(now_ms // MINUTE_MS)
+        self._keep(dues, name, _NO_TIMER if timer == expiredTimerInfo.getExpiryTimeInMs() else timer)
+        table, member = key
+        rows = [
+            (
+                table,
+                name,
+                int(member),
+                json.dumps([*map(list, one.picks)]),
+                one.picks.count,
+                now_ms - one.minute * MINUTE_MS,
+            )
+            for one in fired
+        ]
+        if rows:
+            yield pd.DataFrame(rows, columns=["table", "destination", "member", "ranges", "messages", "late_ms"])
+
+    def close(self) -> None:
+        pass
+
+    def _known(self) -> tuple[DueMap, str, int]:
+        stored = self._state.get()
+        if stored is None:
+            return DueMap(), "", _NO_TIMER
+        data, name, timer = stored
+        return DueMap.from_bytes(bytes(data)), name, timer
+
+    def _keep(self, dues: DueMap, name: str, before: int) -> None:
+        """A timer is deleted by its time, so it stands in the state. Of a table that was dropped nothing is kept."""
+        timer = _NO_TIMER if dues.next_minute is None else dues.next_minute * MINUTE_MS
+        if timer != before:
+            if before != _NO_TIMER:
+                self._handle.deleteTimer(before)
+            if timer != _NO_TIMER:
+                self._handle.registerTimer(timer)
+        if dues == DueMap():
+            self._state.clear()
+            return
+        self._state.update((dues.to_bytes(), name, timer))
+
+
+def due_messages(changes: DataFrame) -> DataFrame:
+    """Messages whose time has come, out of the change feed with `forTimers`."""
+    falls_due = f.col("kind").isin(SENT, UNREAD) & f.col("due").isNotNull()
+    dropped = (f.col("kind") == GONE) & (f.col("detail") == DROPPED_TABLE)
+    minute = (f.unix_millis("due") / MINUTE_MS).cast("bigint").alias("due_minute")
+    rows = changes.where(falls_due | (f.col("kind") == DONE) | dropped)
+    rows = rows.select("table", "member", "kind", "destination", "last", "ranges", minute)
+    return rows.groupBy("table", "member").transformWithStateInPandas(
+        DueMessagesProcessor(), DUE_SCHEMA, "Append", "ProcessingTime"
     )
-    for name in ("--root", "--destination", "--output", "--checkpoint"):
-        parser.add_argument(name, required=True)
-    parser.add_argument("--once", action="store_true", help="count the events so far, then stop")
-    given = parser.parse_args(arguments)
-    spark = SparkSession.getActiveSession() or spark_session("jmsq expired messages")
-    start(spark, given.root, given.destination, given.output, given.checkpoint, once=given.once).awaitTermination()
 
 
-if __name__ == "__main__":
-    main()
+def start_expiration(
+    spark: SparkSession, root: str, checkpoint: str, every_s: float, destinations: Sequence[str] = ()
+) -> StreamingQuery:
+    """The query, started. `every_s`: of the trigger. `destinations` empty: all there are. The session has the settings OPERATORS of
+    services.py."""
+    feed = spark.readStream.format("jmsq").option("root", root).option("destination", ALL_DESTINATIONS)
+    changes = feed.option("view", "changes").option("forTimers", "true").option("onUnreadable", KEEP).load()
+    if destinations:
+        changes = changes.where(f.col("destination").isin(*destinations))
+    due = due_messages(changes).observe(DUE, f.sum("messages").alias("messages"))
+    writer = due.writeStream.format("jmsq").outputMode("append").queryName("jmsq expiration")
+    writer = writer.option("root", root).option("destination", ALL_DESTINATIONS).option("action", EXPIRE)
+    return writer.option("checkpointLocation", checkpoint).trigger(processingTime=f"{every_s} seconds").start()

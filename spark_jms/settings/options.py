@@ -33,6 +33,18 @@ ON_POISON = {
 }
 
 
+SEND, EXPIRE = "send", "expire"
+ACTIONS = {
+    SEND: "send the rows as messages",
+    EXPIRE: "look at messages that are due, and expire those that are over by the policy of their destination; a row names `table`, "
+    "`destination`, `member` and `ranges`",
+}
+FAIL, KEEP = "fail", "keep"
+ON_UNREADABLE = {
+    FAIL: "the query ends",
+    KEEP: "the query continues with the others; this one keeps its position, and its news come when it can be read again. A file that "
+    "cannot be read has a row `unread`",
+}
 DEFAULT_PACE_MS, DEFAULT_MAX_DELAY_MS = 250, 900_000
 
 SHARING = {
@@ -299,6 +311,28 @@ class Options(Table):
         "does not interrupt a commit, so `query.stop()` returns when the wait ends. A batch waits only while its files "
         "are safe from clean-up: nearly half of `fileGrace`.",
         used_in=WRITES,
+    )
+    for_timers: bool = setting(
+        "forTimers",
+        Flag(),
+        False,
+        "With `view` `changes`, for a query that keeps messages in its state until a time: it also gets rows of the kind `done`, "
+        "up to which messages are purged, and a batch when it starts, in which timers fire that are due.",
+        used_in=(Use.READ_STREAM,),
+    )
+    on_unreadable: str = setting(
+        "onUnreadable",
+        Choice(ON_UNREADABLE, fold=True),
+        FAIL,
+        "With `view` `changes` of all destinations: what happens when one of them cannot be read.",
+        used_in=(Use.READ_STREAM,),
+    )
+    action: str = setting(
+        "action",
+        Choice(ACTIONS, fold=True),
+        SEND,
+        "What a streaming write does: [send messages, or expire those that are due](OPERATING.md#services).",
+        used_in=(Use.WRITE_STREAM,),
     )
 
 

@@ -123,7 +123,7 @@ def _check(instance: Table, attribute: attrs.Attribute[Any], value: object) -> N
 
 # -- the extras of an installation -------------------------------------------------------------------------------------
 EXTRAS: Mapping[str, tuple[str, ...]] = {  # extra -> what Python imports; setup.py names the distributions
-    "spark": ("pyspark", "pandas"),
+    "spark": ("pyspark", "pandas", "google"),
     "delta": ("delta",),
     "connect": ("pyspark",),
     "replicated": ("msgspec", "aiohttp", "uvloop", "prompt_toolkit", "psutil"),

@@ -90,7 +90,7 @@ class JmsqReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         from spark_jms.claims.upkeep import life_cycle_view, views
         from spark_jms.claims.upkeep.power_loss import open_domain
-        from spark_jms.claims.upkeep.usage import usage_history
+        from spark_jms.claims.upkeep.usage_history import usage_history
 
         o = self.options
         domain = open_domain(o.root)

@@ -11,6 +11,10 @@ A batch read has everything that the tables still have; a streaming read begins 
 Nothing new is no new offset, so an idle query runs no batch. Without new rows `latestOffset` waits a moment: with a trigger of 0 Spark
 would ask 50 times a second.
 
+A query with timers (`forTimers`) needs two things more: rows of the kind `done`, to forget messages, and a batch when its process
+begins. A timer fires in a batch alone, and Spark begins none in a new process until there is news: so the first offset is a new one
+even without news.
+
 Features: C1, M12 (docs/FEATURES.md)
 """
 
@@ -18,7 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -32,7 +36,7 @@ from pyspark.sql.streaming.datasource import (
 
 from spark_jms.core.messages.columns import COLUMNS
 from spark_jms.errors import OptionError, SparkStoppedError
-from spark_jms.settings.options import OPTIONS, Options
+from spark_jms.settings.options import KEEP, OPTIONS, Options
 from spark_jms.spark.options import SparkContextWatch
 from spark_jms.spark.tasks import freeze_loaded
 
@@ -51,8 +55,19 @@ CHANGES_SCHEMA = (
     "due timestamp, quota string, position bigint, read timestamp"
 )
 IDLE_WAIT_S = 0.2
+_WAKE = 1  # ms by which the first offset of a process is later
 _UNLIMITED = 2**62
-_USED = {"root", "destination", "path", "view", "startingPosition", "maxMessagesPerTrigger", "checkpointLocation"}
+_USED = {
+    "root",
+    "destination",
+    "path",
+    "view",
+    "startingPosition",
+    "maxMessagesPerTrigger",
+    "checkpointLocation",
+    "forTimers",
+    "onUnreadable",
+}
 
 
 def check_changes(options: Options) -> None:
@@ -99,6 +114,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._tables: FeedTables | None = None
         self._ends = False  # Trigger.AvailableNow
         self._target: FeedPosition | None = None  # of that
+        self._wakes = options.for_timers
         self._context = SparkContextWatch()
 
     def _opened(self) -> FeedTables:
@@ -131,6 +147,10 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._target or (self._opened().newest(before) if self._ends else self._awaited(before))
         if self._ends:
             self._target = end
+        if self._wakes and not _has_news(before, end):
+            end = replace(end, at_ms=max(end.at_ms, before.at_ms + _WAKE))
+            self._wakes = False
+            return end.to_json()
         most = limit.max_rows if isinstance(limit, ReadMaxRows) and not isinstance(limit, ReadAllAvailable) else None
         if not _has_news(before, end):
             return start
@@ -170,11 +190,12 @@ def _tables(options: Options) -> FeedTables:
     from spark_jms.claims.upkeep.power_loss import open_domain
     from spark_jms.log.changes.positions import FeedTables
 
-    return FeedTables(open_domain(options.root), options.destination)
+    domain, isolates = open_domain(options.root), options.on_unreadable == KEEP
+    return FeedTables(domain, options.destination, floors=options.for_timers, isolates=isolates)
 
 
 def _has_news(before: FeedPosition, end: FeedPosition) -> bool:
-    return bool(before.spans(end) or before.dropped(end))
+    return bool(before.spans(end) or before.dropped(end) or before.done(end))
 
 
 def _read(partition: InputPartition) -> Iterator[RecordBatch]:

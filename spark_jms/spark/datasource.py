@@ -96,6 +96,9 @@ class JmsqDataSource(DataSource):
         return JmsqWriter(self._parsed(Use.WRITE), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from spark_jms.settings.options import EXPIRE
+        from spark_jms.spark.expiration_sink import ExpirationWriter
         from spark_jms.spark.sink import JmsqStreamWriter
 
-        return JmsqStreamWriter(self._parsed(Use.WRITE_STREAM), schema, overwrite)
+        options = self._parsed(Use.WRITE_STREAM)
+        return (ExpirationWriter if options.action == EXPIRE else JmsqStreamWriter)(options, schema, overwrite)

@@ -21,7 +21,6 @@ MOST_MODULES, FEWEST_MODULES = 15, 3
 # A reason beats a limit, and stands here: folder -> reason.
 THIN = {
     "spark_jms": "the errors, the module file, and the way into store/; everything else is in a room",
-    "spark_jms/jobs": "services on Spark; quotas' usage and expiration as streaming aggregations come here",
 }
 FULL: Mapping[str, str] = {}
 LONG: Mapping[str, str] = {}

@@ -239,17 +239,18 @@ class ExpirationScan:
         self._names: set[str] = set()  # of the subscriptions that the looks concern
         self._holders: dict[str, _Holder] = {}  # by subscription
 
-    def run(self, *, at_once: bool = False) -> int:
+    def run(self, *, at_once: bool = False, due: Mapping[int, Ranges] | None = None) -> int:
         """Search the record sets of each server whose interval is over; returns how many messages have expired. After some seconds
-        the rest is left to the next run, whose search begins at once. `at_once`: whatever the interval, and to the end. Raises the
-        first error of the search, once everything else is searched."""
+        the rest is left to the next run, whose search begins at once. `at_once`: whatever the interval, and to the end. `due`: at
+        once, only in the files of these messages, by member. Raises the first error of the search, once everything else is
+        searched."""
         snapshot = self._table.refresh()
-        files = {file.path: file for file in _expiring(snapshot)}
-        due = self._due_servers(snapshot, at_once=at_once) if files else set()
-        if not due:
+        files = {file.path: file for file in _expiring(snapshot) if due is None or _has_due(file, due)}
+        servers = self._due_servers(snapshot, at_once=at_once or due is not None) if files else set()
+        if not servers:
             return 0
         until_s = float("inf") if at_once else self._monotonic_s() + _MAX_S
-        looked, count = self._look(snapshot, files, due), 0
+        looked, count = self._look(snapshot, files, servers), 0
         for place, over in looked.over.items():
             if self._monotonic_s() >= until_s:
                 break
@@ -260,7 +261,7 @@ class ExpirationScan:
             except (JmsqError, StoreError, OSError) as error:
                 looked.errors.append(error)
         if self._monotonic_s() >= until_s:
-            for server in due:
+            for server in servers:
                 del self._searched_s[server]
         if looked.errors:
             raise looked.errors[0]
@@ -501,6 +502,10 @@ def _expiring(snapshot: Snapshot) -> Iterator[DataFile]:
     incomplete = declared.handles_units_of_work and declared.incomplete_work_expiration_ms is not None
     for member in sorted(snapshot.numbered_members()):
         yield from (file for file in snapshot.member_files(member).files if incomplete or may_expire(file))
+
+
+def _has_due(file: DataFile, due: Mapping[int, Ranges]) -> bool:
+    return bool(due.get(file.member, EMPTY).between(file.first, file.last))
 
 
 def _places(

@@ -283,6 +283,9 @@ class Housekeeper:
         self._limits = FreeRecordLimits(self._messages, now_ms)
         self._outboxes = FreeOutboxes(logs["acknowledgements"])
         self._expiration = ExpirationScan(domain, self._store, self._messages, self._not_durable)
+        self.searches = (
+            True  # False: the service expiration of this process ends messages, except those of units of work
+        )
         self.scans_at_once = False  # every round searches for expired messages, whatever the domain's interval
         self._looked_for_abandoned_s = time.monotonic()
         self.pledges = Pledges(domain, home_of(self._store), self._messages)
@@ -374,6 +377,8 @@ class Housekeeper:
         return not_durable(self._store, self._messages.snapshot.table_id)
 
     def _expire(self) -> None:
+        if not (self.searches or self._messages.snapshot.destination.handles_units_of_work):
+            return
         self.rounds.total.expired_messages += self._expiration.run(at_once=self.scans_at_once)
 
     def _recover_transfers(self) -> None:

@@ -15,6 +15,10 @@ rename, and a destination that is created again has another id. What a reader ca
     ended       rows that were older than `acknowledgementRetention`             unknown; first and last are numbers of rows
     dropped     what happened in a table behind `first`, until it was dropped    unknown
 
+A reader that keeps messages in its state (`floors`) also gets rows of the kind `done`: all messages of the member up to `last` are
+finished and purged, so it can forget them. A reader that continues without what cannot be read gets a row of the kind `unread` in its
+place, with the `detail` and the numbers as of `gone`: they are there, and can be read later, by their numbers.
+
 A position names the domain's life, which changes with a restore from a backup: numbers of an older copy are given twice.
 
 **A batch read twice has the same rows.** Everything in a row is from the tables, or from the end of its batch: which minute it was,
@@ -38,7 +42,7 @@ from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.endings import KINDS, kind_of, messages_of, split_claim
 from spark_jms.errors import FormatVersionError, OffsetError, StaleDomainError
 
-SENT, GONE = "sent", "gone"
+SENT, GONE, DONE, UNREAD = "sent", "gone", "done", "unread"
 ALL_KINDS = (SENT, *dict.fromkeys(["finished", *KINDS.values()]), GONE)
 MESSAGES, ENDINGS, DROPPED_TABLE = "sent", "ended", "dropped"  # what a span is of; the detail of a row of the kind gone
 MINUTE_MS = 60_000
@@ -108,6 +112,12 @@ class FeedSpan(NamedTuple):
             GONE, self.destination, self.table, self.member, last, self.read_ms, first, quota=self.quota
         )
         return replace(found, last=last, messages=last - first + 1 if known else None, detail=self.what)
+
+    def unread(self, first: int, last: int) -> MessageChange:
+        """Of numbers that cannot be read now. Messages among them may be over in any minute, also in the one of this batch."""
+        due_ms = minute_of(self.read_ms) if self.what == MESSAGES else None
+        ranges = ranges_text(Ranges.of((first, last)))
+        return replace(self.gone(first, last), kind=UNREAD, ranges=ranges, due_ms=due_ms)
 
 
 def ended(span: FeedSpan, number: int, row: Mapping[str, Any]) -> MessageChange:
@@ -213,12 +223,24 @@ def _sum(one: int | None, other: int | None) -> int | None:
 # -- positions ---------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class TablePosition:
-    """How far one destination is read. `sent` and `rows` by member; `quotas` of the members that have one."""
+    """How far one destination is read. `sent` and `rows` by member; `quotas` of the members that have one. `destination` "": its
+    table could not be read, and has no row `gone` when it turns out to be dropped."""
 
     destination: str
     sent: Mapping[int, int] = field(default_factory=dict)
     rows: Mapping[int, int] = field(default_factory=dict)
     quotas: Mapping[int, str] = field(default_factory=dict)
+    floors: Mapping[int, int] = field(
+        default_factory=dict
+    )  # all up to these are purged; {} unless the reader wants to know
+
+    def is_ahead_of(self, table: TablePosition) -> bool:
+        """The table lacks what was read."""
+        return any(
+            now.get(member, 0) < last
+            for known, now in ((self.sent, table.sent), (self.rows, table.rows))
+            for member, last in known.items()
+        )
 
 
 @dataclass(frozen=True)
@@ -235,6 +257,7 @@ class FeedPosition:
         tables = {
             table: {"n": one.destination, "s": _texts(one.sent), "a": _texts(one.rows)}
             | ({"q": _texts(one.quotas)} if one.quotas else {})
+            | ({"f": _texts(one.floors)} if one.floors else {})
             for table, one in sorted(self.tables.items())
         }
         return {"v": FORMAT_VERSION, "life": self.life, "at": self.at_ms, "d": self.scope, "t": tables}
@@ -252,7 +275,11 @@ class FeedPosition:
                 )
             tables = {
                 str(table): TablePosition(
-                    str(one["n"]), _numbers(one["s"]), _numbers(one["a"]), _names(one.get("q", {}))
+                    str(one["n"]),
+                    _numbers(one["s"]),
+                    _numbers(one["a"]),
+                    _names(one.get("q", {})),
+                    _numbers(one.get("f", {})),
                 )
                 for table, one in value["t"].items()
             }
@@ -293,18 +320,27 @@ class FeedPosition:
         return [
             MessageChange(GONE, one.destination, table, member, last, end.at_ms, last + 1, detail=DROPPED_TABLE)
             for table, one in sorted(self.tables.items())
-            if table not in end.tables
+            if table not in end.tables and one.destination
             for member, last in sorted(one.sent.items())
         ]
+
+    def done(self, end: FeedPosition) -> list[MessageChange]:
+        """A row for each member whose floor has risen."""
+        found = []
+        for table, new in sorted(end.tables.items()):
+            known = self.tables.get(table, TablePosition(new.destination)).floors
+            for member, floor in sorted(new.floors.items()):
+                if floor > (before := known.get(member, 0)):
+                    done = MessageChange(DONE, new.destination, table, member, floor, end.at_ms, before + 1, floor)
+                    found.append(done)
+        return found
 
     def check_before(self, end: FeedPosition) -> None:
         """Raises StaleDomainError when `end` is of another life of the domain, or lacks what this has read."""
         falls = self.life not in ("", end.life)
         for table, new in end.tables.items():
             known = self.tables.get(table)
-            if known is not None:
-                falls = falls or any(new.sent.get(member, 0) < last for member, last in known.sent.items())
-                falls = falls or any(new.rows.get(member, 0) < last for member, last in known.rows.items())
+            falls = falls or (known is not None and known.is_ahead_of(new))
         if falls:
             raise StaleDomainError(
                 "the change feed has read what the domain does not have: an older copy of the domain was restored, or it is "

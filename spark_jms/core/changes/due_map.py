@@ -7,6 +7,8 @@ little or too late.
     fired in vain   a consumer has the message: its minute is over and it is not finished. It stays, and fires again after 1, 1, 2,
                     4, 8, 15, 15 … minutes, until `done` has passed it. Nothing needs to answer, and nothing is forgotten
     done(floor)     all messages up to `floor` are finished: forget them
+    told(row)       a row of the change feed (change.py): sent messages; messages that cannot be read now, and may be over; done;
+                    or the table was dropped. The operator of Spark and the loop without Spark call this one
 
 **Bounds.** Of an hour's messages with a time to live of a month each has a minute of its own. So the map joins neighbouring minutes
 beyond MAX_MINUTES, and closes small gaps between messages beyond MAX_RANGES. A joined entry fires from its first minute on in each
@@ -17,12 +19,14 @@ Features: T6, M12 (docs/FEATURES.md)
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from spark_jms.core.changes.change import DONE, DROPPED_TABLE, GONE, MINUTE_MS, SENT, UNREAD, MessageChange
 from spark_jms.core.messages.ranges import EMPTY, Ranges, union
 from spark_jms.errors import FormatVersionError, RecordSetError
 
@@ -40,6 +44,24 @@ class Due(NamedTuple):
 
     def joined(self, other: Due) -> Due:
         return Due(max(self.until, other.until), self.picks | other.picks, min(self.tries, other.tries))
+
+
+class DueRow(NamedTuple):
+    """Of a row of the change feed, what concerns the map of its member. `minute` and `ranges` of SENT and UNREAD alone."""
+
+    kind: str
+    last: int | None = None
+    minute: int | None = None
+    ranges: str | None = None
+
+
+def due_row(change: MessageChange) -> DueRow | None:
+    """None: it concerns none. The expiration query has the same condition in SQL."""
+    if change.kind in (SENT, UNREAD) and change.due_ms is not None:
+        return DueRow(change.kind, change.last, change.due_ms // MINUTE_MS, change.ranges)
+    if change.kind == DONE or (change.kind == GONE and change.detail == DROPPED_TABLE):
+        return DueRow(change.kind, change.last)
+    return None
 
 
 class Fired(NamedTuple):
@@ -74,6 +96,14 @@ class DueMap:
         known = self.entries.get(minute)
         entries = {**self.entries, minute: due if known is None else due.joined(known)}
         return replace(self, entries=entries).bounded()
+
+    def told(self, row: DueRow) -> DueMap:
+        """An empty map is not kept."""
+        if row.kind == GONE:
+            return DueMap()
+        if row.kind == DONE:
+            return self.done(int(row.last or 0))
+        return self.added(int(row.minute or 0), Ranges.from_json(json.loads(row.ranges or "[]")))
 
     def done(self, floor: int) -> DueMap:
         """All messages up to `floor` are finished. A lower one than before changes nothing."""

@@ -1,32 +1,21 @@
 """What passed through each destination, minute by minute, and the most that destinations and servers have held. Pure.
 
-Each count of the history is written with the position that it reaches to:
-
-    sent       the sequences of a member: dense, never used twice; the window is that of JMSTimestamp
-    finished   the rows of the acknowledgement table, which are numbered too; on a topic those of all subscriptions
-    dropped    the same, of rows whose consumer is a limit or an administrator
-    expired    the count of a record set, which only rises; the window is that in which the difference was seen
-
-So a round that is repeated adds nothing, whichever process repeats it and wherever it was killed, and a history that begins
-again from the tables has the same sums. `used` is no sum but what was seen last in the window; a window in which it did not
-change and nothing passed has no row.
+The counts come from the change feed (core/changes/usage_fold.py). `used` is no sum but what was seen last in the window; a window in
+which it did not change and nothing passed has no row.
 
 Features: T3, T17 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from spark_jms.core.limits.quota import MessageUsage
-from spark_jms.core.records.endings import DROPPED, FINISHED, MOVED, PURGED, SET_ASIDE, kind_of
 
 WINDOW_MS = 60_000
 KEPT_MS = 30 * 86_400_000
-_SKEW_MS = 3_600_000
-_DROPS, _FINISHES = (DROPPED, PURGED), (FINISHED, MOVED, SET_ASIDE)
 FORMAT_VERSION = 1  # of high marks
 
 
@@ -56,14 +45,6 @@ class UsageWindow:
         )
 
 
-@dataclass(frozen=True)
-class UsageChange:
-    """What a history lacks. `positions` are by name, as they are afterwards."""
-
-    windows: tuple[UsageWindow, ...] = ()
-    positions: Mapping[str, int] = field(default_factory=dict)
-
-
 def merged(windows: Iterable[UsageWindow]) -> list[UsageWindow]:
     """One for each destination and minute, in order; earlier ones come first."""
     found: dict[tuple[int, str], UsageWindow] = {}
@@ -71,23 +52,6 @@ def merged(windows: Iterable[UsageWindow]) -> list[UsageWindow]:
         key = (one.start_ms, one.destination)
         found[key] = found[key] + one if key in found else one
     return [found[key] for key in sorted(found)]
-
-
-def window_at(at_ms: int, now_ms: int) -> int:
-    """The start of the window. A time more than an hour ahead, or before all that is kept, is a wrong clock's, or there is none:
-    then it is the window of now."""
-    at_ms = at_ms if now_ms - KEPT_MS <= at_ms <= now_ms + _SKEW_MS else now_ms
-    return at_ms - at_ms % WINDOW_MS
-
-
-def acknowledged(destination: str, start_ms: int, consumer: str, messages: int) -> Iterator[UsageWindow]:
-    """What a row of the acknowledgement table counts as. Expired messages count by their record set; what was skipped, and what a
-    subscription left when it ended, is neither finished nor dropped."""
-    kind = kind_of(consumer)
-    if kind in _DROPS:
-        yield UsageWindow(destination, start_ms, dropped=messages)
-    elif kind in _FINISHES:
-        yield UsageWindow(destination, start_ms, finished=messages)
 
 
 # -- high marks --------------------------------------------------------------------------------------------------------

@@ -9,12 +9,12 @@ Features: M12 (docs/FEATURES.md)
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import NamedTuple
 
 from spark_jms.core.changes.change import MESSAGES, FeedPosition, FeedSpan, MessageChange, due_minute, minute_of
-from spark_jms.log.changes.positions import FeedTable, FeedTables
+from spark_jms.log.changes.positions import FeedTables
 from spark_jms.log.tables.files import DataFile, FileHint
 from spark_jms.log.upkeep.compaction import is_merged
 
@@ -45,11 +45,13 @@ class FeedFile:
 
 @dataclass(frozen=True)
 class FeedPiece:
-    """A span, the folder of its table and the files to find it in. Without files its numbers are gone."""
+    """A span, the folder of its table and the files to find it in. Without files its numbers are gone. `away`: its table cannot be
+    read."""
 
     span: FeedSpan
     folder: str = ""
     files: tuple[FeedFile, ...] = ()
+    away: bool = False
 
     @property
     def weight(self) -> int:
@@ -59,20 +61,21 @@ class FeedPiece:
 
 @dataclass(frozen=True)
 class FeedPart:
-    """What one task reads. `rows` are known already."""
+    """What one task reads. `rows` are known already. `isolates`: what cannot be read has a row `unread`, and fails nothing."""
 
     root: str
     pieces: tuple[FeedPiece, ...] = ()
     rows: tuple[MessageChange, ...] = ()
+    isolates: bool = False
 
 
 def plan(root: str, tables: FeedTables, start: FeedPosition, end: FeedPosition) -> list[FeedPart]:
     """The parts of a batch, which together have each number between `start` and `end` once. `tables` were looked at for `end`, or
     later. Raises StaleDomainError."""
-    pieces = [_piece(tables.found.get(span.table), span) for span in start.spans(end)]
-    gone = tuple(start.dropped(end))
-    parts = [FeedPart(root, tuple(some)) for some in divided(pieces)]
-    return [FeedPart(root, rows=gone), *parts] if gone else parts
+    pieces = [_piece(tables, span) for span in start.spans(end)]
+    known = (*start.dropped(end), *start.done(end))
+    parts = [FeedPart(root, tuple(some), isolates=tables.isolates) for some in divided(pieces)]
+    return [FeedPart(root, rows=known), *parts] if known else parts
 
 
 def divided(pieces: Sequence[FeedPiece]) -> list[list[FeedPiece]]:
@@ -100,16 +103,18 @@ def _cut(piece: FeedPiece, most: int) -> Iterator[FeedPiece]:
     for file in piece.files:
         if taken and weight + each * file.weight > most:
             last = taken[-1].hint.last
-            yield FeedPiece(piece.span._replace(first=first, last=last), piece.folder, tuple(taken))
+            yield replace(piece, span=piece.span._replace(first=first, last=last), files=tuple(taken))
             first, taken, weight = last + 1, [], 0
         taken.append(file)
         weight += each * file.weight
-    yield FeedPiece(piece.span._replace(first=first), piece.folder, tuple(taken))
+    yield replace(piece, span=piece.span._replace(first=first), files=tuple(taken))
 
 
-def _piece(table: FeedTable | None, span: FeedSpan) -> FeedPiece:
+def _piece(tables: FeedTables, span: FeedSpan) -> FeedPiece:
+    """While a table cannot be read, none that is missing counts as dropped: it may be that one."""
+    table = tables.found.get(span.table)
     if table is None:
-        return FeedPiece(span)
+        return FeedPiece(span, away=bool(tables.problems))
     of_messages = span.what == MESSAGES
     snapshot, folder = (table.messages, table.messages_uri) if of_messages else (table.rows, table.rows_uri)
     files = snapshot.member_files(span.member).overlapping(span.first, span.last)

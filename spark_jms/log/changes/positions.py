@@ -3,6 +3,9 @@
 A table belongs to a reader by its id: a renamed destination stays, one that is created again is another. Whether a table was dropped
 is decided by two looks at the register, because a rename enters the new name before it removes the old one.
 
+A reader of all destinations may keep going without those that cannot be read (`isolates`): such a table keeps the position that it
+had, and `problems` names the destination. While there is one, no table counts as dropped: the unreadable one may be it, renamed.
+
 Features: M12 (docs/FEATURES.md)
 """
 
@@ -10,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import replace
 from typing import NamedTuple
 
 from spark_jms.core.changes.change import ALL_DESTINATIONS, FeedPosition, TablePosition
@@ -18,7 +22,9 @@ from spark_jms.errors import (
     DomainError,
     ForeignCheckpointError,
     InvalidDestinationError,
+    JmsqError,
     OptionError,
+    StaleDomainError,
 )
 from spark_jms.log.destinations.domain import DOMAIN_FILE, RESTORED, Domain
 from spark_jms.log.tables.delta_log import DeltaLog
@@ -47,19 +53,38 @@ class FeedTable(NamedTuple):
             quotas,
         )
 
+    def floors(self) -> dict[int, int]:
+        """By member: the messages up to here have left the table, because all have finished them."""
+        found = {}
+        for member in sorted(self.messages.numbered_members()):
+            files = self.messages.member_files(member).files
+            found[member] = files[0].first - 1 if files else self.messages.last_sequence(member)
+        return found
+
 
 class FeedTables:
     """The tables that one reader follows: of one destination, or of all. Not thread-safe."""
 
-    def __init__(self, domain: Domain, destination: str, clock_ms: Callable[[], int] = now_ms) -> None:
-        """`destination`: a name, or ALL_DESTINATIONS. Raises OptionError."""
+    def __init__(
+        self,
+        domain: Domain,
+        destination: str,
+        clock_ms: Callable[[], int] = now_ms,
+        *,
+        floors: bool = False,
+        isolates: bool = False,
+    ) -> None:
+        """`destination`: a name, or ALL_DESTINATIONS. `floors`: its positions have them. `isolates`: a destination that cannot be read
+        prevents no other. Raises OptionError."""
         if "@" in destination:
             raise OptionError(
                 f"the change feed is of whole destinations, and destination is {destination!r}: leave the server out, and select by "
                 "the column member"
             )
-        self._domain, self._name, self._clock_ms = domain, destination, clock_ms
+        self._domain, self._name, self._clock_ms, self._floors = domain, destination, clock_ms, floors
+        self.isolates = isolates
         self.found: dict[str, FeedTable] = {}  # by table id, as of the newest look
+        self.problems: dict[str, Exception] = {}  # by destination, of that look: why it cannot be read
 
     def check(self) -> None:
         """Raises InvalidDestinationError when the destination does not exist."""
@@ -70,13 +95,31 @@ class FeedTables:
         """Where everything stands now, for a reader that stands at `before`. Raises ForeignCheckpointError, DomainError, and what a
         table raises that cannot be read."""
         life = self._life()
+        self.problems = {}
         found = self._look(before.tables.keys())
         self._check_scope(before, found)
         if before.tables.keys() - found.keys():
             found |= self._look(before.tables.keys(), all_names=True)
         self.found = found
-        tables = {table: one.position for table, one in found.items()}
+        tables = {
+            table: replace(one.position, floors=one.floors()) if self._floors else one.position
+            for table, one in found.items()
+        }
+        if self.isolates and before.life in ("", life):
+            self._keep_fallen(before, tables)
+        if self.problems:
+            tables |= {table: one for table, one in before.tables.items() if table not in found}
         return FeedPosition(life, max(self._clock_ms(), before.at_ms), tables, self._name)
+
+    def _keep_fallen(self, before: FeedPosition, tables: dict[str, TablePosition]) -> None:
+        """A table that has less than was read of it."""
+        for table, one in list(tables.items()):
+            if (known := before.tables.get(table)) is not None and known.is_ahead_of(one):
+                self.problems[one.destination] = StaleDomainError(
+                    f"{one.destination} has fewer messages than were read of it: an older copy of its table was restored"
+                )
+                tables[table] = known
+                del self.found[table]
 
     def _check_scope(self, before: FeedPosition, found: Mapping[str, FeedTable]) -> None:
         """A position of another destination, unless that is this one by an earlier name."""
@@ -101,7 +144,14 @@ class FeedTables:
         names: Iterable[str] = self._domain.registered() if everything or all_names else [self._name]
         found = {}
         for name in names:
-            table = self._table(name)
+            try:
+                table = self._table(name)
+            except (JmsqError, OSError) as error:
+                if not self.isolates:
+                    raise
+                self.problems[name] = error
+                continue
+            self.problems.pop(name, None)  # an earlier look may have met it in the middle of a change
             if table is not None and (everything or name == self._name or table.messages.table_id in wanted):
                 found[table.messages.table_id] = table
         return found
@@ -122,12 +172,22 @@ class FeedTables:
 
 
 def log_of_table(domain: Domain, table_id: str, name: str, *, rows: bool) -> DeltaLog | None:
-    """The messages of a table, or its `rows`, whatever its name is now; `name` is tried first. None: it was dropped."""
+    """The messages of a table, or its `rows`, whatever its name is now; `name` is tried first. None: it was dropped. Raises the error
+    of a table that cannot be read, once no other is the one: it may be it."""
+    failed: Exception | None = None
     for known in dict.fromkeys([name, *domain.registered()]):
         try:
             messages = domain.log(known)
             if messages.verify().table_id == table_id:
                 return domain.acknowledgements(known) if rows else messages
-        except (InvalidDestinationError, DestinationDroppedError):
+        except DestinationDroppedError:
             continue
+        except InvalidDestinationError as error:
+            entry = domain.register.entry(known)
+            if entry is not None and entry.dropping is None:  # deleted by hand
+                failed = failed or error
+        except (JmsqError, OSError) as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
     return None

@@ -1,21 +1,24 @@
 """The rows of a part of the change feed: in a task of Spark, or in the process of a plain reader.
 
 A file that compaction has replaced since the plan is looked up again, by the numbers of its messages. What is in no file any more is
-gone: purged in between, or with the table.
+gone: purged in between, or with the table. What is in a file that cannot be read is told of as `unread` where a part isolates that;
+`changes_again` reads it later.
 
 Features: M12 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice, repeat
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jms.core.changes.change import MESSAGES, MINUTE_MS, MessageChange, Run, SentRows, ended
+from spark_jms.core.changes.change import MESSAGES, MINUTE_MS, FeedSpan, MessageChange, Run, SentRows, ended
 from spark_jms.core.messages.ranges import Ranges
+from spark_jms.errors import JmsqError
 from spark_jms.log.changes.plan import FeedFile, FeedPart, FeedPiece, feed_files
 from spark_jms.log.changes.positions import log_of_table
 from spark_jms.log.destinations.domain import Domain
@@ -23,6 +26,7 @@ from spark_jms.log.messages.data_files import read_stored
 from spark_jms.log.tables.object_store import open_storage
 from spark_jms.log.tables.storage import Storage
 
+log = logging.getLogger("spark_jms")
 _ATTEMPTS = 3
 _BATCH_ROWS = 10_000
 _COLUMNS = ["subscription", "consumer", "claim", "acknowledged_ms", "messages", "first", "last", "ranges"]
@@ -57,7 +61,12 @@ def changes_of(part: FeedPart) -> Iterator[MessageChange]:
     """The rows of a part: of each member in the order of its numbers."""
     yield from part.rows
     for piece in part.pieces:
-        yield from _PieceReader(part.root, piece).rows()
+        yield from _PieceReader(part.root, piece, isolates=part.isolates).rows()
+
+
+def changes_again(root: str, span: FeedSpan) -> list[MessageChange]:
+    """The rows of a span that was not read before; `gone` if its table was dropped. Raises what its table or a file raises."""
+    return [*_PieceReader(root, FeedPiece(span)).rows_again()]
 
 
 def batches_of(part: FeedPart) -> Iterator[pa.RecordBatch]:
@@ -81,25 +90,62 @@ def _columns(changes: list[MessageChange]) -> pa.RecordBatch:
 class _PieceReader:
     """Reads one span, file by file."""
 
-    def __init__(self, root: str, piece: FeedPiece) -> None:
-        self._root, self._piece, self._span = root, piece, piece.span
+    def __init__(self, root: str, piece: FeedPiece, *, isolates: bool = False) -> None:
+        self._root, self._piece, self._span, self._isolates = root, piece, piece.span, isolates
         self._next = piece.span.first  # what is not read yet begins here
         self._collected = SentRows(piece.span)
         self._storage: Storage | None = None
 
     def rows(self) -> Iterator[MessageChange]:
-        files: Iterable[FeedFile] = self._piece.files
+        if self._piece.away:
+            yield self._span.unread(self._span.first, self._span.last)
+            return
+        try:
+            yield from self._read(self._piece.files)
+        except (JmsqError, OSError) as error:
+            yield from self._unread(self._span.last, error)
+        yield from self._collected.end()
+
+    def rows_again(self) -> Iterator[MessageChange]:
+        yield from self._read(self._looked_up())
+        yield from self._collected.end()
+
+    def _read(self, files: Iterable[FeedFile]) -> Iterator[MessageChange]:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 for file in files:
-                    yield from self._file(file)
+                    yield from self._file_or_unread(file, is_last=attempt == _ATTEMPTS)
                 break
             except FileNotFoundError:
                 if attempt == _ATTEMPTS:
                     raise
             files = self._looked_up()
         yield from self._gone(self._span.last)
-        yield from self._collected.end()
+
+    def _file_or_unread(self, file: FeedFile, *, is_last: bool) -> Iterator[MessageChange]:
+        """A missing file may have been replaced; behind the `is_last` look it was not."""
+        try:
+            yield from self._file(file)
+        except (JmsqError, OSError) as error:
+            if isinstance(error, FileNotFoundError) and not is_last:
+                raise
+            yield from self._gone(file.hint.first - 1)
+            yield from self._unread(min(file.hint.last, self._span.last), error)
+
+    def _unread(self, last: int, error: Exception) -> Iterator[MessageChange]:
+        """From the next one on; raises the error where it is not isolated."""
+        if not self._isolates:
+            raise error
+        log.warning(
+            "%s, member %d: numbers %d to %d cannot be read (%s); the others continue",
+            self._span.destination,
+            self._span.member,
+            self._next,
+            last,
+            error,
+        )
+        yield self._span.unread(self._next, last)
+        self._next = last + 1
 
     def _file(self, file: FeedFile) -> Iterator[MessageChange]:
         """Everything of it, or nothing and FileNotFoundError."""
@@ -150,6 +196,7 @@ class _PieceReader:
         table = log_of_table(Domain(self._root), span.table, span.destination, rows=span.what != MESSAGES)
         if table is None:
             return ()
+        self._storage = table.storage
         files = table.verify().member_files(self._span.member).overlapping(self._next, self._span.last)
         return feed_files(files, self._span)
 

@@ -15,7 +15,7 @@ ROOT/_jmsq/lease-terms/<server>/             the terms of its lease: log/destina
 ROOT/_jmsq/quotas/<quota>                    its settings
 ROOT/_jmsq/quota-ledgers/<ledger>/           who has reserved room in a quota: log/limits/quota_ledger.py
 ROOT/_jmsq/published-usage/<table id>/<n>    what a destination holds, for its senders: log/limits/usage.py
-ROOT/_jmsq/usage-history/                    what passed through the destinations: log/upkeep/usage_history.py
+ROOT/_jmsq/usage/                            what passed through the destinations: log/upkeep/usage_history.py
 ROOT/_jmsq/flow/<table id>/<query id>        how fast a query's sink may send: spark/sink.py
 ROOT/_jmsq/left-out/<table id>/<consumer>/   messages withheld from a batch: claims/consumers/absent_servers.py
 ROOT/_jmsq/query-progress/<table id>/        what queries acknowledge while a server is away: claims/consumers/absent_servers.py

@@ -20,7 +20,7 @@ from spark_jms import apply, connect
 from spark_jms.admin import upgrade as upgrading
 from spark_jms.admin.upgrade import plan_upgrade, upgrade
 from spark_jms.claims.upkeep import views
-from spark_jms.claims.upkeep.usage import UsageHistory
+from spark_jms.claims.upkeep.usage_history import UsageHistory
 from spark_jms.cli.__main__ import cli
 from spark_jms.core.records.stored_form import STATE_KEY
 from spark_jms.errors import DestinationReplacedError, FormatVersionError, JmsqError, RecordSetError

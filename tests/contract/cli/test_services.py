@@ -120,33 +120,6 @@ def test_loop_survives_its_errors_and_remembers_the_last() -> None:
     assert json.dumps(healthy.done)
 
 
-def test_failing_loop_pauses_between_ticks() -> None:
-    """C13: the moments of a query come at its pace; a service that fails uses few of them, and is ok again after one."""
-    now, fails = [0.0], [True]
-    rounds: list[float] = []
-
-    def work() -> dict[str, ServiceRound]:
-        rounds.append(now[0])
-        if fails[0]:
-            raise ValueError("again")
-        return {"lag": ServiceRound()}
-
-    loop = ServiceLoop(("lag",), 1.0, work)
-    runner = ServiceRunner([loop])
-    for _ in range(20):
-        runner.tick(loop, lambda: now[0])
-        now[0] += 1.0
-    assert len(rounds) < 8
-    fails[0] = False
-    for _ in range(70):
-        runner.tick(loop, lambda: now[0])
-        now[0] += 1.0
-    assert runner.status()[0].state == "ok"
-    assert rounds[-3:] == [87.0, 88.0, 89.0]
-    runner.failed(loop, "its query has ended")
-    assert (runner.status()[0].state, runner.status()[0].error) == ("failing", "its query has ended")
-
-
 def test_term_before_the_services_have_begun_ends_them_cleanly(
     domain: str, jmsq: Jmsq, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ POINTS = tuple(
 )
 # Five more: rows of the acknowledgement table, a task about to read, planning, Delta checkpoints.
 MORE_POINTS = ("before-outbox", "after-outbox", "before-task-read", "after-plan", "before-checkpoint")
+SERVICE_POINTS = tuple(f"{when}-{what}" for what in ("history", "due-sink") for when in ("before", "after"))
 AT_QUERY_START = ("before-record-look", "after-record-look")
 AT_COMPACTION = ("before-compaction", "after-compaction")
 

@@ -125,7 +125,7 @@ class Pair:
         name = one.open_claim().consumer
         with views.opened_store(self.domain) as store:
             rows = views.subscriptions(self.domain, store, QUEUE)
-        return [row.member for row in rows if row.holder and name in row.holder]
+        return [row.member for row in rows if any(name in consumer for consumer in row.consumers)]
 
     def drained(self, timeout_s: float = RECEIVE_S) -> None:
         until("an empty queue", lambda: self.backlog() == 0, timeout_s)

@@ -28,6 +28,10 @@ ELSEWHERE: Mapping[tuple[str, str], str] = {
     ("docs/PIPELINES.md", "dp.create_sink("): "tests/spark/project/test_pipeline.py",
     ("docs/PIPELINES.md", "spark-pipelines run"): "tests/spark/project/test_pipeline.py",
     ("docs/MONITORING.md", "alert: JmsqDomainDown"): "tests/unit/metrics/test_metrics.py",
+    ("docs/MESSAGES.md", 'expired = changes.where("kind'): "tests/spark/jobs/test_expired_counts.py",
+    ("docs/CHANGES.md", "waited = sent.join("): "tests/spark/jobs/test_recipes.py",
+    ("docs/CHANGES.md", 'queryName("dead_letters")'): "tests/spark/jobs/test_recipes.py",
+    ("docs/CHANGES.md", "foreachBatch(look)"): "tests/spark/jobs/test_recipes.py",
 }
 
 # (page, text in the block) -> why no test runs it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import psutil
@@ -34,6 +36,7 @@ from benchmarks import (
     scaling,
     selective_backlog,
     send_modes,
+    services,
     subscriptions,
 )
 from benchmarks.errors import CellFailedError
@@ -488,6 +491,50 @@ def test_subscriptions_are_measured_by_time_and_bytes(monkeypatch: pytest.Monkey
         assert results.cells(table) == ["1 subscription", "5 subscriptions"]
     (storage,) = [c for c in results.comparisons if c.table == subscriptions.STORAGE]
     assert storage.verdict(results.ratio(storage)) == "met"
+
+
+class RecordedQuery:
+    """A query whose first batch has begun."""
+
+    def __init__(self) -> None:
+        self.recentProgress = [SimpleNamespace(timestamp="2026-11-28T10:00:00.000Z", numInputRows=1)]
+
+    def exception(self) -> None:
+        return None
+
+
+def test_services_are_measured_by_rates_and_processor_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """T3, T6, M12: without Spark, whose queries here have done everything at once."""
+
+    @contextlib.contextmanager
+    def started(*_: object) -> Iterator[RecordedQuery]:
+        yield RecordedQuery()
+
+    @contextlib.contextmanager
+    def everything_expired(*_: object) -> Iterator[Callable[[str], int]]:
+        yield {services.DUE: 50, services.OTHERS: services.FEW}.__getitem__
+
+    for name in ("expiration", "usage"):
+        monkeypatch.setattr(calls, name, started)
+    monkeypatch.setattr(calls, "expirations", everything_expired)
+    monkeypatch.setattr(services, "reading", started)
+    positions = itertools.cycle((1, services.RATE * services.QUICK_FEED_S + 1))
+    monkeypatch.setattr(calls, "feed_position", lambda query: next(positions))
+    for name, value in {
+        "QUICK_DUE_MESSAGES": 50,
+        "QUICK_IDLE_S": 0.01,
+        "QUICK_IDLE_DESTINATIONS": (1, 2),
+    }.items():
+        monkeypatch.setattr(services, name, value)
+    options = replace(OPTIONS, parts=("services",), runs=1, quick=True)
+    with Recorder(tmp_path / "lines.jsonl", Console(file=io.StringIO())) as recorder:
+        services.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+    results = recorder.results
+    assert results.absences == []
+    assert results.cells(services.IDLE) == ["1 destinations", "2 destinations"]
+    assert sorted(results.cells(services.FEED)) == [services.READ, services.SENT]
+    (state,) = {one.value for one in results.samples if one.table == services.STATE}
+    assert 5 < state < 32 * 1024
 
 
 def test_quotas_are_measured_beside_destinations_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from tests.harness.processes.crash import MORE_POINTS, PLUGIN, POINTS
+from tests.harness.processes.crash import MORE_POINTS, PLUGIN, POINTS, SERVICE_POINTS
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> object:
 
 def test_every_crash_point_fits_its_function(plugin: object) -> None:
     where = plugin.WHERE  # type: ignore[attr-defined]
-    assert {point.split("-", 1)[1] for point in (*POINTS, *MORE_POINTS)} == set(where)
+    assert {point.split("-", 1)[1] for point in (*POINTS, *MORE_POINTS, *SERVICE_POINTS)} == set(where)
     for name, owner, attribute, counts in where.values():
         module = importlib.import_module(name)
         function = getattr(getattr(module, owner) if owner else module, attribute)

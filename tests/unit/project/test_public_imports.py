@@ -1,4 +1,4 @@
-"""Notebooks, examples and jobs use what a user may use (C11): what public packages export, and nothing else."""
+"""Notebooks and examples use what a user may use (C11): what public packages export, and nothing else."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PACKAGES = [f"spark_jms{name}" for name in ("", ".admin", ".aio", ".client", ".d
 DOCUMENTED = {
     "spark_jms.spark.fresh": {"fresh"},
     "spark_jms.cli.__main__": {"cli"},
+    "spark_jms.jobs.expiration": {"due_messages"},
+    "spark_jms.jobs.usage": {"usage_by_minute"},
     "spark_jms.store.regions.admin": {"Admin"},
     "spark_jms.store.regions.admin.cluster": {"Cluster", "free_ports"},
     "spark_jms.store.regions.client.instance": {"StoreInstance"},
 }
-USERS = sorted(
-    path for pattern in ("notebooks/*.ipynb", "examples/*.py", "spark_jms/jobs/*.py") for path in PROJECT.glob(pattern)
-)
+USERS = sorted(path for pattern in ("notebooks/*.ipynb", "examples/*.py") for path in PROJECT.glob(pattern))
 
 
 def source_of(path: Path) -> str:

@@ -20,6 +20,7 @@ from tests.harness.project import PROJECT
 
 DISTRIBUTIONS = {
     "delta": "delta-spark",
+    "google": "protobuf",
     "prometheus_client": "prometheus-client",
     "opentelemetry": "opentelemetry-api",
 }  # where its name is not the module's
@@ -52,7 +53,7 @@ def test_extras_of_setup_py_are_those_of_the_table(metadata: dict[str, Any]) -> 
 def test_spark_is_a_range_and_notebooks_have_an_extra(metadata: dict[str, Any]) -> None:
     """C11: a library pins nothing, constraints.txt does. Spark needs no Delta, whose wheels go ahead of its jars."""
     extras = metadata["extras_require"]
-    assert extras["spark"] == ["pyspark>=4.2,<4.4", "pandas>=2.2,<3"]
+    assert extras["spark"] == ["pyspark>=4.2,<4.4", "pandas>=2.2,<3", "protobuf>=6.33.5"]
     assert extras["delta"] == [f"delta-spark>={(delta := COORDINATE.split(':')[-1])},<{delta[:-1]}{int(delta[-1]) + 1}"]
     assert extras["connect"] == ["pyspark[connect]>=4.2,<4.4"]
     assert not [each for extra in EXTRAS for each in extras[extra] if "==" in each]

@@ -45,6 +45,9 @@ def test_every_option_is_read() -> None:
             "batchPace": "100 ms",
             "inDoubtTimeout": "500 ms",
             "onPoison": "Isolate",
+            "forTimers": "true",
+            "onUnreadable": "Keep",
+            "action": "Expire",
             "idempotentSink": "true",
             "txnAppId": "app",
             "txnVersion": "0",
@@ -89,6 +92,9 @@ def test_every_option_is_read() -> None:
         "per-jvm",
         "east",
         30_000,
+        True,
+        "keep",
+        "expire",
     )
     assert pickle.loads(pickle.dumps(options)) == options
 
@@ -171,8 +177,8 @@ def test_options_of_kafka_get_the_names_they_have_here() -> None:
         "format(\"jmsq\") has no option 'kafka.bootstrap.servers' (did you mean 'root'?), "
         "'subscribe' (did you mean 'destination'?), 'startingOffsets' (did you mean 'startingPosition'?), "
         "'maxOffsetsPerTrigger' (did you mean 'maxMessagesPerTrigger'?), "
-        "'kafka.group.id' (did you mean 'subscription'?): accepted are batchPace, checkpointLocation, clientId, clientIdPolicy, "
-        "columns, connectionFactory, destination"
+        "'kafka.group.id' (did you mean 'subscription'?): accepted are action, batchPace, checkpointLocation, clientId, "
+        "clientIdPolicy, columns, connectionFactory, destination"
     )
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from spark_jms.claims.upkeep.life_cycle_view import EventRow
-from spark_jms.claims.upkeep.usage import UsageHistoryRow
+from spark_jms.claims.upkeep.usage_history import UsageHistoryRow
 from spark_jms.claims.upkeep.views import AcknowledgementRow, ClaimRow, SubscriptionRow
 from spark_jms.log.changes.rows import FEED_SCHEMA
 from spark_jms.spark.browser import VIEW_SCHEMAS

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 
 from spark_jms import apply, connect
 from spark_jms.claims.records.life_cycle import LifeCycleTable
-from spark_jms.claims.upkeep.usage import UsageHistory
+from spark_jms.claims.upkeep.usage_history import UsageHistory
 from spark_jms.client.context.context import Context
 from spark_jms.log.tables.checkpoints import commit_path
 from spark_jms.log.tables.commit import Decision, commit

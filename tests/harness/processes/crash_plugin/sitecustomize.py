@@ -15,9 +15,9 @@ JMSQ_TUNE sets constants of modules, as JSON: {"module": {"Class.CONSTANT": valu
 It also takes pyspark.zip off the path, which Spark puts in front of the installed PySpark. The files are the same, but
 the zip has no cached bytecode, and every Python process that Spark starts would compile them: 0.6 s of CPU time each.
 
-And it hides pandas from those processes, not from the application. The product never uses pandas, but pyarrow imports it at
-the first array that it makes, if it is installed: another 0.4 s of CPU time each. PySpark's planners, sources, sinks and
-tasks run without it.
+And it hides pandas from those processes, not from the application, and not from the operator of expiration, whose rows come as
+pandas frames. The product uses pandas nowhere else, but pyarrow imports it at the first array that it makes, if it is installed:
+another 0.4 s of CPU time each. PySpark's planners, sources, sinks and tasks run without it.
 
 And it imports into PySpark's fork servers what the processes need that they fork for planners, sinks and tasks. PySpark's own
 import nothing: each of those processes takes another second of CPU time. pyarrow and its allocator can be forked.
@@ -69,6 +69,10 @@ def _always(*_args, **_named) -> bool:
     return True
 
 
+def _of_usage(log, *_rest) -> bool:
+    return str(log.storage.uri).endswith("/_jmsq/usage")
+
+
 FILES, LOG = "spark_jms.log.messages.data_files", "spark_jms.log.tables.delta_log"
 MEMBERS = "spark_jms.claims.records.members"
 # operation -> module, class, function, predicate of the calls that count
@@ -80,6 +84,8 @@ WHERE = {
     "purge": (LOG, "DeltaLog", "append", _append("PURGE")),
     "compaction": (LOG, "DeltaLog", "append", _append("OPTIMIZE")),
     "outbox": (LOG, "DeltaLog", "append", _append("WRITE", acknowledgements=True)),
+    "history": (LOG, "DeltaLog", "append", _of_usage),
+    "due-sink": ("spark_jms.claims.failures.due_expiration", "DueExpiration", "expire", _always),
     "task-read": ("spark_jms.spark.tasks", None, "read_partition", _always),
     "plan": ("spark_jms.spark.source", "JmsqStreamReader", "partitions", _always),
     "checkpoint": (
@@ -195,7 +201,7 @@ class _Finder:
 class _NoPandas:
     @staticmethod
     def find_spec(name, path, target=None) -> None:
-        if name == "pandas":
+        if name == "pandas" and "spark_jms.jobs.expiration" not in sys.modules:
             raise ModuleNotFoundError("Spark's Python processes have no pandas in tests", name=name)
 
 

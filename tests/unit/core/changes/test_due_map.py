@@ -8,7 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_jms.core.changes.due_map import MAX_BYTES, MAX_MINUTES, MAX_RANGES, RETRY_MINUTES, Due, DueMap
+from spark_jms.core.changes.change import (
+    DONE,
+    DROPPED_TABLE,
+    ENDINGS,
+    GONE,
+    MESSAGES,
+    MINUTE_MS,
+    FeedSpan,
+    MessageChange,
+    Run,
+    SentRows,
+)
+from spark_jms.core.changes.due_map import MAX_BYTES, MAX_MINUTES, MAX_RANGES, RETRY_MINUTES, Due, DueMap, due_row
 from spark_jms.core.messages.ranges import Ranges, union
 from spark_jms.errors import FormatVersionError, RecordSetError
 
@@ -137,6 +149,38 @@ def test_claimed_messages_fire_again_ever_more_rarely() -> None:
     assert dues.done(6).entries == dues.entries
     assert dues.done(7) == DueMap({}, 7)
     assert dues.done(7).added(100, Ranges.of((5, 7))) == DueMap({}, 7)
+
+
+def test_map_is_told_of_the_rows_that_concern_it() -> None:
+    """T6: messages that expire, and those that may; what is done; the end of the table. Not of ends, and of messages that stay."""
+    span = FeedSpan(MESSAGES, "t", "orders", 0, 1, 9, 5 * MINUTE_MS)
+    sent = [row for row in _sent(span, [(1, 3, 8 * MINUTE_MS), (4, 4, None)]) if due_row(row) is not None]
+    dropped = MessageChange(GONE, "orders", "t", 0, 9, 0, 10, detail=DROPPED_TABLE)
+    unread, done = span.unread(5, 6), MessageChange(DONE, "orders", "t", 0, 2, 0, 1, 2)
+    others = [
+        span.gone(1, 9),
+        span._replace(what=ENDINGS).unread(1, 2),
+        MessageChange("finished", "orders", "t", 0, 1, 0, 1, 9),
+    ]
+    assert [due_row(row) for row in others] == [None] * 3
+    known = DueMap()
+    for row, entries in (
+        (*sent, {8: Due(8, Ranges.of((1, 3)))}),
+        (unread, {5: Due(5, Ranges.of((5, 6))), 8: Due(8, Ranges.of((1, 3)))}),
+        (done, {5: Due(5, Ranges.of((5, 6))), 8: Due(8, Ranges.of((3, 3)))}),
+        (dropped, {}),
+    ):
+        told = due_row(row)
+        assert told is not None
+        known = known.told(told)
+        assert known.entries == entries
+    assert known == DueMap()
+
+
+def _sent(span: FeedSpan, runs: list[tuple[int, int, int | None]]) -> list[MessageChange]:
+    rows = SentRows(span)
+    found = rows.add(Run(first, last, 0, due_ms, None) for first, last, due_ms in runs)
+    return [*found, *rows.end()]
 
 
 def test_damaged_map_is_named() -> None:
