@@ -88,6 +88,7 @@ def _types() -> dict[str, object]:
         types.BinaryType(),
         types.TimestampType(),
         types.MapType(types.StringType(), types.StringType()),
+        types.ArrayType(types.StringType()),
     )
     return {kind.simpleString(): kind for kind in kinds}
 

@@ -143,8 +143,7 @@ class Subscriber:
 
     @property
     def parts(self) -> dict[str, ServerPart]:
-        """server -> what this consumer has on it, of the servers that it is connected to. For what looks beside the consumer:
-        its lock does not guard them here."""
+        """server -> what this consumer has on it, of the servers that it is connected to. Not guarded by its lock."""
         return {server: branch.part for server, branch in self._branches.items() if branch.part is not None}
 
     # -- batches --------------------------------------------------------------------------------------------------
@@ -336,8 +335,7 @@ class Subscriber:
             raise
 
     def pledge(self, parts: Mapping[str, Mapping[int, Ranges]], ticket: Ticket, coordinator: str) -> Parts:
-        """Parts of open claims wait for the decision of a transaction, in one write on each server. Returns as `acknowledge`
-        does."""
+        """Parts of open claims wait for the decision of a transaction. Writes and returns as `acknowledge` does."""
         return self._change(
             self._branches.by_server(parts), lambda own: lambda part: part.acknowledger.pledge(own, ticket, coordinator)
         )
@@ -425,14 +423,12 @@ class Subscriber:
             self._each_if_open(lambda part: part.delivered(written))
 
     def make_room(self) -> None:
-        """Apply the subscription's limit to what has arrived since the last plan. A background thread calls this once a
-        second."""
+        """Apply the subscription's limit to what has arrived since the last plan; once a second."""
         if self.table.snapshot.destination.messages_limit_override != UNLIMITED:
             self._each_if_open(lambda part: part.batches.make_room())
 
     def flush_life_cycle(self) -> None:
-        """Write waiting events to the life-cycle table. A background thread calls this about once a second; nothing is
-        read or written while none wait. A table that cannot be written stops no consumer."""
+        """Write waiting events to the life-cycle table, once a second. A table that cannot be written stops no consumer."""
         waiting = {m: events for found in self._each_if_open(ServerPart.events) for m, events in found.items()}
         if not waiting:
             return
@@ -471,14 +467,12 @@ class Subscriber:
         return {m: n for one in found for m, n in one.items()}
 
     def refused(self) -> dict[int, int]:
-        """member -> how many messages of the backlog this consumer's selector refuses, as far as it has looked; they wait for other
-        consumers of the queue."""
+        """member -> messages of the backlog that this consumer's selector refuses, as far as it has looked."""
         found = self._each(lambda part: part.backlog.refused(self.table.snapshot, part.planner.refused))
         return {m: n for one in found for m, n in one.items()}
 
     def held_back(self) -> list[HeldBack]:
-        """What this consumer's selector takes and units of order keep from it, behind messages that the selector refuses; as far as
-        it has looked."""
+        """What units of order keep from it behind messages that its selector refuses, as far as it has looked."""
         return [one for found in self._each(ServerPart.held_back) for one in found]
 
     def waits_for(self, targets: Mapping[int, int], within_ms: int) -> bool:

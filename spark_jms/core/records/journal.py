@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from spark_jms.core.messages.arrays import arrow_array
 from spark_jms.core.messages.ranges import EMPTY, Ranges, view
 from spark_jms.core.ordering.units_of_order import UnitMessages
 from spark_jms.core.records.endings import SkipReason, Stamp
@@ -169,10 +170,10 @@ def _offer_to_json(offer: Offer) -> list[Any]:
 
 def _offer_from_json(value: Sequence[Any]) -> Offer:
     picks, order, ends, alone, units, returns = value
-    by_order, behind = [None if numbers is None else pa.array(numbers, pa.int64()) for numbers in (order, ends)]
+    by_order, behind = [None if numbers is None else arrow_array(numbers, pa.int64()) for numbers in (order, ends)]
     near = None
     if units is not None:
-        near = UnitMessages.of(pa.array(units[0], pa.int64()), pa.array(units[1], pa.string()))
+        near = UnitMessages.of(arrow_array(units[0], pa.int64()), arrow_array(units[1], pa.string()))
     return Offer(Ranges.from_json(picks), by_order, behind, EMPTY, Ranges.from_json(alone), near, returns)
 
 

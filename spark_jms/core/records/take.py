@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.messages.arrays import arrow_array
 from spark_jms.core.messages.ranges import EMPTY, Ranges, view
 from spark_jms.core.ordering.units_of_order import NO_UNITS, BlockedUnits, UnitMessages
 from spark_jms.core.records.batch import MAX_RANGES_PER_MEMBER
@@ -153,7 +154,7 @@ class Offer:
             begin = end
         left = pa.concat_arrays(order) if order else self.order[:0]
         picks = Ranges.from_numbers(left)
-        return replace(self, picks=picks, order=left, ends=pa.array(ends, pa.int64()), alone=self.alone & picks)
+        return replace(self, picks=picks, order=left, ends=arrow_array(ends, pa.int64()), alone=self.alone & picks)
 
 
 def take(

@@ -10,8 +10,7 @@ ROOT/_jmsq/life-cycles/<destination>/        the Delta table of its life-cycle l
 ROOT/_jmsq/servers/<server>                  its store, and the length of its lease
 ROOT/_jmsq/connection-factories/<name>       its settings
 ROOT/_jmsq/stopped-servers/<server>          since when an administrator has stopped it
-ROOT/_jmsq/leases/<server>                   its lease: log/destinations/servers.py
-ROOT/_jmsq/lease-terms/<server>/             the terms of its lease: log/destinations/servers.py
+ROOT/_jmsq/leases/, lease-terms/             the leases of servers and their terms: log/destinations/servers.py
 ROOT/_jmsq/quotas/<quota>                    its settings
 ROOT/_jmsq/quota-ledgers/<ledger>/           who has reserved room in a quota: log/limits/quota_ledger.py
 ROOT/_jmsq/published-usage/<table id>/<n>    what a destination holds, for its senders: log/limits/usage.py
@@ -117,11 +116,7 @@ class Domain:
             )
         self.needs_upgrade = version < FORMAT_VERSION or bool(self.declaration.get("upgrading"))
         if self.needs_upgrade and not upgrading:
-            begun = (
-                "an upgrade of it has begun and was not finished"
-                if version == FORMAT_VERSION
-                else "it is of an earlier version"
-            )
+            begun = "its upgrade was not finished" if version == FORMAT_VERSION else "it is of an earlier version"
             raise FormatVersionError(
                 f"{self.root} cannot be opened, because {begun}: stop its jobs and clients, then run `jmsq upgrade --root "
                 f"{self.root}`"
@@ -150,16 +145,17 @@ class Domain:
     def set_expiration_scan_interval(self, interval_ms: int) -> None:
         """Durable on return. Housekeeping that runs takes it over with its next round."""
         if interval_ms != self.declaration.get(_SCAN_INTERVAL, _DEFAULT_SCAN_MS):
-            self._declare({_SCAN_INTERVAL: interval_ms})
+            self.declare({_SCAN_INTERVAL: interval_ms})
 
     def set_server_scan_intervals(self, intervals_ms: Mapping[str, int | None]) -> None:
-        """Of these servers; None: that of the domain. Durable on return."""
+        """Of these servers; None: that of the domain."""
         before = self.declaration.get(_SERVER_SCAN_INTERVALS, {})
         after = {server: ms for server, ms in {**before, **intervals_ms}.items() if ms is not None}
         if after != before:
-            self._declare({_SERVER_SCAN_INTERVALS: after})
+            self.declare({_SERVER_SCAN_INTERVALS: after})
 
-    def _declare(self, values: Mapping[str, Any]) -> None:
+    def declare(self, values: Mapping[str, Any]) -> None:
+        """Durable on return."""
         self.declaration = {**self.declaration, **values}
         self.storage.put(DOMAIN_FILE, json.dumps(self.declaration, indent=1).encode())
         self.storage.sync([DOMAIN_FILE])
@@ -179,8 +175,7 @@ class Domain:
         """Write the current format version, which earlier versions of spark-jms refuse; while `upgrading`, so do we."""
         kept = {key: value for key, value in self.declaration.items() if key != "upgrading"}
         self.declaration = {**kept, "formatVersion": FORMAT_VERSION, **({"upgrading": True} if upgrading else {})}
-        self.storage.put(DOMAIN_FILE, json.dumps(self.declaration, indent=1).encode())
-        self.storage.sync([DOMAIN_FILE])
+        self.declare({})
         self.needs_upgrade = upgrading
 
     @property
@@ -257,9 +252,8 @@ class Domain:
         return self._shared_log(path, f"life cycle of {destination}")
 
     def usage_of(self, destination: str) -> MessageUsage:
-        """The messages of a destination that are not finished, and their bytes, at most. Opens no store: what
-        consumers finish shows a moment later. Exact where the destination `measures_usage`; elsewhere all messages in its
-        table count. Raises InvalidDestinationError."""
+        """The messages of a destination that are not finished, and their bytes, at most, a moment late. Opens no store. Exact where
+        the destination `measures_usage`; elsewhere all messages in its table count. Raises InvalidDestinationError."""
         return self.usages.at(self.log(destination).refresh())
 
     def usage_of_server(self, server: str) -> MessageUsage:
@@ -351,8 +345,7 @@ def create_domain(root: str, store: str | None = None) -> Domain:
 
 def _with_store(domain: Domain, store: str) -> Domain:
     """Durable on return. Processes that have the store open keep its options until they open it again."""
-    domain.storage.put(DOMAIN_FILE, json.dumps({**domain.declaration, "store": store}, indent=1).encode())
-    domain.storage.sync([DOMAIN_FILE])
+    domain.declare({"store": store})
     return Domain(domain.root)
 
 

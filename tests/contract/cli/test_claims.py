@@ -13,6 +13,7 @@ from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.upkeep import views
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.batch import Batch, Limits, MemberPick
+from spark_jms.core.records.stored_form import member_record
 from spark_jms.errors import ConsumerClosedException
 from spark_jms.log.destinations.domain import Domain
 from tests.harness.domains.commands import Jmsq, files_of, lines
@@ -94,16 +95,15 @@ def test_release_of_a_live_claim_fences_its_consumer(domain: str, jmsq: Jmsq, js
     assert js("stat", "invoices")["destinations"][0]["backlog"] == 1
 
 
-def test_record_that_is_not_handed_over_is_named(domain: str, jmsq: Jmsq) -> None:
+def test_record_set_that_another_administrator_has_open_is_named(domain: str, jmsq: Jmsq) -> None:
     jmsq("send", "invoices", "--text", "a")
     opened = Domain(domain)
     with views.opened_store(opened) as store:
-        busy = Subscriber(opened, store, "invoices", "-", "query-1", ConsumerSettings())
-        assert busy.next_batch(Batch("query-1"), Limits())
-        result = jmsq("purge", "invoices", "--yes", "--wait", "0", code=1)
-        assert "invoices/-/0 is held by invoices/- query-1" in result.stderr
+        table_id = opened.log("invoices").refresh().table_id
+        with store.connect("jmsq move") as session, session.open(member_record(table_id, "-", 0)):
+            result = jmsq("purge", "invoices", "--yes", "--wait", "0", code=1)
+        assert "invoices/-/0 has been opened by jmsq move" in result.stderr
         assert "--wait" in result.stderr
-        busy.close()
 
 
 def test_dry_run_of_a_release(in_doubt: str, root: str, jmsq: Jmsq, js: Callable[..., Any]) -> None:

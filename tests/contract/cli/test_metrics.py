@@ -67,7 +67,7 @@ def test_metrics_are_what_stat_shows(domain: str, jmsq: Jmsq, js: Callable[..., 
             assert found["jmsq_subscription_messages"][labels] == row["backlog"]
             assert found["jmsq_subscription_finished_messages_total"][labels] == row["last_sequence"] - row["backlog"]
             assert found["jmsq_subscription_consumers"][labels] == len(row["consumers"])
-    assert sum(found["jmsq_subscription_consumers"].values()) == 1
+    assert sum(found["jmsq_subscription_consumers"].values()) == 2  # of both members
     assert sum(found["jmsq_subscription_finished_messages_total"].values()) == 1
     assert found["jmsq_destination_claims"][("orders", "live")] == len(claims) > 0
     assert found["jmsq_server_up"] == {(row["server"],): 1 for row in js("server", "list")}

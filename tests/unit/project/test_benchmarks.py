@@ -390,6 +390,9 @@ def test_competing_consumers_are_measured_beside_each_other(monkeypatch: pytest.
         yield
 
     monkeypatch.setattr(competing, "artemis", missing)
+    monkeypatch.setattr(competing, "WORKS", competing.WORKS[:1])
+    monkeypatch.setattr(competing, "QUICK_BACKLOG", 1_000)
+    monkeypatch.setattr(competing, "QUICK_WINDOW_S", 0.2)
     monkeypatch.setattr(competing, "daemons", missing)
     options = replace(OPTIONS, parts=("competing",), runs=1, quick=True)
     with Recorder(tmp_path / "results.jsonl", Console(file=io.StringIO())) as recorder:

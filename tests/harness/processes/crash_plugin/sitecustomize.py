@@ -54,14 +54,14 @@ def _append(operation: str, acknowledgements: bool = False):
     return planned
 
 
-def _moves_claims(members, changed, *_rest) -> bool:
+def _moves_claims(members, changed, *_rest, **_named) -> bool:
     known = members.known
     return any(
         state.claims != known[m].state.claims or state.floor != known[m].state.floor for m, state in changed.items()
     )
 
 
-def _meets(members, looked_at, *_rest) -> bool:
+def _meets(members, looked_at, *_rest, **_named) -> bool:
     return not members.known.keys() >= set(looked_at)
 
 

@@ -148,7 +148,7 @@ def test_errors_of_overdue_acknowledgements_reach_their_consumer_once_while_they
 def test_acknowledgement_table_errors_reach_the_consumer_after_a_minute() -> None:
     """C5: the store keeps the rows meanwhile."""
     thread = Thread()
-    thread.add_consumer("c1", lambda: None, 0.1, failing, lambda: None, lambda: None)
+    thread.add_consumer("c1", failing, lambda: None, lambda: None)
     thread.at(1.0)
     thread.at(30.0)
     thread.check("c1")
