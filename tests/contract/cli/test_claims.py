@@ -12,7 +12,7 @@ from spark_jms.claims.batches.batch import ConsumerSettings
 from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.upkeep import views
 from spark_jms.core.messages.ranges import Ranges
-from spark_jms.core.records.batch import Batch, Limits, MemberPick
+from spark_jms.core.records.batch import Batch, MemberPick
 from spark_jms.core.records.stored_form import member_record
 from spark_jms.errors import ConsumerClosedException
 from spark_jms.log.destinations.domain import Domain
