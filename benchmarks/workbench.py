@@ -36,6 +36,7 @@ PARTS = (
     "growth",
     "selectors",
     "subscriptions",
+    "services",
 )
 SPARKLESS = (
     "ranking",
