@@ -5,8 +5,7 @@ ROOT/_jmsq/domain.json                       format version, id, store, interval
 ROOT/_jmsq/destinations/<destination>        the register: where its tables lie
 ROOT/_jmsq/temporary/                        temporary destinations: log/destinations/temporary.py
 ROOT/_jmsq/health/<destination>              failures of senders' housekeeping
-ROOT/_jmsq/acknowledgements/<destination>/   the Delta table of its acknowledgements
-ROOT/_jmsq/life-cycles/<destination>/        the Delta table of its life-cycle log
+ROOT/_jmsq/acknowledgements/, life-cycles/   the Delta tables of its acknowledgements and of its life-cycle log
 ROOT/_jmsq/servers/<server>                  its store, and the length of its lease
 ROOT/_jmsq/connection-factories/<name>       its settings
 ROOT/_jmsq/stopped-servers/<server>          since when an administrator has stopped it
@@ -283,13 +282,14 @@ class Domain:
                     del self._logs[path, name]
 
     def _admit(self, servers: Iterable[str]) -> None:
-        """ResourceAllocationException while the store of one of these servers is above yellow."""
-        for server in servers:
-            if server not in self._admissions:
-                from spark_jms.store.kinds.opening import admission_of
+        """ResourceAllocationException while the store of one of these servers is above yellow, as far as the server can be read."""
+        from spark_jms.store.kinds.opening import admission_of
 
-                self._admissions[server] = admission_of(self.server_uri(server))
-            self._admissions[server]()
+        for server in servers:
+            with suppress(OSError):  # its entry cannot be read now: a send does not need it
+                if server not in self._admissions:
+                    self._admissions[server] = admission_of(self.server_uri(server))
+                self._admissions[server]()
 
     def _shared_log(self, path: str, name: str) -> DeltaLog:
         with self._lock:
