@@ -368,7 +368,7 @@ LOST = r"lost: |for no reason|gone \(sequence|not drained"
 DOUBLED = r"delivered twice|two places|received again|same sequence|two claims|two transfers|have gaps"
 
 PLANTED_IN_QUEUES = (
-    PlantedPatch("redelivery is not flagged", DOUBLED, redelivery_is_not_flagged),
+    PlantedPatch("redelivery is not flagged", DOUBLED + "|redelivery delay", redelivery_is_not_flagged),
     PlantedPatch("second redelivery is not counted", DOUBLED, second_redelivery_is_not_counted, ("crash", "start")),
     PlantedPatch("part acknowledges the whole claim", LOST, part_acknowledges_the_whole_claim),
     PlantedPatch(
@@ -387,13 +387,13 @@ PLANTED_IN_QUEUES = (
     PlantedPatch("purge asks for no subscription", LOST, purge_asks_for_no_subscription, ("purge",)),
     PlantedPatch(
         "compaction changes the order",
-        r"another message's content|out of order|got expired|before an earlier one|of priority",
+        r"another message's content|out of order|got expired|for no reason|before an earlier one|of priority",
         compaction_changes_the_order,
         ("compact",),
     ),
     PlantedPatch(
         "compaction leaves out a row",
-        r"another message's content|got expired|of priority|before an earlier",
+        r"another message's content|got expired|for no reason|two places|of priority|before an earlier",
         compaction_leaves_out_a_row,
         ("compact",),
     ),
