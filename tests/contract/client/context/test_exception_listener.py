@@ -166,7 +166,7 @@ def test_one_way_producer_without_a_listener_uses_that_of_the_connection() -> No
         pytest.MonkeyPatch.context() as patch,
     ):
 
-        def admit() -> None:
+        def admit(servers: object) -> None:
             raise OSError("the network is down")
 
         patch.setattr(domain_of(context).log("orders"), "admit", admit)
