@@ -254,12 +254,6 @@ TUNING = (
     TextName(
         "weblogic.messaging.DisableTopicMultiSender", "", instead="no counterpart: a sender never waits for subscribers"
     ),
-    TextName(
-        "weblogic.store.replicated.MaximumMessageSizePercent",
-        "1 %",
-        instead="`MaximumMessageSizePercent`, of objects; no message is refused for it: messages are in tables, and a store has "
-        "positions and claims of a few KB. `maxMessageSize` of a destination limits messages",
-    ),
     TextName("local-jndi-name", "", instead="no counterpart: destinations are looked up by their names"),
     TextName("Messages Maximum per Session", "", ("factory.messagesMaximum",)),
     TextName(
@@ -288,7 +282,13 @@ STORES = (
     TextName("Directory (Global Directory)", "", instead="the path of a `replicated://` URI"),
     TextName("RegionSize", "", ("replicated.region_mb",)),
     TextName("LocalIndex", "0", ("replicated.localindex",)),
-    TextName("weblogic.store.replicated.MaximumMessageSizePercent", "1", ("thresholds.MaximumMessageSizePercent",)),
+    TextName(
+        "weblogic.store.replicated.MaximumMessageSizePercent",
+        "1",
+        ("thresholds.MaximumMessageSizePercent",),
+        differs="of objects; no message is refused for it: messages are in tables, and a store has positions and claims of a few KB. "
+        "`maxMessageSize` of a destination limits messages",
+    ),
     TextName("weblogic.store.replicated.SpaceLoggingStartPercent", "70", ("thresholds.SpaceLoggingStartPercent",)),
     TextName("weblogic.store.replicated.SpaceLoggingDeltaPercent", "10", ("thresholds.SpaceLoggingDeltaPercent",)),
     TextName("weblogic.store.replicated.SpaceOverloadYellowPercent", "80", ("thresholds.SpaceOverloadYellowPercent",)),

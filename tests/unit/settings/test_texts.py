@@ -120,7 +120,7 @@ TEXTS = {
     "Directory (Global Directory)": "",
     "RegionSize": "",
     "LocalIndex": "0",
-    "weblogic.store.replicated.MaximumMessageSizePercent": "1 %",
+    "weblogic.store.replicated.MaximumMessageSizePercent": "1",
     "weblogic.store.replicated.SpaceLoggingStartPercent": "70",
     "weblogic.store.replicated.SpaceLoggingDeltaPercent": "10",
     "weblogic.store.replicated.SpaceOverloadYellowPercent": "80",
