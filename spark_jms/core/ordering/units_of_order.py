@@ -107,7 +107,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_jms.core.messages.arrays import empty_table
+from spark_jms.core.messages.arrays import empty_table, repeated
 from spark_jms.core.messages.ranges import FEW, Ranges
 from spark_jms.core.messages.types import readable
 from spark_jms.errors import MessageFormatError
@@ -429,7 +429,7 @@ class UnitMessages:
         among: pa.BooleanArray | None = None,
     ) -> UnitMessages:
         """Those of `sequences` that belong to a unit, and are `among` the chosen ones."""
-        ends = pa.repeat(pa.scalar(0, pa.int64()), len(sequences)) if expires_ms is None else expires_ms
+        ends = repeated(0, pa.int64(), len(sequences)) if expires_ms is None else expires_ms
         rows = pa.Table.from_arrays([sequences, readable(units), ends], schema=_ROWS)
         chosen = pc.is_valid(units) if units.null_count else None
         if among is not None:

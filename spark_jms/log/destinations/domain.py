@@ -19,8 +19,7 @@ ROOT/_jmsq/left-out/<table id>/<consumer>/   messages withheld from a batch: cla
 ROOT/_jmsq/query-progress/<table id>/        what queries acknowledge while a server is away: claims/consumers/absent_servers.py
 ROOT/_jmsq/boots/<host>                      the boot that wrote last: log/upkeep/power_loss.py
 ROOT/_jmsq/lost/<boot>/                      what a loss of power has damaged: log/upkeep/power_loss.py
-ROOT/_jmsq/store/                            the default file store
-ROOT/_jmsq/stores/<server>/                  the file store of a server
+ROOT/_jmsq/store/, stores/<server>/          the default file store, and that of a server
 
 Features: C3, C14, C16, C18, D2, R13, S3, T1, T5, T6 (docs/FEATURES.md)
 """
@@ -286,10 +285,11 @@ class Domain:
         from spark_jms.store.kinds.opening import admission_of
 
         for server in servers:
-            with suppress(OSError):  # its entry cannot be read now: a send does not need it
-                if server not in self._admissions:
+            if server not in self._admissions:
+                with suppress(OSError):  # its entry cannot be read now: a send does not need it
                     self._admissions[server] = admission_of(self.server_uri(server))
-                self._admissions[server]()
+            if admit := self._admissions.get(server):
+                admit()
 
     def _shared_log(self, path: str, name: str) -> DeltaLog:
         with self._lock:

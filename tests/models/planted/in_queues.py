@@ -461,7 +461,13 @@ PLANTED_IN_QUEUES = (
         ("start", "crash"),
     ),
     PlantedPatch("takes look at no units", "before an earlier one|got units of order", takes_look_at_no_units),
-    PlantedPatch("takes look at no returns", "before an earlier one", takes_look_at_no_returns, ("crash", "start")),
+    PlantedPatch(
+        "takes look at no returns",
+        "before an earlier one|of priority",
+        takes_look_at_no_returns,
+        ("crash", "start"),
+        seed=148,
+    ),
     PlantedPatch(
         "redelivered messages are lost on the way",
         "for no reason",
