@@ -34,29 +34,29 @@ prices   topic             1 round-robin 10.0 MiB 0   1 min –
 """,
     "jmsq stat": """
 Destinations
-name     kind              members sent  backlog oldest claimed stored files size headers   version
+name     kind              members sent  backlog oldest claimed consumers stored files size headers   version
 ─…
-invoices queue             1       0     0       –      0       0      0     0 B  0 B       0
-orders   distributed-queue 4       1,001 1,000   …Z     0       1,001  5     …    500.0 KiB 2
-prices   topic             1       0     0       –      0       0      0     0 B  0 B       0
+invoices queue             1       0     0       –      0       0         0      0     0 B  0 B       0
+orders   distributed-queue 4       1,001 1,000   …Z     0       0         1,001  5     …    500.0 KiB 2
+prices   topic             1       0     0       –      0       0         0      0     0 B  0 B       0
 Members
-destination member subscription last backlog claimed holder files size
+destination member subscription last backlog claimed consumers files size
 ─…
-invoices    0      -            0    0       0       –      0     0 B
-orders      0      -            251  250     0       –      2     …
-orders      1      -            250  250     0       –      1     …
-orders      2      -            250  250     0       –      1     …
-orders      3      -            250  250     0       –      1     …
-prices      0      –            0    –       –       –      0     0 B
+invoices    0      -            0    0       0       –         0     0 B
+orders      0      -            251  250     0       –         2     …
+orders      1      -            250  250     0       –         1     …
+orders      2      -            250  250     0       –         1     …
+orders      3      -            250  250     0       –         1     …
+prices      0      –            0    –       –       –         0     0 B
 the clock of this host is …
 """,
     "jmsq subscriptions orders": """
-destination subscription member floor last backlog claimed holder epoch delayed expired
+destination subscription member floor last backlog claimed consumers epoch delayed expired
 ─…
-orders      -            0      1     251  250     0       –      …     0       0
-orders      -            1      0     250  250     0       –      …     0       0
-orders      -            2      0     250  250     0       –      …     0       0
-orders      -            3      0     250  250     0       –      …     0       0
+orders      -            0      1     251  250     0       –         …     0       0
+orders      -            1      0     250  250     0       –         …     0       0
+orders      -            2      0     250  250     0       –         …     0       0
+orders      -            3      0     250  250     0       –         …     0       0
 """,
     "jmsq explain orders \"JMSPriority > 7 AND color = 'red'\"": """
 orders
