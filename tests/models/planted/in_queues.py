@@ -214,11 +214,6 @@ def redelivered_messages_are_lost_on_the_way(patch: Patch) -> None:
     patch.setattr(Transfers, "begin", begin)
 
 
-def former_table_decides_a_transfer(patch: Patch) -> None:
-    """The process that asks has not read the table that was made in its place."""
-    patch.setattr(DeltaLog, "verify", DeltaLog.refresh)
-
-
 # -- shared record sets ---------------------------------------------------------------------------------------------------
 def takes_look_at_no_units(patch: Patch) -> None:
     patch.setattr(Offer, "_behind", lambda self, blocking: EMPTY)
@@ -344,7 +339,7 @@ LOST = r"lost: |for no reason|gone \(sequence|not drained"
 DOUBLED = r"delivered twice|two places|received again|same sequence|two claims|two transfers|have gaps"
 
 PLANTED_IN_QUEUES = (
-    PlantedPatch("redelivery is not flagged", DOUBLED + "|redelivery delay", redelivery_is_not_flagged),
+    PlantedPatch("redelivery is not flagged", DOUBLED, redelivery_is_not_flagged, seed=7),
     PlantedPatch("second redelivery is not counted", DOUBLED, second_redelivery_is_not_counted, ("crash", "start")),
     PlantedPatch("part acknowledges the whole claim", LOST, part_acknowledges_the_whole_claim),
     PlantedPatch(
@@ -363,15 +358,17 @@ PLANTED_IN_QUEUES = (
     PlantedPatch("purge asks for no subscription", LOST, purge_asks_for_no_subscription, ("purge",)),
     PlantedPatch(
         "compaction changes the order",
-        r"another message's content|out of order|got expired|for no reason|before an earlier one|of priority",
+        r"another message's content|out of order|got expired|before an earlier one|of priority",
         compaction_changes_the_order,
         ("compact",),
+        seed=9,
     ),
     PlantedPatch(
         "compaction leaves out a row",
-        r"another message's content|got expired|for no reason|two places|of priority|before an earlier",
+        r"another message's content|got expired|of priority|before an earlier",
         compaction_leaves_out_a_row,
         ("compact",),
+        seed=9,
     ),
     PlantedPatch(
         "old staged files are sent",
@@ -423,13 +420,6 @@ PLANTED_IN_QUEUES = (
     PlantedPatch("moved messages are acknowledged first", LOST, moved_messages_are_acknowledged_first),
     PlantedPatch(
         "intent is written after the append", DOUBLED, intent_is_written_after_the_append, ("move", "move_back")
-    ),
-    PlantedPatch(
-        "former table decides a transfer",
-        DOUBLED + "|is back at|that was dropped",
-        former_table_decides_a_transfer,
-        ("drop", "apply", "redrive"),
-        seed=133,
     ),
     PlantedPatch("takes look at no units", "before an earlier one|got units of order", takes_look_at_no_units),
     PlantedPatch(
