@@ -114,11 +114,10 @@ class Subscriber:
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`store`: the stores of all servers."""
-        self._domain, self._store, self._use = domain, store, use
+        self._domain, self._store, self._use, self.settings = domain, store, use, settings
         self.table = domain.log(destination)
         self.destination, self.subscription, self.consumer = destination, subscription, consumer
-        self.settings = settings
-        self.closed = False
+        self.closed = self._overtaken = False
         snapshot = self.table.refresh()
         self.table_id = snapshot.table_id
         placed = snapshot.destination.placement is not None
@@ -152,10 +151,12 @@ class Subscriber:
         `start` names is acknowledged. `targets` maps each member to the last sequence to take."""
         for _ in range(_ATTEMPTS):
             try:
-                return self._made_batch(start, limits, targets)
+                made, self._overtaken = self._made_batch(start, limits, targets), False
+                return made
             except PlanOutdatedError as error:
                 log.debug("%s: the next batch is planned again: %s", self.destination, error)
             time.sleep(random.uniform(*_PAUSE_S))
+        self._overtaken = True
         return None
 
     def _made_batch(self, start: Batch, limits: Limits, targets: Mapping[int, int] | None) -> Batch | None:
@@ -285,9 +286,8 @@ class Subscriber:
 
     def _has(self, what: Callable[[ServerPart], bool]) -> bool:
         with self._lock:
-            if any(branch.is_due() for branch in self._branches.values()):
-                return True
-            return self.is_due() or any(self._each_if_open(what))
+            due = self.is_due() or any(branch.is_due() for branch in self._branches.values())
+            return due or any(self._each_if_open(what))
 
     def have_records_changed(self) -> bool:
         """Others have changed one since this consumer has seen it. Cheap enough for ten calls a second."""
@@ -302,8 +302,8 @@ class Subscriber:
         return all(self._each_if_open(ServerPart.is_turn_of_others))
 
     def is_due(self) -> bool:
-        """Messages have waited for a full batch as long as they may."""
-        return self._admission.is_due(self._monotonic_s() * 1000)
+        """Messages have waited for a full batch as long as they may, or other consumers were faster than each plan."""
+        return self._overtaken or self._admission.is_due(self._monotonic_s() * 1000)
 
     @property
     def lingers(self) -> bool:

@@ -14,7 +14,7 @@ from spark_jms import connect
 from spark_jms.claims.batches.batch import BatchMaker, ConsumerSettings
 from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.records import members, shared
-from spark_jms.claims.records.shared import change_record_sets
+from spark_jms.claims.records.shared import PlanOutdatedError, change_record_sets
 from spark_jms.claims.servers.stores import opened_state, operations, read_state, record_of, store_of
 from spark_jms.client import Context
 from spark_jms.client.receiving import receiver
@@ -127,6 +127,26 @@ def test_a_message_wakes_few_of_many_that_wait(context: Context, monkeypatch: py
             wait_until(lambda number=number: state().floor == number)
         assert [one.result() for one in working] == ["1"] * 8
     assert len(plans) < 20
+
+
+def test_consumer_that_was_overtaken_plans_again_soon(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C9: it does not wait for what tells it of new messages, because those that it may have are not new."""
+    plans, prepare = list[str](), BatchMaker.prepare
+
+    def overtaken(self: BatchMaker, *arguments: Any) -> Any:
+        plans.append("overtaken")
+        if len(plans) <= 5:
+            raise PlanOutdatedError("others were faster")
+        return prepare(self, *arguments)
+
+    monkeypatch.setattr(receiver, "_REPLAN_S", 600.0)
+    with context.consumer("orders", acknowledge="auto", prefetch=1) as own:
+        own.receive(0)
+        send(context, 1)
+        monkeypatch.setattr(BatchMaker, "prepare", overtaken)
+        message = own.receive(5 * PATIENCE)
+    assert message is not None
+    assert message.text == "1"
 
 
 def test_messages_of_a_unit_go_to_one_consumer_at_a_time(context: Context) -> None:
