@@ -280,6 +280,13 @@ class Watch:
         if self._error is not None:
             raise self._error
 
+    def end(self) -> None:
+        """The last sample is of now: one that the thread was late with is before it. Raises JmsqError and OSError."""
+        self._stop.set()
+        self._thread.join()
+        self.check()
+        self.samples.append(self.look())
+
     def close(self) -> None:
         self._stop.set()
         self._thread.join(timeout=10)

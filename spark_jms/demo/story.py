@@ -212,6 +212,7 @@ class Story:
         self.screen.stage("Until the queue is empty", "Both receivers continue until every message is acknowledged.")
         self._until(self._empty, "the queue is empty")
         self.watch.mark("empty")
+        self.watch.end()
         tables = [self.work / "received" / receiver.name for receiver in self.receivers]
         self.speeds.append(self._shared.speed("receive, kill and restart within", self.total, *tables))
         for receiver in self.receivers:
