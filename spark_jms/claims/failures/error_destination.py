@@ -365,7 +365,8 @@ def set_aside(
         JMS_JMSQ_SetAsideFrom    destination/subscription/member#sequence
         JMS_JMSQ_SetAsideReason  the error
         JMS_JMSQ_SetAsideTypes   the types that its sender had declared"""
-    if not members.open(member):
+    members.refresh()  # of a session that has ended they may be gone
+    if member not in members.known:
         return False
     state = members.attached_state(member)
     own = state.claims.get(claim)

@@ -8,17 +8,24 @@ import pyarrow as pa
 import pytest
 
 from spark_jms import connect
+from spark_jms.claims.batches.batch import ConsumerSettings
+from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.failures.error_destination import FROM, REASON, SET_ASIDE, TYPES
+from spark_jms.claims.servers.stores import store_of
 from spark_jms.claims.transactions.transfer import Transfers
 from spark_jms.client.context.context import Context
 from spark_jms.client.messages.encoding import UNDECODABLE_PROPERTY
+from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.messages.columns import normalise
 from spark_jms.core.messages.properties import TYPES_PROPERTY
-from spark_jms.errors import MessageFormatError
+from spark_jms.core.records.batch import Batch, Limits
+from spark_jms.errors import MessageFormatError, SessionEndedException
 from spark_jms.log.messages.message_writer import MessageWriter
 from spark_jms.log.sending.send import send
+from spark_jms.log.upkeep.purge import purge
+from spark_jms.store import MemoryStore
 from spark_jms.testing import memory_domain, wait_until
-from spark_jms.testing.inside import domain_of
+from spark_jms.testing.inside import domain_of, members_of, records_of
 
 BAD = {TYPES_PROPERTY: "a:int", "a": "x"}
 
@@ -58,6 +65,25 @@ def test_sender_is_refused(context: Context, kind: str, before: int) -> None:
         writer.write(batch)
     writer.write(rows(good, {}, {"a": "x"}, good))
     assert sum(file.rows for file in writer.close()) == 4
+
+
+def test_consumer_whose_session_has_ended_sets_nothing_aside(context: Context) -> None:
+    """C20, C9: the message was received by another consumer, and its file is gone: that is no loss of data."""
+    plant(context, "orders", {}, {})
+    domain, store = domain_of(context), records_of(context)
+    first, second = (Subscriber(domain, store, "orders", "-", name, ConsumerSettings()) for name in ("first", "second"))
+    batch = first.next_batch(Batch("first"), Limits(max_messages=1))
+    assert batch is not None
+    memory = store_of(store, HOME)
+    assert isinstance(memory, MemoryStore)
+    memory.crash(members_of(first).session)
+    taken = second.next_batch(Batch("second"), Limits())
+    assert taken is not None
+    second.acknowledge({taken.claim: {0: taken.members[0].picks}})
+    assert purge(domain.log("orders"), lambda *_: True).purged_messages == 2
+    with pytest.raises(SessionEndedException):
+        first.set_aside(batch.claim, 0, {1: "it is not text"})
+    assert SET_ASIDE not in domain.destinations()
 
 
 def test_neighbours_are_delivered_and_the_message_is_set_aside(context: Context) -> None:
