@@ -261,7 +261,7 @@ class Members:
 
     @property
     def unfinished(self) -> Set[int]:
-        """The members of which `finish` was told, and which no change has reached since."""
+        """The members of which `finish` was told, where the store does not have all of that as finished yet."""
         return set(self._finished)
 
     def attach(self, member: int) -> None:
@@ -377,11 +377,13 @@ class Members:
         """The store has what is known of these members now."""
         if self.progress is not None and progress is not None:
             self.progress.value = progress
+        finished = self._finished
         for member in members:
             state = self.known[member].state
             if member in self._undelivered:
                 self._undelivered[member] &= state.claims.keys()
-            self._finished.pop(member, None)
+            if all(map(state.is_done, finished.get(member, {}).values())):  # else another thread's change came between
+                finished.pop(member, None)
             if state.speaks_for(self.consumer, self.session_id):
                 self.attached.add(member)
 

@@ -11,6 +11,7 @@ import pytest
 
 import spark_jms
 from spark_jms.client import Consumer, Context
+from spark_jms.client.receiving.receiver import AcknowledgeMode
 from spark_jms.store import Session
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import delivery_of, members_of, subscriber_of
@@ -64,6 +65,34 @@ def test_acknowledgements_of_threads_share_a_store_write(context: Context, monke
         assert writes.count == 2
         assert consumer.statistics().acknowledged == THREADS + 1
     assert list(context.browser("orders")) == []
+
+
+@pytest.mark.parametrize("mode", ["auto", "dups-ok"])
+def test_another_change_before_the_claim_that_acknowledges_takes_nothing_from_it(
+    context: Context, monkeypatch: pytest.MonkeyPatch, mode: AcknowledgeMode
+) -> None:
+    """C8: the context's thread notes that rows are in their table, after the receiving thread has said what its next claim
+    acknowledges and before it claims."""
+    send_texts(context, "0", "1", "2")
+    with context.consumer("orders", acknowledge=mode, prefetch=1) as consumer:
+        subscriber = subscriber_of(consumer)
+        members, table = members_of(subscriber), subscriber._acknowledgements
+        finish, write, changes = members.finish, table.write, list[int]()
+
+        def finish_and_flush(parts: Any) -> None:
+            finish(parts)
+            monkeypatch.setattr(table, "write", write)
+            subscriber.flush_outbox()
+            changes.append(members.known[0].state.outbox == ())
+
+        monkeypatch.setattr(table, "write", lambda waiting: {})  # the rows wait
+        assert all(consumer.receive(timeout=LIMIT_S) for _ in range(2))
+        monkeypatch.setattr(members, "finish", finish_and_flush)
+        received = consumer.receive(timeout=LIMIT_S)
+        assert received is not None
+        assert received.text == "2"
+        assert changes == [True]
+        assert [message.text for message in context.browser("orders")] == ["2"]
 
 
 def test_threads_that_keep_acknowledging_share_every_store_write(
