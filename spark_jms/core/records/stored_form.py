@@ -166,13 +166,15 @@ def from_objects(objects: Mapping[str, bytes], name: str) -> RecordSet:
 
 
 class Followed(NamedTuple):
-    """A record set, and the objects that it was read from."""
+    """A record set, and the objects that it was read from. `claims` are as they are stored, with what is finished of them: what is
+    read next may be older, because a write has failed."""
 
     objects: Mapping[str, bytes]
     state: RecordSet
+    claims: Mapping[str, Claim]
 
 
-NEW_RECORD = Followed({}, RecordSet())
+NEW_RECORD = Followed({}, RecordSet(), {})
 
 
 def followed(known: Followed, objects: Mapping[str, bytes], name: str) -> Followed:
@@ -185,7 +187,7 @@ def followed(known: Followed, objects: Mapping[str, bytes], name: str) -> Follow
     if not objects:
         return NEW_RECORD
     try:
-        return Followed(objects, _read(known, objects, changed, name))
+        return _read(known, objects, changed, name)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise RecordSetError(
             f"the state of {name} in the store cannot be read ({error!r}): restore the store from a copy, or drop the "
@@ -193,7 +195,7 @@ def followed(known: Followed, objects: Mapping[str, bytes], name: str) -> Follow
         ) from error
 
 
-def _read(known: Followed, objects: Mapping[str, bytes], changed: Collection[str], name: str) -> RecordSet:
+def _read(known: Followed, objects: Mapping[str, bytes], changed: Collection[str], name: str) -> Followed:
     parts, fields = {key.partition("/")[0] for key in changed}, dict[str, Any]()
     head = json.loads(objects[HEAD])
     for part in parts:
@@ -232,14 +234,15 @@ def _read(known: Followed, objects: Mapping[str, bytes], changed: Collection[str
 
 def _with_open(
     state: RecordSet, known: Followed, objects: Mapping[str, bytes], changed: Collection[str], parts: Set[str]
-) -> RecordSet:
+) -> Followed:
     """With its claims and refusals, without what is finished of them."""
+    stored = known.claims
     if parts & {"claim", "order", "head", "done"}:
         orders = {key: tuple(map(Ranges.from_json, json.loads(v))) for key, v in _under(objects, "order/")}
-        again, claims = set(changed), dict[str, Claim]()
+        again, stored, claims = set(changed), dict[str, Claim](), dict[str, Claim]()
         for key, value in _under(objects, "claim/"):
-            same = known.state.claims.get(key) if not again & {f"claim/{key}", f"order/{key}"} else None
-            claim = same or claim_from_json(key, json.loads(value), orders.get(key))
+            same = known.claims.get(key) if not again & {f"claim/{key}", f"order/{key}"} else None
+            stored[key] = claim = same or claim_from_json(key, json.loads(value), orders.get(key))
             if picks := state.unfinished_of(claim.picks):
                 claims[key] = claim if picks == claim.picks else replace(claim, picks=picks)
         state = replace(state, claims=claims, left_orders=frozenset(orders.keys() - claims.keys()))
@@ -247,7 +250,7 @@ def _with_open(
         refusals = refusals_from_json(json.loads(objects.get(REFUSALS, b"[]")))
         left = [replace(one, picks=state.unfinished_of(one.picks)) for one in refusals]
         state = replace(state, refusals=tuple(one for one in left if one.picks))
-    return state
+    return Followed(objects, state, stored)
 
 
 def _read_head(head: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -254,13 +254,13 @@ class Model(RuleBasedStateMachine):
 
     @rule()
     def write_changes(self) -> None:
-        """Also from the journal alone, and read by one who knows what was there before."""
+        """Also from the journal alone, and read by one who knows what was there before, or what a write that failed has left."""
         assert self.state.journal is not None
         change = PlannedChange.from_bytes(PlannedChange({"x": self.state.journal}, self.dead).to_bytes())
         sessions = {*self.dead, *self.sessions.values()}
         newest = replace(self.written or RecordSet(), journal=None)
         assert replayed(newest, change.journals["x"], sessions, change.dead) == self.state
-        self.state = replace(self.state, journal=())
+        self.state, before = replace(self.state, journal=()), dict(self.objects)
         for key, value in changed_objects(self.written, self.state).items():
             if value is None:
                 del self.objects[key]
@@ -270,6 +270,9 @@ class Model(RuleBasedStateMachine):
         assert from_objects(self.objects, "x") == self.state
         self.followed = followed(self.followed, dict(self.objects), "x")
         assert self.followed.state == self.state
+        back = followed(self.followed, before, "x")
+        assert back.state == from_objects(before, "x")
+        assert followed(back, dict(self.objects), "x").state == self.state
         assert not changed_objects(self.state, self.state)
         assert self.objects.keys() == to_objects(self.state).keys()
 
@@ -416,6 +419,20 @@ def test_acknowledgement_writes_only_what_changed() -> None:
     after = state.acknowledge("c", "s", "k", 1, 0, Ranges.of((1_000_003, 1_000_003)))
     assert set(changed_objects(state, after)) == {"head", "outbox/1", "done/3"}
     assert from_objects({**to_objects(state), **changed_objects(state, after)}, "x") == after  # type: ignore[dict-item]
+
+
+def test_acknowledgement_that_was_not_written_stays_in_its_claim() -> None:
+    """C9, C8: of those that share a store's write, the later ones have read what the earlier ones did. When the write fails, a
+    message that was acknowledged in it is claimed still, not available, and comes again flagged."""
+    before = RecordSet().attach("c", "s").claim(claim("k", "c", "s", Ranges.of((1, 3))))
+    after = before.acknowledge("c", "s", "k", 1, 5, Ranges.of((1, 1)))
+    stored = to_objects(before)
+    written = {**stored, **{key: value for key, value in changed_objects(before, after).items() if value is not None}}
+    newer = followed(followed(NEW_RECORD, stored, "x"), written, "x")
+    assert newer.state.claims["k"].picks == Ranges.of((2, 3))
+    undone = followed(newer, stored, "x")
+    assert undone.state.claims["k"].picks == Ranges.of((1, 3))
+    assert followed(undone, written, "x").state == newer.state
 
 
 def test_claim_of_a_delayed_message_ends_its_delay_in_the_store() -> None:
