@@ -459,7 +459,7 @@ PLANTED_IN_QUEUES = (
         "before an earlier one",
         refused_messages_block_no_unit,
         ("crash", "start", "wait"),
-        seed=62,
+        seed=582,
     ),
     PlantedPatch(
         "refused messages are not tried again", "not drained", refused_messages_are_not_tried_again, ("wait",), seed=53
