@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import spark_jms
+from spark_jms.claims.records.life_cycle import AcknowledgementTable
 from spark_jms.client import Consumer, Context
 from spark_jms.client.receiving.receiver import AcknowledgeMode
 from spark_jms.store import Session
@@ -76,16 +77,16 @@ def test_another_change_before_the_claim_that_acknowledges_takes_nothing_from_it
     send_texts(context, "0", "1", "2")
     with context.consumer("orders", acknowledge=mode, prefetch=1) as consumer:
         subscriber = subscriber_of(consumer)
-        members, table = members_of(subscriber), subscriber._acknowledgements
-        finish, write, changes = members.finish, table.write, list[int]()
+        members = members_of(subscriber)
+        finish, write, changes = members.finish, AcknowledgementTable.write, list[int]()
 
         def finish_and_flush(parts: Any) -> None:
             finish(parts)
-            monkeypatch.setattr(table, "write", write)
+            monkeypatch.setattr(AcknowledgementTable, "write", write)
             subscriber.flush_outbox()
             changes.append(members.known[0].state.outbox == ())
 
-        monkeypatch.setattr(table, "write", lambda waiting: {})  # the rows wait
+        monkeypatch.setattr(AcknowledgementTable, "write", lambda *_: {})  # the rows wait
         assert all(consumer.receive(timeout=LIMIT_S) for _ in range(2))
         monkeypatch.setattr(members, "finish", finish_and_flush)
         received = consumer.receive(timeout=LIMIT_S)
