@@ -28,6 +28,8 @@ from spark_jms.settings.fields import LifeEvent
 if TYPE_CHECKING:
     from spark_jms.admin.administrator import Administrator
     from spark_jms.claims.upkeep.views import ClaimRow
+    from spark_jms.log.destinations.domain import Domain
+    from spark_jms.store import Store
 
 
 @command("claims", short_help="List claims, or revoke one.")
@@ -299,31 +301,12 @@ def subscriptions(
     """
     from spark_jms.claims.upkeep import views
     from spark_jms.core.destinations.routing import DestinationAddress
-    from spark_jms.core.destinations.subscriptions import kept_at
 
     if dry_run and drop is None:
         raise click.UsageError("--dry-run goes with --drop")
     with settings.opened() as (domain, store):
         if drop is not None:
-            from spark_jms.claims.upkeep.views import drop_subscription, droppable_subscription
-
-            given, slash, name = drop.partition("/")
-            if not slash or not name or (destination or given) != given:
-                raise click.BadParameter(f"{drop!r} is not DEST/NAME, such as prices/billing", param_hint="--drop")
-            address = DestinationAddress.parse(given)
-            topic = address.destination
-            declared = domain.log(topic).refresh().destination
-            name = kept_at(declared, address.server_in(declared), name)
-            found = droppable_subscription(domain, store, topic, name)
-            backlog = sum(row.backlog for row in found)
-            what = f"subscription {name} of {topic} with a backlog of {backlog:,} message(s)"
-            if not dry_run:
-                announce(settings, f"dropping {what}")
-                drop_subscription(domain, store, found, wait_s)
-            if settings.as_json:
-                settings.out.document({"dropped": drop, "backlog": backlog, **({"dry_run": True} if dry_run else {})})
-            else:
-                settings.out.say(f"would drop {what}" if dry_run else f"dropped {what}")
+            _drop_subscription(settings, domain, store, destination, drop, dry_run=dry_run, wait_s=wait_s)
             return
         rows = []
         for shown in names_or_all(domain, (destination,) if destination else (), addresses=True):
@@ -358,3 +341,37 @@ def subscriptions(
         columns = (*columns, "refused")
         shown_rows = [(*shown, row.refused) for shown, row in zip(shown_rows, rows, strict=True)]
     settings.out.table("", columns, shown_rows, "there are no subscriptions")
+
+
+def _drop_subscription(
+    settings: CommandSettings,
+    domain: Domain,
+    store: Store,
+    destination: str | None,
+    drop: str,
+    *,
+    dry_run: bool,
+    wait_s: float,
+) -> None:
+    """`drop`: DEST/NAME as given; `destination` is None, or the same DEST."""
+    from spark_jms.claims.upkeep.views import drop_subscription, droppable_subscription
+    from spark_jms.core.destinations.routing import DestinationAddress
+    from spark_jms.core.destinations.subscriptions import kept_at
+
+    given, slash, name = drop.partition("/")
+    if not slash or not name or (destination or given) != given:
+        raise click.BadParameter(f"{drop!r} is not DEST/NAME, such as prices/billing", param_hint="--drop")
+    address = DestinationAddress.parse(given)
+    topic = address.destination
+    declared = domain.log(topic).refresh().destination
+    name = kept_at(declared, address.server_in(declared), name)
+    found = droppable_subscription(domain, store, topic, name)
+    backlog = sum(row.backlog for row in found)
+    what = f"subscription {name} of {topic} with a backlog of {backlog:,} message(s)"
+    if not dry_run:
+        announce(settings, f"dropping {what}")
+        drop_subscription(domain, store, found, wait_s)
+    if settings.as_json:
+        settings.out.document({"dropped": drop, "backlog": backlog, **({"dry_run": True} if dry_run else {})})
+    else:
+        settings.out.say(f"would drop {what}" if dry_run else f"dropped {what}")
