@@ -10,14 +10,13 @@ import pytest
 import spark_jms
 from spark_jms.demo import account
 from spark_jms.demo.account import DepthSample, Watch
-from spark_jms.testing.domain import wait_until
+from tests.harness.messages.completions import in_thread
 
 
 def test_last_sample_is_of_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """M10: however late the thread is with the one before."""
-    root = tmp_path
-    spark_jms.apply(root, {"destinations": {"orders": {"kind": "queue"}}})
-    with spark_jms.connect(root, housekeeping=False) as context:
+    spark_jms.apply(tmp_path, {"destinations": {"orders": {"kind": "queue"}}})
+    with spark_jms.connect(tmp_path, housekeeping=False) as context:
         context.producer("orders").send(text="a")
         held, go, look = threading.Event(), threading.Event(), Watch.look
 
@@ -30,16 +29,14 @@ def test_last_sample_is_of_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(account, "EVERY_S", 0.01)
         monkeypatch.setattr(Watch, "look", late)
-        watch = Watch(root, "orders")
+        watch = Watch(tmp_path, "orders")
         try:
             assert held.wait(60)
             with context.consumer("orders", acknowledge="auto") as consumer:
                 assert consumer.receive(60) is not None
-            ending = threading.Thread(target=watch.end)
-            ending.start()
+            ending = in_thread(watch.end)
             go.set()
             ending.join(60)
-            wait_until(lambda: not ending.is_alive())
             assert [sample.backlog for sample in watch.samples[-2:]] == [1, 0]
         finally:
             go.set()
