@@ -1,8 +1,9 @@
 """Consumers of one queue, in one process: `python -m benchmarks.competing_consumers ROOT|PORT/QUEUE COUNT BATCH HANDLER_MS WINDOW_S`.
 
 COUNT threads, each with a consumer of its own, receive BATCH messages one after the other, work HANDLER_MS on each, and acknowledge
-them together. Prints `ready` when all consumers are there, begins at the time that it reads then, and prints what it has seen as
-JSON: the messages, the longest time in which one of the consumers got none, and the processor time of the process in between.
+them together. Prints `ready` when all consumers have received and acknowledged a message, begins at the time that it reads then, and
+prints what it has seen as JSON: the messages since, the longest time in which one of the consumers got none, and the processor time of
+the process in between.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def main(where: str, count: int, batch: int, handler_s: float, window_s: float) 
     def consume(number: int) -> None:
         try:
             with _consumer(where, batch) as receive:
+                receive(0)()
                 ready.wait(TIMEOUT_S)
                 begin.wait(TIMEOUT_S)
                 last_s = time.monotonic()

@@ -52,6 +52,8 @@ one consumer.
 **growth**: {commits:,} single sends with housekeeping in the sender's process, beside a consumer in another process that takes 20
 messages a second; the windows of the last third over those of the third before. **selector**: {rows:,} messages in sends of
 10,000, of which one in a thousand matches; counting reads the property's column of the whole Delta table with Arrow.
+**blocked backlog**: one process sends a message and receives it, or waits for none, beside messages that are delayed, or behind units
+of order that another consumer of the process has; by its processor time, against 1,000 of the same kind.
 **topic**: sends of 100 messages of 1,000 random bytes. **services**: 10,000,000 messages of one queue that are over within one
 minute, and 100 of another in the same one, from the batch in which their timers fire; the change feed read beside a producer that
 sends 200,000 messages a second for 20 s; processor time of the queries of usage and expiration for 90 s without a message. A ratio is

@@ -30,6 +30,7 @@ from py4j.protocol import Py4JError  # noqa: E402
 from rich.console import Console  # noqa: E402
 
 from benchmarks import (  # noqa: E402
+    blocked_backlog,
     client,
     competing,
     compression,
@@ -180,6 +181,8 @@ def _parts(bench: Workbench, broker: Broker | None) -> None:
         growth.run(bench)
     if options.wants("selectors") and "jmsq" in only:
         selective_backlog.run(bench)
+    if options.wants("blocked") and "jmsq" in only:
+        blocked_backlog.run(bench)
     if options.wants("subscriptions") and "jmsq" in only:
         subscriptions.run(bench)
     if options.wants("services") and "jmsq" in only:

@@ -35,6 +35,7 @@ PARTS = (
     "compression",
     "growth",
     "selectors",
+    "blocked",
     "subscriptions",
     "services",
 )
@@ -47,6 +48,7 @@ SPARKLESS = (
     "compression",
     "growth",
     "selectors",
+    "blocked",
     "subscriptions",
     "services",
 )

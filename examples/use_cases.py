@@ -1,4 +1,4 @@
-"""The use cases of a distributed queue: paired, balanced and forwarded.
+"""The use cases of distributed destinations: paired and balanced queues, topics, and messages that are forwarded.
 
 python examples/use_cases.py            in a temporary domain
 
@@ -8,15 +8,16 @@ It prints
     paired: the consumer on d2 received ['d2 0', 'd2 1', 'd2 2']
     balanced: d1 received 3 of 6
     balanced: d2 received 3 of 6
+    topic: the consumer on d1 received ['price 1 of d1', 'price 1 of d2', 'price 2 of d1', 'price 2 of d2']
+    topic: the consumer on d2 received ['price 1 of d1', 'price 1 of d2', 'price 2 of d1', 'price 2 of d2']
     forwarding: at first the consumer on d2 receives None
     forwarding: then it receives ['invoice 0', 'invoice 1', 'invoice 2']
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
+from contextlib import ExitStack
 
 from spark_jms import apply, connect
 from spark_jms.client import ConnectionFactory, Consumer, Context
@@ -25,6 +26,7 @@ MODULE = {
     "servers": {"d1": {"store": "file"}, "d2": {"store": "file"}},
     "destinations": {
         "orders": {"kind": "distributed-queue", "servers": ["d1", "d2"]},
+        "prices": {"kind": "distributed-topic", "servers": ["d1", "d2"], "forwarding": "replicated"},
         "invoices": {"kind": "distributed-queue", "servers": ["d1", "d2"], "forwardDelay": "1 s"},
     },
 }
@@ -57,13 +59,26 @@ def balanced(context: Context) -> None:
             print(f"balanced: {server} received {len(receive(consumer, 3))} of 6")
 
 
-def forwarded(root: str, context: Context) -> None:
-    """A producer on d1 and a consumer on d2: `jmsq forward` brings messages to the consumer that wait on d1 for a second."""
+def distributed_topic(root: str) -> None:
+    """A producer and a consumer on each member of a topic: each consumer receives what both producers send. Without `forwarding` it
+    would do so too, but then a consumer depends on both servers."""
+    with ExitStack() as stack:
+        applications = {server: stack.enter_context(connect(root, server=server)) for server in ("d1", "d2")}
+        consumers = {
+            server: stack.enter_context(application.consumer(f"{server}@prices", acknowledge="auto"))
+            for server, application in applications.items()
+        }
+        for server, application in applications.items():
+            application.producer(f"{server}@prices").send_many({"text": f"price {n} of {server}"} for n in (1, 2))
+        for server, consumer in consumers.items():
+            print(f"topic: the consumer on {server} received {receive(consumer, 4)}")
+
+
+def forwarded(context: Context) -> None:
+    """A producer on d1 and a consumer on d2: housekeeping brings messages to the consumer that wait on d1 for a second."""
     with context.consumer("d2@invoices", acknowledge="auto") as consumer:
         context.producer("d1@invoices").send_many({"text": f"invoice {n}"} for n in range(3))
         print(f"forwarding: at first the consumer on d2 receives {consumer.receive(timeout=0)}")
-        command = [sys.executable, "-m", "spark_jms.cli", "forward", "invoices", "--times", "3", "--root", root]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         print(f"forwarding: then it receives {receive(consumer, 3)}")
 
 
@@ -74,7 +89,8 @@ def main() -> None:
         paired(root)
         with connect(root) as context:
             balanced(context)
-            forwarded(root, context)
+            distributed_topic(root)
+            forwarded(context)
 
 
 if __name__ == "__main__":

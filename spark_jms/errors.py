@@ -18,6 +18,27 @@ class JmsqError(Exception):
         super().__init__(message or " ".join((type(self).__doc__ or "").split()))
 
 
+class StoreError(Exception):
+    """The store did not do what was asked. The text before this sentence names the reason."""
+
+    def __init__(self, *facts: object) -> None:
+        super().__init__(*facts)
+
+    def detail(self) -> str:
+        """The facts of this error."""
+        return ": ".join(str(argument) for argument in self.args)
+
+    def __str__(self) -> str:
+        advice = " ".join((type(self).__doc__ or "").split())
+        detail = self.detail()
+        return f"{detail}. {advice}" if detail else advice
+
+
+class ResourceAllocationException(StoreError):  # JMS's name
+    """The message was not accepted, and nothing was written. Send it again when there is room, or make it smaller; the
+    `store.replicated.*Percent` settings are the limits."""
+
+
 # -- wrong arguments ----------------------------------------------------------------------------------------------------
 class OptionError(JmsqError):
     """An option of format("jmsq") is unknown, missing or out of range."""
@@ -167,6 +188,15 @@ class ProductionPausedError(DestinationPausedError):
 class InsertionPausedError(DestinationPausedError):
     """Insertion is paused and was not resumed within the send time-out: nothing was committed. Try again after `jmsq resume
     DESTINATION --insertion`."""
+
+
+class QuotaExceededError(JmsqError, ResourceAllocationException):
+    """Nothing was sent. Send the messages again when consumers have finished others, give the producer a longer send_timeout, or raise
+    the maximum of the quota."""
+
+
+class LargerThanQuotaError(QuotaExceededError):
+    """Nothing was sent, and to wait would not help. Send fewer or smaller messages at once, or raise the maximum of the quota."""
 
 
 class CommitConflictError(JmsqError):

@@ -23,9 +23,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -35,12 +35,14 @@ from spark_jms.core.destinations.servers import HOME
 from spark_jms.errors import ModuleFileError, OptionError
 from spark_jms.settings.connection_factory import FACTORY_KEYS, ConnectionFactory
 from spark_jms.settings.destination import (
+    ALL_SERVERS,
     KEYS,
     TEMPLATE_KEYS,
     DestinationSettings,
     DomainSettings,
     ServerSettings,
     contradiction,
+    not_for,
 )
 from spark_jms.settings.quota import QUOTA_KEYS, QuotaSettings
 from spark_jms.settings.refused import refusal_of
@@ -58,6 +60,9 @@ _KEYS_OF = {FACTORIES: FACTORY_KEYS, TEMPLATES: TEMPLATE_KEYS, QUOTAS: QUOTA_KEY
 SCAN_INTERVAL = "expirationScanInterval"
 MAX_FILE_BYTES = 2**20
 _STORE_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+PARTITIONED_BY_DEFAULT = (
+    "forwarding is left out, so it is partitioned, where WebLogic's default is replicated; it cannot be changed later"
+)
 _MAX_SHOWN_CHARS = 80
 _MAX_DEPTH = 8
 _MAX_NODES = 200_000  # aliases can make a small file a huge tree
@@ -76,6 +81,7 @@ class Module:
     factories: Mapping[str, ConnectionFactory] = field(default_factory=dict)
     quotas: Mapping[str, QuotaSettings] = field(default_factory=dict)
     expiration_scan_interval_ms: int | None = None  # None: the domain keeps its own
+    default_forwarding: frozenset[str] = frozenset()  # topics on servers that leave `forwarding` out
 
 
 @dataclass(frozen=True)
@@ -100,8 +106,10 @@ def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping
     """
     declared = load_module(module)
     from spark_jms.claims.upkeep.power_loss import ready
-    from spark_jms.log.destinations.declarations import apply_destinations, follow_server_quotas
-    from spark_jms.log.destinations.domain import create_domain, declare_servers
+    from spark_jms.log.destinations.all_servers import check_still_there, follow_compressions, follow_servers, resolved
+    from spark_jms.log.destinations.declarations import apply_destinations
+    from spark_jms.log.destinations.domain import create_domain, declare_home, declare_servers
+    from spark_jms.log.destinations.limits import follow_server_quotas, follow_sharing
 
     domain = ready(create_domain(os.fspath(root), declared.store))
     declare_servers(domain, (server for server in declared.servers if server.name != HOME))
@@ -112,8 +120,11 @@ def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping
         domain.connection_factories.put(name, factory)
     for name, quota in declared.quotas.items():
         domain.quotas.put(name, quota)
+        follow_sharing(domain, name)
     for server in declared.servers:
         domain.quotas.put_server(server.name, server.quota)
+        if server.name == HOME:
+            declare_home(domain, server)
     with ExitStack() as stack:
         opened: list[Store] = []
 
@@ -124,9 +135,24 @@ def apply(root: str | os.PathLike[str], module: str | os.PathLike[str] | Mapping
                 opened.append(stack.enter_context(views.opened_store(domain)))
             return views.is_empty(domain, opened[0], destination, member)
 
-        changes = apply_destinations(domain, declared.destinations, empty)
+        wanted = [resolved(domain, destination) for destination in declared.destinations]
+        changes = apply_destinations(domain, wanted, empty)
+        for destination in wanted:
+            check_still_there(domain, destination)
+        followed = {
+            change.destination: change for change in follow_servers(domain, {one.name for one in wanted}, empty)
+        }
+        changes = [followed.get(change.destination, change) for change in changes]
     follow_server_quotas(domain)
-    return changes
+    follow_compressions(domain)
+    return [_with_forwarding(change, declared.default_forwarding) for change in changes]
+
+
+def _with_forwarding(change: DeclarationChange, left_out: Collection[str]) -> DeclarationChange:
+    """It cannot be changed later, and who knows the texts expects the other value."""
+    if change.what != "created" or change.destination not in left_out:
+        return change
+    return replace(change, detail=f"{change.detail}; {PARTITIONED_BY_DEFAULT}")
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -156,7 +182,8 @@ def declare(destination: Destination) -> dict[str, object]:
     if destination.routing != "weighted":
         left_out.add("weights")
     values = [(row, getattr(destination, row.field)) for name, row in KEYS.items() if name not in left_out]
-    return {row.name: _written(row, value) for row, value in values if value is not None}
+    written = {row.name: _written(row, value) for row, value in values if value is not None}
+    return {**written, "servers": "all"} if destination.follows_servers else written
 
 
 def _written(row: Setting, value: object) -> object:
@@ -181,6 +208,7 @@ class _Reader:
 
     def __init__(self, file: str) -> None:
         self._file = file
+        self._default_forwarding: set[str] = set()
 
     def module(self, tree: Node | None) -> Module:
         if tree is None:
@@ -206,7 +234,8 @@ class _Reader:
         servers = self._servers(top["servers"]) if "servers" in top else ()
         factories = self._factories(top[FACTORIES]) if FACTORIES in top else {}
         quotas = self._quotas(top[QUOTAS]) if QUOTAS in top else {}
-        return Module(destinations, store, servers, factories, quotas, self._scan_interval(top))
+        left_out = frozenset(self._default_forwarding)
+        return Module(destinations, store, servers, factories, quotas, self._scan_interval(top), left_out)
 
     def _scan_interval(self, top: Mapping[str, Node]) -> int | None:
         rows = {SCAN_INTERVAL: settings_of(DomainSettings)[SCAN_INTERVAL]}
@@ -262,6 +291,11 @@ class _Reader:
     def _server(self, name: str, node: Node) -> ServerSettings:
         path = f"servers.{name}"
         self._check_name("server", name, node)
+        if name in ALL_SERVERS:
+            raise self._fail(
+                node.key or node,
+                f"{path}: `servers: {name}` of a destination stands for all servers; take another name",
+            )
         keys = self._mapping(node, path, "a mapping with `store`, such as {store: file}")
         rows = settings_of(ServerSettings)
         if name == HOME:
@@ -269,14 +303,13 @@ class _Reader:
                 raise self._fail(
                     node.key or node, f"{path}: {HOME} is the domain's own store, `store:`; take another name"
                 )
-            rows = {key: rows[key] for key in ("messagesMaximum", "bytesMaximum", "blockingSendPolicy", SCAN_INTERVAL)}
-            self._known_keys(keys, path, rows)
-            return ServerSettings(name, "file", **self._values(keys, path, rows))
+            rows = {key: row for key, row in rows.items() if key not in ("store", "lease")}
         self._known_keys(keys, path, rows)
-        if "store" not in keys:
+        if name != HOME and "store" not in keys:
             raise self._fail(node.key or node, f"{path}.store is missing: it must be file, a path or a URI")
         values = self._values(keys, path, rows)
-        server = ServerSettings(name, **{**values, "store": self._store(keys["store"], f"{path}.store")})
+        store = "file" if name == HOME else self._store(keys["store"], f"{path}.store")
+        server = ServerSettings(name, **{**values, "store": store})
         if wrong := server.wrong_thresholds:
             raise self._fail(keys.get(wrong.split(" ")[0], node), f"{path}.{wrong}")
         return server
@@ -286,9 +319,10 @@ class _Reader:
         self._check_name("destination", name, node)
         own = self._mapping(node, path, "a mapping with at least `kind`, such as {kind: queue}")
         self._known_keys(own, path, KEYS)
-        template = self._template_of(own, path, templates)
+        whole = self._template_of(own, path, templates)
+        template = self._fitting(whole, own, path)
         inherited = template.keys() - own.keys()
-        keys = {k: n for k, n in {**template, **own}.items() if not (n.kind == "null" and k in template)}
+        keys = {k: n for k, n in {**template, **own}.items() if not (n.kind == "null" and k in whole)}
         for key, row in KEYS.items():
             if row.default is REQUIRED and key not in keys:
                 raise self._fail(node.key or node, f"{path}.{key} is missing: it must be {row.type.allowed}")
@@ -299,7 +333,20 @@ class _Reader:
             key, said = found
             origin = f" ({key} is from template {own['template'].value})" if key in inherited else ""
             raise self._fail(keys.get(key, node), f"{path}.{said}{origin}")
-        return Destination(name=name, inherited=frozenset(inherited), **values)
+        made = Destination(name=name, inherited=frozenset(inherited), **values)
+        if made.kind == "distributed-topic" and made.servers and "forwarding" not in keys:
+            self._default_forwarding.add(name)
+        return made
+
+    def _fitting(self, template: Mapping[str, Node], own: Mapping[str, Node], path: str) -> Mapping[str, Node]:
+        """Without the values for another kind of destination: one template serves queues and topics."""
+        kind = own.get("kind") or template.get("kind")
+        others = not_for(self._value(kind, f"{path}.kind", KEYS["kind"].type)) if kind is not None and template else ()
+        return {
+            key: node
+            for key, node in template.items()
+            if key not in others or self._value(node, f"{path}.{key}", KEYS[key].type) == KEYS[key].default
+        }
 
     def _template_of(
         self, own: Mapping[str, Node], path: str, templates: Mapping[str, Mapping[str, Node]]

@@ -7,26 +7,15 @@ all errors pickle.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import re
 from collections.abc import Sequence
 
 from spark_jms.errors import NoRoomError
+from spark_jms.errors import ResourceAllocationException as ResourceAllocationException
+from spark_jms.errors import StoreError as StoreError
 
 _USER_PASSWORD = re.compile(r"(//[^:/?#@]*):[^?#]*@")
 _PASSWORD_OPTION = re.compile(r"([?&][^=&]*(?:password|secret)[^=&]*=)[^&#]*", re.IGNORECASE)
-
-
-class StoreError(Exception):
-    """The store did not do what was asked. The text before this sentence names the reason."""
-
-    def detail(self) -> str:
-        return ": ".join(str(argument) for argument in self.args)
-
-    def __str__(self) -> str:
-        advice = inspect.cleandoc(type(self).__doc__ or "").replace("\n", " ")
-        detail = self.detail()
-        return f"{detail}. {advice}" if detail else advice
 
 
 class NameInvalidError(StoreError, ValueError):
@@ -312,11 +301,6 @@ class RegionEntryVersionError(StoreVersionError, DirectoryUnavailableError):
 
     def detail(self) -> str:
         return super().detail() + (f", without {self.unknown}" if self.unknown else "")
-
-
-class ResourceAllocationException(StoreError):  # JMS's name
-    """The message was not accepted, and nothing was written. Send it again when there is room, or make it smaller; the
-    `store.replicated.*Percent` settings are the limits."""
 
 
 class SettingInvalidError(StoreError, ValueError):

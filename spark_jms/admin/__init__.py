@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from spark_jms.admin.destinations import DropPlan, Paused, PauseRow, RenamedDestination
     from spark_jms.admin.purge import Purged
     from spark_jms.admin.quota import QuotaEntryRow, QuotaRequestRow, QuotaRow
-    from spark_jms.admin.servers import ServerRow
+    from spark_jms.admin.servers import PausedServer, ServerRow
     from spark_jms.admin.services import Round
     from spark_jms.admin.statistics import DestinationStatistics, MemberStatistics
     from spark_jms.admin.transfer import Moved, Redriven
@@ -39,6 +39,7 @@ __all__ = [
     "Moved",
     "PauseRow",
     "Paused",
+    "PausedServer",
     "Purged",
     "QuotaEntryRow",
     "QuotaRequestRow",
@@ -66,7 +67,7 @@ _MODULES = {
         "QuotaRequestRow",
         "QuotaRow",
     ),
-    "spark_jms.admin.servers": ("ServerRow",),
+    "spark_jms.admin.servers": ("PausedServer", "ServerRow"),
     "spark_jms.admin.services": ("Round",),
     "spark_jms.admin.statistics": (
         "DestinationStatistics",

@@ -23,7 +23,16 @@ from spark_jms.admin.destinations import (
 )
 from spark_jms.admin.purge import Purged, drop_backlog, plan_purge, purge_files
 from spark_jms.admin.quota import QuotaEntryRow, QuotaRow, newest_entries, quotas
-from spark_jms.admin.servers import ServerRow, check_answers, list_servers, start_server, stop_server
+from spark_jms.admin.servers import (
+    PausedServer,
+    ServerRow,
+    check_answers,
+    list_servers,
+    pause_server,
+    resume_server,
+    start_server,
+    stop_server,
+)
 from spark_jms.admin.services import Round, Rounds
 from spark_jms.admin.statistics import DestinationStatistics, MemberStatistics, collect
 from spark_jms.admin.transfer import Moved, MoveOrder, Redriven, RedriveOrder, move, plan_move, plan_redrive, redrive
@@ -152,6 +161,16 @@ class Administrator(Closable):
         Raises OptionError."""
         name, chosen = self._narrowed(destination, members)
         return resume(self._domain, name, operations or OPERATIONS, chosen)
+
+    def pause_server(self, server: str, *operations: str) -> PausedServer:
+        """The same of all members on a server, and of those that come to it later; "home" is the domain's own. Raises OptionError, and
+        DomainError when there is no such server."""
+        return pause_server(self._domain, server, operations or OPERATIONS)
+
+    def resume_server(self, server: str, *operations: str) -> PausedServer:
+        """Restart what is paused of a server. What is paused of destinations and members stays so. Raises what `pause_server`
+        raises."""
+        return resume_server(self._domain, server, operations or OPERATIONS)
 
     def purge(
         self,

@@ -25,7 +25,8 @@ domain/_jmsq/life-cycles/<dest>/        the same, of a destination that logs or 
 domain/_jmsq/destinations/<dest>        the register of names
 domain/_jmsq/connection-factories/<n>   their settings
 domain/_jmsq/quotas/<n>                 their settings
-domain/_jmsq/lease-terms/<server>/<n>   which servers were down, with `_jmsq/stopped-servers/<server>`
+domain/_jmsq/lease-terms/<server>/<n>   which servers were down, with `_jmsq/stopped-servers/<server>`;
+                                        `_jmsq/paused-servers/<server>`: what was paused on them
 domain/_jmsq/left-out/                  messages that queries have left out of batches
 
 A restore writes tables first, then the stores, `domain.json` last: one that was interrupted leaves no domain, and is repeated.
@@ -35,20 +36,18 @@ Features: C18, C19, T16 (docs/FEATURES.md)
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import logging
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple
 
+from spark_jms.admin.backup_files import CopiedFile, copy, described, is_records, read_records, write_records
 from spark_jms.claims.consumers.absent_servers import LEFT_OUT
 from spark_jms.claims.records.life_cycle import position_id
 from spark_jms.claims.servers.stores import label_of, store_of
+from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.destinations.subscriptions import record_server
 from spark_jms.core.limits.flow_control import FlowThresholds
@@ -73,13 +72,10 @@ from spark_jms.log.destinations.domain import (
     RESTORED,
     Domain,
     Register,
-    check_place,
-    same_store,
-    server_store_uri,
-    store_uri,
 )
 from spark_jms.log.destinations.owner import own_all, without_copy
-from spark_jms.log.destinations.servers import DEFAULT_LEASE_MS, STOPPED, TERMS, ServerEntry, Servers, ServerTerms
+from spark_jms.log.destinations.servers import PAUSED, STOPPED, TERMS, ServerEntry, Servers, ServerTerms
+from spark_jms.log.destinations.store_places import check_place, same_store, server_store_uri, store_uri
 from spark_jms.log.limits.quota import QUOTAS
 from spark_jms.log.tables.checkpoints import LAST_CHECKPOINT, checkpoint_path, write_checkpoint
 from spark_jms.log.tables.delta_log import DeltaLog
@@ -92,18 +88,9 @@ from spark_jms.store.kinds.administration import dump, load
 from spark_jms.store.ledger.administration import DumpedRecord
 
 log = logging.getLogger("spark_jms")
-MANIFEST, RECORDS, DOMAIN = "backup.json", "records.jsonl", "domain"
-RECORDS_OF_SERVERS = "records/"
-FORMAT_VERSION = 4  # record sets tell what was shown; with thresholds of servers 3, with servers 2, without any 1
+MANIFEST, DOMAIN = "backup.json", "domain"
+FORMAT_VERSION = 5  # servers compress; record sets tell what was shown 4; with thresholds of servers 3, with servers 2, without any 1
 _MAX_VERSIONS = 10  # of one table, until a version's files could all be copied
-_CHUNK_BYTES = 8 * 2**20
-
-
-@dataclass(frozen=True)
-class CopiedFile:
-    path: str  # in the backup
-    bytes: int
-    digest: str
 
 
 @dataclass(frozen=True)
@@ -127,6 +114,7 @@ class Manifest:
     servers: Mapping[str, str] = field(default_factory=dict)  # name -> its store, as the module file has it
     lease_ms: Mapping[str, int] = field(default_factory=dict)  # name -> the length of its lease
     thresholds: Mapping[str, Any] = field(default_factory=dict)  # name -> those of its flow control, if it has any
+    compressions: Mapping[str, str] = field(default_factory=dict)  # name -> how it compresses bodies, if it does
 
     @property
     def bytes(self) -> int:
@@ -203,7 +191,7 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
     staged = staged_targets(record for own in records.values() for record in own.values())
     files: list[CopiedFile] = []
     tables: list[TableCopy] = []
-    stopped: dict[str, int] = {}
+    declared: list[Destination] = []
     for name in domain.destinations():
         entry = domain.register.entry(name)
         if entry is None:  # dropped since the names were listed
@@ -222,7 +210,7 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
             backlog += state.unfinished(1, snapshot.last_sequence(place.member)).count
             own = records[place.server]
             own[place.record] = _with_state(own.get(place.record), place.record, state)
-        stopped |= snapshot.destination.stopped
+        declared.append(snapshot.destination)
         Register(target.child(DOMAIN)).add(name, entry)
         files += events.files if events is not None else []
         files += [*history.files, *messages.files, described(target, f"{DOMAIN}/{REGISTER}/{name}")]
@@ -234,7 +222,7 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
         path = f"{QUOTAS}/{name}"
         files.append(copy(domain.storage, path, target, f"{DOMAIN}/{path}"))
     files += [write_records(target, server, own.values()) for server, own in records.items()]
-    files += _states_of_servers(domain, target, stopped)
+    files += _states_of_servers(domain, target, declared)
     for path in sorted(left_out | _left_out(domain)):
         target.put(f"{DOMAIN}/{path}", b"")
         files.append(described(target, f"{DOMAIN}/{path}"))
@@ -249,6 +237,7 @@ def back_up(domain: Domain, store: Store, target_uri: str) -> Manifest:
         servers,
         {name: entry.lease_ms for name, entry in entries.items()},
         {name: entry.thresholds.to_json() for name, entry in entries.items() if entry.thresholds},
+        {name: entry.compression for name, entry in entries.items() if entry.compression is not None},
     )
     manifest.write(target)
     return manifest
@@ -286,16 +275,20 @@ def stored_records(store: Store, server: str) -> dict[str, DumpedRecord]:
     return records
 
 
-def _states_of_servers(domain: Domain, target: Storage, stopped: Mapping[str, int]) -> list[CopiedFile]:
-    """Which servers are down. An administrator's stop is what the copied tables say. The newest terms of leases are read after
-    the tables, which may lack them and none that is newer; whether all tables have them is for restored processes to find out."""
+def _states_of_servers(domain: Domain, target: Storage, declared: Iterable[Destination]) -> list[CopiedFile]:
+    """Which servers are down or paused. A stop or pause is what the copied tables say. The newest terms of leases are read after the
+    tables, which may lack them; whether all have them is for restored processes to find out."""
     here = Servers(target.child(DOMAIN))
-    for server, since_ms in stopped.items():
-        here.stop(server, since_ms)
+    for one in declared:
+        for server, since_ms in one.stopped.items():
+            here.stop(server, since_ms)
+        for pause in one.pauses.all:
+            if pause.server is not None:
+                here.pause(pause.server, {**here.paused().get(pause.server, {}), pause.operation: pause.since_ms})
     copies = ServerTerms(target.child(DOMAIN))
     for server, known in domain.terms.newest().items():
         copies.begin(server, known.term)
-    found = [info.path for where in (STOPPED, TERMS) for info in target.list(f"{DOMAIN}/{where}")]
+    found = [info.path for where in (STOPPED, PAUSED, TERMS) for info in target.list(f"{DOMAIN}/{where}")]
     return [described(target, path) for path in found]
 
 
@@ -471,8 +464,9 @@ def restore(
             target.put(to, b"")
     for name, own in plan.servers.items():
         thresholds = FlowThresholds.from_json(plan.manifest.thresholds.get(name, {}))
-        lease_ms = plan.manifest.lease_ms.get(name, DEFAULT_LEASE_MS)
-        Servers(target).add(name, ServerEntry(own, lease_ms, thresholds))
+        lease_ms = plan.manifest.lease_ms.get(name, ServerEntry.lease_ms)
+        compression = plan.manifest.compressions.get(name)
+        Servers(target).add(name, ServerEntry(own, lease_ms, thresholds, compression=compression))
     target.sync([file.path.removeprefix(f"{DOMAIN}/") for file in plan.manifest.files if not is_records(file.path)])
     for server, uri in stores.items():
         load(read_records(backup, server), uri)
@@ -526,74 +520,3 @@ def _empty(target: Storage) -> None:
     target.delete(DOMAIN_FILE)  # from here on it is not a domain
     for file in list(target.list("")):
         target.delete(file.path)
-
-
-# -- the files of a backup ---------------------------------------------------------------------------------------------
-
-
-def copy(source: Storage, path: str, target: Storage, to: str) -> CopiedFile:
-    """Raises OSError when the file is missing or cannot be read, BackupError when the copy cannot be written."""
-    digest, size = hashlib.blake2b(digest_size=16), 0
-    with source.open_input(path) as incoming, _writing(target, to):
-        target.put(to, b"")  # makes its folder, which open_output expects
-        with target.open_output(to) as outgoing:
-            for chunk in iter(partial(_read, incoming, path), b""):
-                digest.update(chunk)
-                size += len(chunk)
-                outgoing.write(chunk)
-    return CopiedFile(to, size, digest.hexdigest())
-
-
-class _UnreadError(Exception):
-    """Carries an OSError of the source past the handler of the target's."""
-
-
-def _read(incoming: Any, path: str) -> bytes:
-    try:
-        return bytes(incoming.read(_CHUNK_BYTES))
-    except OSError as error:
-        raise _UnreadError(path) from error
-
-
-@contextmanager
-def _writing(target: Storage, path: str) -> Iterator[None]:
-    try:
-        yield
-    except _UnreadError as error:
-        raise OSError(f"{error}: {error.__cause__}") from error.__cause__
-    except OSError as error:
-        raise BackupError(f"cannot write {target.uri.rstrip('/')}/{path}: {error}") from error
-
-
-def described(storage: Storage, path: str) -> CopiedFile:
-    """A small file that is in the backup already."""
-    data = storage.get(path) or b""
-    return CopiedFile(path, len(data), hashlib.blake2b(data, digest_size=16).hexdigest())
-
-
-def records_path(server: str) -> str:
-    """The record sets of a server's store."""
-    return RECORDS if server == HOME else f"{RECORDS_OF_SERVERS}{server}.jsonl"
-
-
-def is_records(path: str) -> bool:
-    """It belongs into a store; all other files of a backup belong to the root."""
-    return path == RECORDS or path.startswith(RECORDS_OF_SERVERS)
-
-
-def write_records(target: Storage, server: str, records: Iterable[DumpedRecord]) -> CopiedFile:
-    lines = (
-        json.dumps(
-            {"name": r.name, "epoch": r.epoch, "objects": {k: base64.b64encode(v).decode() for k, v in r.objects}}
-        )
-        for r in records
-    )
-    target.put(records_path(server), "\n".join(lines).encode())
-    return described(target, records_path(server))
-
-
-def read_records(backup: Storage, server: str) -> Iterator[DumpedRecord]:
-    for line in (backup.get(records_path(server)) or b"").splitlines():
-        row = json.loads(line)
-        objects = tuple((key, base64.b64decode(value)) for key, value in row["objects"].items())
-        yield DumpedRecord(row["name"], row["epoch"], None, objects)

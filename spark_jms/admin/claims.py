@@ -21,7 +21,7 @@ from spark_jms.core.destinations.subscriptions import missed
 from spark_jms.core.messages.columns import STATISTICS_COLUMNS
 from spark_jms.core.messages.properties import PromotedColumns
 from spark_jms.core.messages.ranges import EMPTY, Ranges
-from spark_jms.core.ordering.units_of_order import BlockedUnits
+from spark_jms.core.ordering.blocked_units import BlockedUnits
 from spark_jms.core.selector import Selector
 from spark_jms.errors import JmsqError
 from spark_jms.log.destinations.domain import Domain
@@ -233,7 +233,7 @@ def explain(
 
 
 def _held_back(log: DeltaLog, snapshot: Snapshot, member: int, backlog: Ranges, selector: Selector) -> list[HeldBack]:
-    if not any(file.has_groups for file in snapshot.member_files(member).files):
+    if not snapshot.member_files(member).has_groups:
         return []
     question = Question(selector, BlockedUnits(), now_ms())  # what has expired blocks nothing
     found = scan(log, member, backlog, question, table_id=snapshot.table_id)

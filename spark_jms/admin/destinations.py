@@ -55,11 +55,19 @@ _STEP_MS = 250
 
 @dataclass(frozen=True)
 class PauseRow:
-    """One pause. `operation` is production, insertion or consumption. `member` None: of the whole destination."""
+    """One pause. `operation` is production, insertion or consumption. `member` None: of the whole destination. `server`: the member's,
+    which is paused; None: the destination or member is."""
 
     operation: str
     member: int | None
     since: datetime
+    server: str | None = None
+
+    @property
+    def scope(self) -> str:
+        """For people."""
+        member = "all" if self.member is None else str(self.member)
+        return member if self.server is None else f"{member} (server {self.server})"
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,7 @@ def names_or_all(domain: Domain, given: Sequence[str], *, addresses: bool = Fals
 
 
 def pause_rows(declared: Destination) -> tuple[PauseRow, ...]:
-    return tuple(PauseRow(p.operation, p.member, moment(p.since_ms)) for p in declared.pauses.all)
+    return tuple(PauseRow(p.operation, p.member, moment(p.since_ms), p.server) for p in declared.pauses.all)
 
 
 def pause(
@@ -128,13 +136,19 @@ def resume(
     return _set(domain, destination, _order(domain, destination, operations, members, resume=True))
 
 
-def _order(
-    domain: Domain, destination: str, operations: Iterable[str], members: Collection[int] | None, *, resume: bool
-) -> PauseOrder:
+def check_operations(operations: Iterable[str]) -> tuple[str, ...]:
+    """Raises OptionError."""
     wanted = tuple(operations)
     unknown = [operation for operation in wanted if operation not in OPERATIONS]
     if unknown or not wanted:
         raise OptionError(f"operations are {list(wanted)!r}, but must be some of {', '.join(OPERATIONS)}")
+    return wanted
+
+
+def _order(
+    domain: Domain, destination: str, operations: Iterable[str], members: Collection[int] | None, *, resume: bool
+) -> PauseOrder:
+    wanted = check_operations(operations)
     declared = domain.log(destination).refresh().destination
     for member in members or ():
         declared.check_member(member)

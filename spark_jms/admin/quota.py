@@ -10,9 +10,11 @@ from datetime import datetime
 
 from spark_jms.claims.upkeep.usage_history import UsageHistoryRow, usage_history
 from spark_jms.claims.upkeep.views import moment
+from spark_jms.core.destinations.destination import is_temporary
 from spark_jms.core.limits.quota import MessageUsage, OpenRequest
 from spark_jms.errors import JmsqError
 from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.limits.quota_ledger import QuotaLedger
 from spark_jms.settings.quota import SERVER_QUOTA
 
 
@@ -31,9 +33,10 @@ class QuotaRequestRow:
 
 @dataclass(frozen=True)
 class QuotaRow:
-    """One quota, or what one destination has of a quota that is not shared. `server+NAME` is the quota of a server. A maximum
-    of -1 is none. `destinations` are those that have the quota now; usage counts messages that are not finished. `unreadable`:
-    destinations that count with what they had when they could be read last."""
+    """One quota, or what one member of a destination has of a quota that is not shared: it is named as `east@orders` or `member 1 of
+    orders`, the only one as its destination. `server+NAME` is the quota of a server. A maximum of -1 is none. `destinations` are those
+    that have the quota now; usage counts messages that are not finished. `unreadable`: destinations that count with what they had when
+    they could be read last."""
 
     quota: str
     shared: bool
@@ -77,8 +80,14 @@ def quotas(domain: Domain, names: list[str]) -> list[QuotaRow]:
     rows = []
     for name in names or quota_names(domain):
         limit, users = domain.quotas.limit(name), sorted(having.get(name, ()))
-        groups = [users] if limit.shared else [[user] for user in users]
-        rows += [_row(domain, name, group) for group in groups or [[]]]
+        if limit.shared or not users:
+            rows.append(_row(domain, name, domain.quotas.ledger(name, limit, ""), users, users))
+            continue
+        for user in users:
+            declared = domain.log(user).snapshot.destination
+            for member in domain.quotas.members_apart(name, declared):
+                part = user if member is None else declared.part_name(member)
+                rows.append(_row(domain, name, domain.quotas.ledger(name, limit, user, member), [user], [part]))
     return rows
 
 
@@ -107,11 +116,13 @@ def history(domain: Domain, name: str, since_ms: int = 0) -> list[UsageHistoryRo
 
 
 def _destinations(domain: Domain) -> dict[str, set[str]]:
-    """quota -> the destinations that have it; without those that cannot be read, which `jmsq list` names."""
+    """quota -> the destinations that have it, temporary ones too; without those that cannot be read, which `jmsq list` names."""
     found: dict[str, set[str]] = {}
-    for name in domain.destinations():
+    temporary = [entry.name for entry in domain.temporary.entries()] if domain.quotas.server_quotas() else []
+    for name in (*domain.destinations(), *temporary):
         try:
-            counted = domain.log(name).refresh().destination.quotas
+            log = domain.temporary.log(name) if is_temporary(name) else domain.log(name)
+            counted = log.refresh().destination.quotas
         except (JmsqError, OSError):
             continue
         for quota in counted:
@@ -119,10 +130,9 @@ def _destinations(domain: Domain) -> dict[str, set[str]]:
     return found
 
 
-def _row(domain: Domain, name: str, destinations: list[str]) -> QuotaRow:
+def _row(domain: Domain, name: str, ledger: QuotaLedger, users: list[str], shown: list[str]) -> QuotaRow:
     limit = domain.quotas.limit(name)
-    ledger = domain.quotas.ledger(name, limit, destinations[0] if destinations else "")
-    look = domain.quotas.now(ledger, destinations)
+    look = domain.quotas.now(ledger, users)
     state = look.state
     waiting = state.waiting
     reserved = state.reservations
@@ -130,7 +140,7 @@ def _row(domain: Domain, name: str, destinations: list[str]) -> QuotaRow:
         name,
         limit.shared,
         limit.policy,
-        tuple(destinations),
+        tuple(shown),
         limit.messages,
         limit.bytes,
         state.used.messages,

@@ -1,23 +1,27 @@
 """The servers of a domain and its open transactions, as people see and change them.
 
-Features: C14, D1, D4, M10, T16 (docs/FEATURES.md)
+Features: C14, D1, D4, M10, T14, T16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
+from spark_jms.admin.destinations import check_operations
 from spark_jms.claims.servers.stores import open_stores, why_silent
 from spark_jms.claims.transactions.transaction import Coordinators, open_transactions
-from spark_jms.claims.upkeep.views import moment
+from spark_jms.claims.upkeep.views import is_empty, moment
+from spark_jms.core.destinations.pause import CONSUMPTION, OPERATIONS
 from spark_jms.core.destinations.routing import DestinationAddress
 from spark_jms.core.destinations.servers import HOME, LeaseFile
 from spark_jms.errors import DomainError, InvalidDestinationError, JmsqError, MemberUnavailableError
+from spark_jms.log.destinations.all_servers import remove_server as removed
+from spark_jms.log.destinations.declarations import follow_states
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.destinations.servers import ServerLeases, decide_stop
 from spark_jms.log.tables.commit import commit
@@ -53,6 +57,17 @@ class ServerRow:
         stopped = f"stopped since {self.stopped:%Y-%m-%d %H:%M:%SZ}" if self.stopped else ""
         lapsed = f"away since {self.lapsed:%Y-%m-%d %H:%M:%SZ}" if self.lapsed else ""
         return "; ".join(filter(None, (stopped, lapsed, self.away))) or "answers"
+
+
+@dataclass(frozen=True)
+class PausedServer:
+    """The result of `pause_server` and `resume_server`. `paused` are the operations that are paused now, `changed` the destinations
+    that the call has changed, `consumed` those on it whose consumption continues: replicated topics."""
+
+    server: str
+    paused: tuple[str, ...]
+    changed: tuple[str, ...]
+    consumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,6 +144,7 @@ def stop_server(domain: Domain, server: str) -> list[str]:
     """The destinations for which it is down now and was not before. Raises DomainError when there is no such server."""
     _check(domain, server)
     domain.servers.stop(server, now_ms())  # first: a destination that comes to it meanwhile finds it
+    _check_still_there(domain, server)
     return _change(domain, server, domain.servers.stopped().get(server, now_ms()))
 
 
@@ -137,6 +153,54 @@ def start_server(domain: Domain, server: str) -> list[str]:
     _check(domain, server)
     domain.servers.start(server)
     return _change(domain, server, None)
+
+
+def pause_server(domain: Domain, server: str, operations: Iterable[str] = OPERATIONS) -> PausedServer:
+    """Pause these operations of all members on a server, and of those that come to it later; not of temporary destinations. A pause
+    that stands keeps its time. Raises OptionError, and DomainError when there is no such server."""
+    return _pause(domain, server, operations, resume=False)
+
+
+def resume_server(domain: Domain, server: str, operations: Iterable[str] = OPERATIONS) -> PausedServer:
+    """The end of these. Pauses of destinations and of members stay. Raises what `pause_server` raises."""
+    return _pause(domain, server, operations, resume=True)
+
+
+def _pause(domain: Domain, server: str, operations: Iterable[str], *, resume: bool) -> PausedServer:
+    wanted = check_operations(operations)
+    if server != HOME:
+        domain.servers.entry(server)
+    try:
+        standing = domain.servers.paused().get(server, {})
+    except DomainError:
+        if not resume or set(wanted) != set(OPERATIONS):
+            raise
+        standing = {}  # the file is damaged, and all of it ends
+    kept = {operation: since_ms for operation, since_ms in standing.items() if not (resume and operation in wanted)}
+    new = {} if resume else dict.fromkeys(wanted, now_ms())
+    after = {operation: kept.get(operation, new.get(operation)) for operation in OPERATIONS}
+    paused = {operation: since_ms for operation, since_ms in after.items() if since_ms is not None}
+    domain.servers.pause(server, paused)  # first: a destination that comes to it meanwhile finds it
+    _check_still_there(domain, server)
+    done = "resumed" if resume else "paused"
+    changed = _on_each(domain, f"{', '.join(wanted)} of server {server} is {done}", partial(follow_states, domain))
+    consumed = _replicated_on(domain, server) if CONSUMPTION in paused else ()
+    return PausedServer(server, tuple(paused), tuple(changed), tuple(consumed))
+
+
+def _replicated_on(domain: Domain, server: str) -> Iterable[str]:
+    for name in domain.destinations():
+        declared = domain.log(name).snapshot.destination
+        if declared.is_replicated and declared.members_on(server):
+            yield name
+
+
+def remove_server(domain: Domain, store: Store, server: str) -> list[str]:
+    """The destinations that have left it. Raises DomainError when there is no such server or a destination names it, and
+    MemberRemovalError while messages are on it."""
+    if server == HOME:
+        raise DomainError(f"server {HOME} is the domain's own store and cannot be removed")
+    return removed(domain, server, partial(is_empty, domain, store))
 
 
 def transactions(domain: Domain, store: Store) -> list[TransactionRow]:
@@ -182,28 +246,42 @@ def complete_transactions(domain: Domain, store: Store) -> tuple[str, ...]:
 def _check(domain: Domain, server: str) -> None:
     if server == HOME:
         raise DomainError(
-            f"server {HOME} is the domain's own store and cannot be stopped: pause its destinations with `jmsq pause`"
+            f"server {HOME} is the domain's own store and cannot be stopped: pause it with `jmsq pause --server {HOME}`"
         )
     domain.servers.entry(server)
 
 
+def _check_still_there(domain: Domain, server: str) -> None:
+    """Raises DomainError when it was removed meanwhile: one that gets its name later must not find what was just written."""
+    if server != HOME and server not in domain.servers.names():
+        domain.servers.forget_states(server)
+        domain.servers.entry(server)
+
+
 def _change(domain: Domain, server: str, since_ms: int | None) -> list[str]:
-    """The first error is raised once all destinations have been tried: one that cannot be read keeps no other from its state. Raises
-    DomainError when the root is gone, where none could be tried."""
+    def change(name: str) -> bool:
+        return commit(domain.log(name), lambda s: decide_stop(s, server, since_ms)) is not None
+
+    return _on_each(domain, f"server {server} is {'started' if since_ms is None else 'stopped'}", change)
+
+
+def _on_each(domain: Domain, what: str, change: Callable[[str], bool]) -> list[str]:
+    """The destinations that it has changed. The first error is raised once all destinations have been tried: one that cannot be read
+    keeps no other from its state. Raises DomainError when the root is gone, where none could be tried."""
     changed: list[str] = []
     failed: list[tuple[str, Exception]] = []
     for name in domain.registered():
         try:
             with suppress(InvalidDestinationError):  # it is being dropped
-                if commit(domain.log(name), lambda s: decide_stop(s, server, since_ms)) is not None:
+                if change(name):
                     changed.append(name)
         except (JmsqError, OSError) as error:
             failed.append((name, error))
     if failed:
         name, first = failed[0]
         raise DomainError(
-            f"server {server} is {'started' if since_ms is None else 'stopped'}, and all destinations but {len(failed)} know it. "
-            f"{name}: {type(first).__name__}: {first}. Mend that, and repeat the command"
+            f"{what}, and all destinations but {len(failed)} know it. {name}: {type(first).__name__}: {first}. Mend that, and repeat "
+            "the command"
         ) from first
     return changed
 

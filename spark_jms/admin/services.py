@@ -26,9 +26,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from spark_jms.admin.statistics import DestinationStatistics, collect, note_looks
-from spark_jms.admin.transfer import Forwarders
 from spark_jms.claims.failures.due_expiration import EmbeddedExpiration
 from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.claims.upkeep.move import Forwarders
 from spark_jms.claims.upkeep.usage_history import UsageHistory
 from spark_jms.claims.upkeep.views import moment
 from spark_jms.errors import DomainError, JmsqError

@@ -242,8 +242,8 @@ def _exceeds_threshold(domain: Domain, declared: Destination, name: str) -> bool
     thresholds = thresholds_of(declared)
     if not thresholds:
         return None
-    used = domain.usage_of(name)
-    return bool(UNARMED.after(thresholds, used.messages, used.bytes))
+    members = domain.usages_of_members(name).values()
+    return any(UNARMED.after(thresholds, used.messages, used.bytes) for used in members)
 
 
 def _header_estimate(declared: Destination, rows: list[SubscriptionRow]) -> int:

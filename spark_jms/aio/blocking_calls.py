@@ -22,6 +22,7 @@ from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 from spark_jms.client.messages.message import OwningProcess
+from spark_jms.client.receiving.last_user import CALL_THREAD
 
 log = logging.getLogger("spark_jms")
 T = TypeVar("T")
@@ -92,7 +93,7 @@ class BlockingCalls:
         jobs = self._idle.pop() if self._idle else None
         if jobs is None:
             jobs = SimpleQueue()
-            threading.Thread(target=self._serve, args=(jobs,), name="jmsq-asyncio-call", daemon=True).start()
+            threading.Thread(target=self._serve, args=(jobs,), name=CALL_THREAD, daemon=True).start()
         jobs.put(work)
         return future
 

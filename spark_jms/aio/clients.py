@@ -216,8 +216,14 @@ class AsyncConsumer:
             message = await self._taken(call)
             if message is None:
                 return None
-            if call.shows(message):
+            if call.shows(message, self._task()):
                 return asynchronous(message, self._calls)
+
+    def _task(self) -> asyncio.Task[Any] | None:
+        """In which the application has what it receives. None: the task is this receive alone, as of `asyncio.wait_for`."""
+        task = asyncio.current_task()
+        code = getattr(task.get_coro(), "cr_code", None) if task is not None else None
+        return None if code in (AsyncConsumer.receive.__code__, AsyncConsumer.__anext__.__code__) else task
 
     async def _taken(self, call: InterruptibleReceive) -> Message | None:
         if self._interrupted is not None:

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from spark_jms.store import Store
 
 EXIT_USAGE = 2
+LOG_BYTES, LOGS_KEPT = 10 * 2**20, 9
+_LOGS_TO_FILE = "spark_jms.logs_to_file"
 _REGISTER = "_jmsq/destinations"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _MIN_COLUMN = 6
@@ -263,6 +266,49 @@ def every_option(default: str, low_s: float) -> Callable[[_Function], _Function]
         show_default=True,
         help="Pause between rounds.",
     )
+
+
+def log_file_option(function: _Function) -> _Function:
+    """Of a command that runs for long. The file is one process's: rotating it is no matter of several."""
+    return click.option(
+        "--log-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        callback=_log_to,
+        expose_value=False,
+        help="Write the log, with its expired messages, to this file, each entry with its time (UTC). At 10 MiB it is renamed, and "
+        "the newest 9 of those are kept.",
+    )(function)
+
+
+def _log_to(context: click.Context, parameter: click.Parameter, file: Path | None) -> None:
+    if file is None:
+        return
+    import logging
+
+    from spark_jms.cli.log_file import LogFile
+
+    try:
+        handler = LogFile(file, LOG_BYTES, LOGS_KEPT)
+    except OSError as error:
+        raise click.BadParameter(f"{file} cannot be written: {error.strerror or error}", context, parameter) from error
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    logger = logging.getLogger("spark_jms")
+    logger.addHandler(handler)
+
+    context.meta[_LOGS_TO_FILE] = True
+
+    def end() -> None:
+        logger.removeHandler(handler)
+        handler.close()
+
+    context.call_on_close(end)
+
+
+def logs_to_file() -> bool:
+    """Of the command that runs."""
+    return _LOGS_TO_FILE in click.get_current_context().meta
 
 
 def dry_run_option(function: _Function) -> _Function:

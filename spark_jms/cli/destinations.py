@@ -25,6 +25,7 @@ from spark_jms.cli.command import (
 
 if TYPE_CHECKING:
     from spark_jms.admin.destinations import DropPlan, Paused
+    from spark_jms.admin.servers import PausedServer
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -182,7 +183,7 @@ def _describe_destinations(settings: CommandSettings, names: tuple[str, ...]) ->
         ]
         settings.out.table(d.name, ("setting", "value", "from", "default"), rows, "")
         for pause in pause_rows(d):
-            scope = d.name if pause.member is None else f"{d.name}, member {pause.member}"
+            scope = d.name if pause.member is None else f"{d.name}, member {pause.scope}"
             settings.out.say(f"{scope}: {pause.operation} is paused since {pause.since:%Y-%m-%d %H:%M:%SZ}")
         for member in sorted(d.leaving):
             slots = d.slot_map.owners.count(member)
@@ -278,29 +279,50 @@ def _pause_options(function: _Function) -> _Function:
         ("production", "New sends."),
     ):
         function = click.option(f"--{name}", is_flag=True, help=what)(function)
-    return click.option(
+    function = click.option("--server", metavar="NAME", help="A server as a whole, in place of a destination.")(
+        function
+    )
+    function = click.option(
         "--member", "members", type=click.IntRange(0), multiple=True, help="Only this member. Repeatable."
-    )(destination_argument(function))
+    )(function)
+    return click.argument("destination", metavar="[DEST]", required=False, shell_complete=complete_destination)(
+        function
+    )
+
+
+def _check_scope(destination: str | None, server: str | None, members: tuple[int, ...]) -> None:
+    if (destination is None) == (server is None):
+        raise click.UsageError("give a destination or --server: one of the two")
+    if server is not None and members:
+        raise click.UsageError("--server concerns all members on it: leave --member out, or name a destination")
 
 
 @command("pause", short_help="Stop production, insertion or consumption of a destination.")
 @_pause_options
 def pause(
     settings: CommandSettings,
-    destination: str,
+    destination: str | None,
     members: tuple[int, ...],
+    server: str | None,
     production: bool,
     insertion: bool,
     consumption: bool,
 ) -> None:
-    """Stop production, insertion or consumption of a destination or of some members; all three by default.
+    """Stop production, insertion or consumption of a destination, of some members, or of all members on a server; all three by
+    default.
 
     Production: new sends fail with ProductionPausedError, unless they can go to other members. Insertion: senders that
     are under way wait, transfers stay open, and a message whose delay ends stays invisible. Consumption: consumers and
     queries keep running and receive nothing; they can acknowledge the messages they have, and browsing works. `jmsq
     apply` changes no pause.
+
+    A paused server concerns destinations that come to it later, too; temporary ones it does not.
     """
+    _check_scope(destination, server, members)
     with settings.administrator() as admin:
+        if destination is None:
+            _report_server(settings, admin.pause_server(server or "", *_operations(production, insertion, consumption)))
+            return
         _report(
             settings,
             admin.pause(destination, *_operations(production, insertion, consumption), members=members or None),
@@ -311,17 +333,25 @@ def pause(
 @_pause_options
 def resume(
     settings: CommandSettings,
-    destination: str,
+    destination: str | None,
     members: tuple[int, ...],
+    server: str | None,
     production: bool,
     insertion: bool,
     consumption: bool,
 ) -> None:
     """Restart production, insertion or consumption; all three by default.
 
-    Without --member it resumes the destination and all its members. A member stays paused while the destination is.
+    Without --member it resumes the destination and all its members. A member stays paused while the destination or its server
+    is.
     """
+    _check_scope(destination, server, members)
     with settings.administrator() as admin:
+        if destination is None:
+            _report_server(
+                settings, admin.resume_server(server or "", *_operations(production, insertion, consumption))
+            )
+            return
         _report(
             settings,
             admin.resume(destination, *_operations(production, insertion, consumption), members=members or None),
@@ -335,13 +365,27 @@ def _operations(*chosen: bool) -> list[str]:
     return [name for name, wanted in zip(OPERATIONS, chosen, strict=True) if wanted or not any(chosen)]
 
 
+def _report_server(settings: CommandSettings, paused: PausedServer) -> None:
+    if settings.as_json:
+        settings.out.document(asdict(paused))
+        return
+    settings.out.say(
+        f"server {paused.server}: {', '.join(paused.paused) or 'nothing'} is paused; changed: {', '.join(paused.changed) or 'nothing'}"
+    )
+    if paused.consumed:
+        settings.out.say(
+            f"{', '.join(paused.consumed)}: consumption continues, because messages of a replicated topic's member belong to the "
+            "subscriptions on all servers; `jmsq server stop` stops those on one"
+        )
+
+
 def _report(settings: CommandSettings, paused: Paused) -> None:
     if settings.as_json:
         settings.out.document(
             {"destination": paused.destination, "changed": paused.changed, "paused": list(paused.pauses)}
         )
         return
-    rows = [(row.operation, "all" if row.member is None else row.member, row.since) for row in paused.pauses]
+    rows = [(row.operation, row.scope, row.since) for row in paused.pauses]
     settings.out.table("", ("paused", "member", "since"), rows, f"nothing of {paused.destination} is paused")
 
 

@@ -129,7 +129,7 @@ def _seconds(made: Manifest) -> float:
 # -- server ------------------------------------------------------------------------------------------------------------
 
 
-@click.group("server", cls=CommandGroup, short_help="The servers of the domain: list, stop, start.")
+@click.group("server", cls=CommandGroup, short_help="The servers of the domain: list, stop, start, remove.")
 def server() -> None:
     """Servers: names with stores of their own, declared in the module file. A destination has one member on each of its
     servers."""
@@ -164,6 +164,25 @@ def stop(settings: CommandSettings, name: str) -> None:
     _change(settings, stop_server, name, "down")
 
 
+@command("remove", short_help="Remove a server from the domain.")
+@click.argument("name", metavar="SERVER")
+def remove(settings: CommandSettings, name: str) -> None:
+    """Remove a server that no destination names. Destinations with `servers: all` leave it: while messages are there, the command
+    fails and names them, and their members get nothing new; repeat it when they are consumed or moved.
+
+    A store below the root is deleted with it; any other stays where it is. Take the server out of the module file too: `jmsq
+    apply` would add it again.
+    """
+    from spark_jms.admin.servers import remove_server
+
+    with settings.opened() as (domain, store):
+        destinations = remove_server(domain, store, name)
+    if settings.as_json:
+        settings.out.document({"server": name, "removed": True, "changed": destinations})
+        return
+    settings.out.say(f"server {name} is removed; changed: {', '.join(destinations) or 'nothing'}")
+
+
 @command("start", short_help="Take a stopped server back into use.")
 @click.argument("name", metavar="SERVER")
 def start(settings: CommandSettings, name: str) -> None:
@@ -181,7 +200,7 @@ def _change(settings: CommandSettings, change: Callable[[Domain, str], list[str]
     settings.out.say(f"server {name} is {state}; changed: {', '.join(destinations) or 'nothing'}")
 
 
-for _command in (list_all, stop, start):
+for _command in (list_all, stop, start, remove):
     server.add_command(_command)
 
 

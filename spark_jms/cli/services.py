@@ -8,7 +8,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_jms.cli.command import CommandSettings, command, destinations_argument, every_option, names_or_all, served_at
+from spark_jms.cli.command import (
+    CommandSettings,
+    command,
+    destinations_argument,
+    every_option,
+    log_file_option,
+    logs_to_file,
+    names_or_all,
+    served_at,
+)
 
 if TYPE_CHECKING:
     from spark_jms.admin.services import DomainServices, Round, ServiceReporter, ServiceRunner
@@ -27,10 +37,6 @@ if TYPE_CHECKING:
 
 STREAMED = ("expiration", "usage")  # what the engine `spark` runs as queries
 SPARK, THREADS = "spark", "threads"
-_RUNS_AS = {
-    SPARK: "streaming queries of Spark (expiration, usage) and threads",
-    THREADS: "threads of this process, without Spark",
-}
 _NAMES = ("expiration", "housekeeping", "forwarding", "lag", "usage")
 
 
@@ -50,6 +56,7 @@ _NAMES = ("expiration", "housekeeping", "forwarding", "lag", "usage")
     metavar="DIR",
     help="The checkpoint of the queries, for one process at a time. Default: a temporary one.",
 )
+@log_file_option
 @every_option("10s", 0.1)
 def services(
     settings: CommandSettings,
@@ -72,12 +79,12 @@ def services(
         _show_status(settings)
         return
     from spark_jms.admin.services import SERVICES, DomainServices, ServiceReporter, ServiceRunner
-    from spark_jms.admin.transfer import STORE_LIMIT_S
+    from spark_jms.claims.upkeep.move import STORE_LIMIT_S
 
     with _until_sigterm(once=once) as ends, settings.opened(STORE_LIMIT_S) as (domain, store):
         names_or_all(domain, destinations)  # a wrong name ends the command now
         wanted, chosen = only or SERVICES, THREADS if once else engine or default_engine()
-        queries = [name for name in STREAMED if name in wanted] if chosen == SPARK else []
+        queries = streamed(wanted, to_file=logs_to_file()) if chosen == SPARK else []
         work = DomainServices(domain, store, destinations, once=once, queries=queries)
         runner = ServiceRunner(work.loops(wanted), others=queries)
         try:
@@ -87,7 +94,8 @@ def services(
                 if any(status.failing_since for status in runner.status()):
                     raise click.exceptions.Exit(1)
                 return
-            click.echo(f"jmsq: the services run as {_RUNS_AS[chosen]}", err=True)
+            said = f"streaming queries of Spark ({', '.join(queries)}) and " if queries else ""
+            click.echo(f"jmsq: the services run as {said}threads of this process", err=True)
             with ExitStack() as stack:
                 look = (
                     _queries(stack, domain, store, runner, destinations, queries, checkpoint) if queries else _nothing
@@ -130,6 +138,12 @@ def default_engine() -> str:
     return SPARK
 
 
+def streamed(wanted: Collection[str], *, to_file: bool) -> list[str]:
+    """The services that run as queries of Spark, whose tasks are processes of their own: expired messages reach the log file of this
+    process only from a thread."""
+    return [name for name in STREAMED if name in wanted and not (to_file and name == "expiration")]
+
+
 def _nothing() -> None:
     pass
 
@@ -166,25 +180,44 @@ def _run(
     every_s: float,
     ends: threading.Event,
 ) -> None:
-    """Until `ends`. A report that cannot be written is tried again: the services do not depend on it."""
+    """Until `ends`. A report that cannot be written is tried again, and a reader of the output that is slow holds up no service: the
+    services depend on neither."""
     try:
         if not ends.is_set():
             look()
             runner.start()
-        shown, unwritten = None, ""
-        while not ends.wait(every_s):
-            look()
-            failed, unwritten = unwritten, reporter.report(runner.status(), work.lag)
-            if unwritten and not failed:
-                click.echo(f"jmsq: {unwritten}", err=True)
-            now = [(s.service, s.state, s.done, s.error) for s in runner.status()], work.lag
-            if settings.as_json or now != shown:
-                _show(settings, work, runner)
-            shown = now
+        with _looking(look, every_s, ends) as check:
+            shown, unwritten = None, ""
+            while not ends.wait(every_s):
+                check()
+                failed, unwritten = unwritten, reporter.report(runner.status(), work.lag)
+                if unwritten and not failed:
+                    click.echo(f"jmsq: {unwritten}", err=True)
+                now = [(s.service, s.state, s.done, s.error) for s in runner.status()], work.lag
+                if settings.as_json or now != shown:
+                    _show(settings, work, runner)
+                shown = now
         runner.stop()
         _show(settings, work, runner)
     finally:
         reporter.end()
+
+
+@contextmanager
+def _looking(look: Callable[[], None], every_s: float, ends: threading.Event) -> Iterator[Callable[[], None]]:
+    """A thread looks at the queries until `ends`, which the end of the block sets. Gives what raises the error of a look."""
+
+    def look_on() -> None:
+        while not ends.wait(every_s):
+            look()
+
+    with ThreadPoolExecutor(1, "jmsq-queries") as pool:
+        looks = pool.submit(look_on)
+        try:
+            yield lambda: looks.result() if looks.done() else None
+        finally:
+            ends.set()
+    looks.result()
 
 
 def _show_status(settings: CommandSettings) -> None:
@@ -247,6 +280,7 @@ def _show(settings: CommandSettings, work: DomainServices, runner: ServiceRunner
 @command("housekeep", short_help="Expire, purge, compact, checkpoint and clean up.")
 @destinations_argument
 @click.option("--once", is_flag=True, help="One round, with clean-up, then stop.")
+@log_file_option
 @every_option("5s", 0.1)
 def housekeep(settings: CommandSettings, destinations: tuple[str, ...], once: bool, every_s: float) -> None:
     """Search for expired messages, purge finished ones, compact small files, write Delta checkpoints and clean up, until

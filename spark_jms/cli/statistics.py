@@ -368,9 +368,7 @@ def _of_troubles(found: Sequence[DestinationStatistics]) -> list[_Columns]:
         for s in found
         for f in s.failures
     ]
-    paused: list[tuple[object, ...]] = [
-        (s.destination, "all" if p.member is None else p.member, p.operation, p.since) for s in found for p in s.paused
-    ]
+    paused: list[tuple[object, ...]] = [(s.destination, p.scope, p.operation, p.since) for s in found for p in s.paused]
     transfers: list[tuple[object, ...]] = [
         (t.destination, t.subscription, t.member, ", ".join(t.targets), t.messages, t.reason, t.made, t.next)
         for s in found

@@ -32,11 +32,12 @@ def forward(settings: CommandSettings, destinations: tuple[str, ...], every_s: f
     """Forward messages between the members of distributed queues that have `forwardDelay`, until interrupted: all of
     them, or those named.
 
-    If a member has had no consumers for that time, its messages go to members that have some. Each message is in one
-    member at any time, even if this command is killed: start it again. The command itself measures how long members are
-    idle, so a restart begins to measure again.
+    If a member has had no consumers for that time, its messages go to members that have some. Housekeeping does the same, so
+    the command is for domains without it, or for shorter delays: it looks every second. Each message is in one member at any
+    time, even if this command is killed: start it again. The command itself measures how long members are idle, so a restart
+    begins to measure again.
     """
-    from spark_jms.admin.transfer import STORE_LIMIT_S, Forwarders
+    from spark_jms.claims.upkeep.move import STORE_LIMIT_S, Forwarders
 
     with settings.opened(STORE_LIMIT_S) as (domain, store):
         names_or_all(domain, destinations)  # a wrong name ends the command now, and one that is dropped later does not

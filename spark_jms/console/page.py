@@ -169,7 +169,7 @@ def _servers(sample: DomainSample) -> str:
 def _paused(rows: Sequence[PauseRow]) -> str:
     """`production, insertion of member 2`."""
     shown = [row.operation if row.member is None else f"{row.operation} of member {row.member}" for row in rows]
-    return ", ".join(shown) or "–"
+    return ", ".join(dict.fromkeys(shown)) or "–"
 
 
 def _subscriptions(sample: DomainSample) -> str:

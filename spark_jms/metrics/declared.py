@@ -175,8 +175,9 @@ def _messages(sample: DomainSample) -> Iterator[MetricValue]:
 
 def _paused(sample: DomainSample) -> Iterator[MetricValue]:
     for one in sample.destinations:
-        for row in one.paused:
-            yield MetricValue((one.destination, "" if row.member is None else str(row.member), row.operation), 1)
+        scopes = {("" if row.member is None else str(row.member), row.operation): None for row in one.paused}
+        for member, operation in scopes:  # of a member's own pause and of its server's, one
+            yield MetricValue((one.destination, member, operation), 1)
 
 
 def _failures(sample: DomainSample) -> Iterator[MetricValue]:

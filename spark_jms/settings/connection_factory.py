@@ -4,7 +4,7 @@ its flow control. The keys have JMS's own names in WebLogic, in camel case.
 
 To add a key, add a line at the end of ConnectionFactory, and run `make options`. Stored ones that lack the key have its default.
 
-Features: D2, D3, T2, T5, T9, T11 (docs/FEATURES.md)
+Features: D2, D3, T2, T5, T9, T10, T11 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from spark_jms.errors import OptionError
-from spark_jms.settings.destination import COMPRESSIONS, DEFAULT_COMPRESSION
+from spark_jms.settings.destination import COMPRESSIONS, DEFAULT_COMPRESSION, SYSTEM_GENERATED, UNIT
 from spark_jms.settings.environment import BUFFER_SIZE, DEFAULT_BUFFER, PATH
 from spark_jms.settings.table import Setting, Table, setting, settings_of
 from spark_jms.settings.types import Choice, Duration, Flag, Maximum, Size, Whole
@@ -118,7 +118,7 @@ class ConnectionFactory(Table):
     )
     flow_interval_ms: int = setting(
         "flowInterval",
-        Duration(high="365 days"),
+        Duration(high="365 days", bare="s"),
         60_000,
         "The time in which a sender goes from the maximum to the minimum, geometrically, or back, linearly.",
     )
@@ -138,13 +138,13 @@ class ConnectionFactory(Table):
     )
     transaction_timeout_ms: int = setting(
         "transactionTimeout",
-        Duration("1 s", high="365 days"),
+        Duration("1 s", high="365 days", bare="s"),
         3_600_000,
         "After so long a transaction of a transacted session is rolled back, where `timeout` is not given.",
     )
     database_transaction_timeout_ms: int = setting(
         "databaseTransactionTimeout",
-        Duration("1 s", high="365 days"),
+        Duration("1 s", high="365 days", bare="s"),
         30_000,
         "The same of a session with a [database as last resource](TRANSACTIONS.md#a-database-as-last-resource).",
     )
@@ -188,6 +188,15 @@ class ConnectionFactory(Table):
         "So long senders wait for room in a [quota](LIMITS.md#quotas), or while insertion is paused; then they fail. 0: not at "
         "all. `Context.producer(send_timeout=…)` and `jmsq send --send-timeout` override it; requests and replies have it too. "
         "A Spark batch has its option of this name.",
+    )
+    default_unit_of_order: str | None = setting(
+        "defaultUnitOfOrder",
+        UNIT,
+        None,
+        "The unit of order (JMSXGroupID) that a message without one gets from senders of the connection, in place of the "
+        f"`defaultUnitOfOrder` of its destination. {SYSTEM_GENERATED}: a name of its own for each client's producer, and for each "
+        "task of a Spark batch. Destinations that forward, or handle units of work, ignore it.",
+        without="none",
     )
 
     def __attrs_post_init__(self) -> None:

@@ -30,13 +30,14 @@ from spark_jms.settings.fields import (
 from spark_jms.settings.quota import BYTES_MAXIMUM, NO_MAXIMUM, QuotaSettings
 from spark_jms.settings.quota import POLICIES as QUOTA_POLICIES
 from spark_jms.settings.table import REQUIRED, Setting, Table, setting, settings_of
-from spark_jms.settings.types import Choice, Duration, Flag, ListOf, NumberChoice, Size, Text, Whole
+from spark_jms.settings.types import Choice, Duration, Flag, ListOf, ListOrAll, NumberChoice, Size, Text, Whole
 
 UNLIMITED = -1  # of redeliveries, and of a subscription's messages
 
 MAX_MEMBERS = 1024
 MAX_WEIGHT = 1_000_000
-SERVERS = ListOf(Text("the name of a server"), "a list of names of servers")
+ALL_SERVERS = ("all",)
+SERVERS = ListOrAll(Text("the name of a server"), "a list of names of servers, or all")
 WEIGHTS = ListOf(Whole(0, MAX_WEIGHT), f"a list of whole numbers of 0 to {MAX_WEIGHT:,}, one for each member")
 KINDS = {
     "queue": "each message goes to one consumer",
@@ -71,6 +72,7 @@ COMPRESSIONS = {
     LZF: "LZ4, because Parquet has no LZF",
 }
 SYSTEM_GENERATED = ".System-generated"
+UNIT = Text(f"the name of a unit of order, or {SYSTEM_GENERATED}", longest=256)
 SINGLE_MESSAGE_DELIVERY = "SingleMessageDelivery"
 UNIT_OF_WORK_POLICIES = {
     "PassThrough": "a part of a unit of work is a message like any other",
@@ -89,7 +91,8 @@ DURABILITIES = {
 
 
 _SLOWER = (
-    "unfinished messages than this, and its senders slow down ([flow control](LIMITS.md#flow-control)); -1: never."
+    "unfinished messages than this on a member or server, and its senders slow down ([flow control](LIMITS.md#flow-control)); "
+    "-1: never."
 )
 MESSAGES_HIGH = f"More {_SLOWER}"
 MESSAGES_LOW = "Fewer unfinished messages than this, and they may go faster again. It is below the high threshold."
@@ -113,7 +116,7 @@ class DomainSettings(Table):
     )
     expiration_scan_interval_ms: int = setting(
         "expirationScanInterval",
-        Duration(high="365 days"),
+        Duration(high="365 days", bare="s"),
         30_000,
         "The pause between two searches for expired messages in each destination of the domain. 0: no searches; "
         "messages then expire when consumers reach them. A server may have another one. A module file without this key "
@@ -155,18 +158,33 @@ class ServerSettings(Table):
         "bytesMaximum",
         BYTES_MAXIMUM,
         NO_MAXIMUM,
-        "How many bytes the data files of these messages may have. -1: no maximum.",
+        "How many [bytes](LIMITS.md#quotas) these messages may have. -1: no maximum.",
     )
     blocking_send_policy: str = setting(
         "blockingSendPolicy", Choice(QUOTA_POLICIES), "FIFO", "Who gets room on the server while senders wait for it."
     )
     expiration_scan_interval_ms: int | None = setting(
         "expirationScanInterval",
-        Duration(high="365 days"),
+        Duration(high="365 days", bare="s"),
         None,
         "The pause between two searches for expired messages whose positions the server has. 0: no searches.",
         without="that of the domain",
     )
+    store_message_compression_enabled: bool = setting(
+        "storeMessageCompressionEnabled",
+        Flag(),
+        False,
+        "Whether message bodies in the files of the members on the server are compressed by `messageCompressionOptions`, of "
+        "destinations that do not have it enabled themselves.",
+    )
+    message_compression_options: str = setting(
+        "messageCompressionOptions", Choice(COMPRESSIONS), DEFAULT_COMPRESSION, "How these bodies are compressed."
+    )
+
+    @property
+    def compression(self) -> str | None:
+        """Of bodies, by default; None: as other columns."""
+        return self.message_compression_options if self.store_message_compression_enabled else None
 
     @property
     def quota(self) -> QuotaSettings:
@@ -234,8 +252,8 @@ class DestinationSettings(Table):
         "template",
         Text("the name of a template of the same file"),
         None,
-        "The template under `templates:` that gives the values of the keys that the destination does not have itself. A "
-        "key with the value `null` has its default, whatever the template says.",
+        "The template under `templates:` that gives the values of the keys that the destination does not have itself, but for "
+        "those that are for another kind of destination. A key with the value `null` has its default, whatever the template says.",
         without="none",
     )
     durability: str = setting("durability", Choice(DURABILITIES), "process", "What a sent message survives.")
@@ -272,8 +290,8 @@ class DestinationSettings(Table):
         Flag(),
         False,
         "Whether message bodies in the destination's files are compressed by `messageCompressionOptions`. With `false` "
-        "they are compressed by Snappy, as headers and properties always are. Existing files stay unchanged until "
-        "compaction rewrites them.",
+        "they are compressed as the server of their member says, by default by Snappy, as headers and properties always are. "
+        "Existing files stay unchanged until compaction rewrites them.",
     )
     message_compression_options: str = setting(
         "messageCompressionOptions",
@@ -296,7 +314,8 @@ class DestinationSettings(Table):
         (),
         "The servers that the destination is on: one member on each, which keeps its positions and claims in the server's "
         "store. Servers may be added and removed while jobs run; a member is removed only when it is empty. `home` is the "
-        "domain's own store.",
+        "domain's own store. `all`: those that the domain has, without `home`; the destination follows when servers are added or "
+        "removed.",
         without="none: all members are in the domain's own store",
     )
     forwarding: str = setting(
@@ -304,7 +323,7 @@ class DestinationSettings(Table):
         Choice(FORWARDINGS),
         "partitioned",
         "Of a distributed topic on servers: where its subscriptions are. It cannot be changed later. Either way a message is "
-        "stored once.",
+        "stored once, and every subscription gets it. `apply` says so when the key is left out, as WebLogic's default is the other.",
     )
     store_enabled: bool = setting(
         "storeEnabled",
@@ -330,7 +349,7 @@ class DestinationSettings(Table):
     )
     default_unit_of_order: str | None = setting(
         "defaultUnitOfOrder",
-        Text(f"the name of a unit of order, or {SYSTEM_GENERATED}", longest=256),
+        UNIT,
         None,
         "The unit of order (JMSXGroupID) that a message without one gets when it is sent. One name: all such messages go to one "
         f"member, to one consumer at a time. {SYSTEM_GENERATED}: a name of its own for each client's producer, and for each task "
@@ -348,9 +367,9 @@ class DestinationSettings(Table):
     )
     forward_delay_ms: int | None = setting(
         "forwardDelay",
-        Duration(high="365 days"),
+        Duration(high="365 days", bare="s"),
         None,
-        "How long a member of a distributed queue with messages and no consumers waits before `jmsq forward` moves the "
+        "How long a member of a distributed queue with messages and no consumers waits before housekeeping moves the "
         "messages to members with consumers. A queue with this key refuses units of order and units of work.",
         without="not forwarded (WebLogic's -1)",
     )
@@ -358,8 +377,7 @@ class DestinationSettings(Table):
         "resetDeliveryCountOnForward",
         Flag(),
         True,
-        "Whether the delivery count of a forwarded message restarts. `false` is refused, because the count is in the "
-        "store of the member that the message leaves.",
+        "Whether the delivery count of a forwarded message restarts. With `false`, which is for distributed queues, it goes on.",
     )
     unit_of_order_routing: str = setting(
         "unitOfOrderRouting",
@@ -434,6 +452,13 @@ IN_EVERY_TABLE = frozenset(
 )
 
 
+def not_for(kind: str) -> frozenset[str]:
+    """The keys that a destination of this kind cannot have, except with their defaults. In a template they are for others."""
+    found = {"forwardDelay"} if kind != "distributed-queue" else set()
+    found |= {"forwarding", "storeEnabled"} if kind != "distributed-topic" else set()
+    return frozenset(found if kind.endswith("topic") else found | {"messagesLimitOverride"})
+
+
 def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
     """The first setting that does not agree with the others, and why."""
     kind, members, weights = settings.kind, settings.members, list(settings.weights)
@@ -444,6 +469,11 @@ def contradiction(settings: DestinationSettings) -> tuple[str, str] | None:
         return (
             "servers",
             f"servers is {servers}, but must name each server once: a destination has one member on a server",
+        )
+    if "all" in servers and (len(servers) > 1 or not kind.startswith("distributed-") or settings.routing == "weighted"):
+        return "servers", (
+            f"servers is {', '.join(servers)}, but all stands alone, for a distributed destination that is not weighted: name the "
+            "servers"
         )
     if servers and kind.startswith("distributed-") and members != len(servers):
         return "members", (
@@ -514,10 +544,10 @@ def _contradicts_units_of_work(settings: DestinationSettings) -> tuple[str, str]
 
 
 def _contradicts_forwarding(settings: DestinationSettings) -> tuple[str, str] | None:
-    if not settings.reset_delivery_count_on_forward:
+    if not settings.reset_delivery_count_on_forward and settings.kind != "distributed-queue":
         return "resetDeliveryCountOnForward", (
-            "resetDeliveryCountOnForward is false, but delivery counts are in the store of the member that a message leaves, and "
-            "one commit cannot bring both to another member: leave it out"
+            f"resetDeliveryCountOnForward is false, but a {settings.kind} has no members that forward messages to each other: it "
+            "is for a distributed-queue"
         )
     if settings.forward_delay_ms is None:
         return None

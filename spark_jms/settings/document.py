@@ -173,7 +173,13 @@ TUNING = (
     TextName("JMS template", "", ("module.template",)),
     TextName("MessagesMaximum", "", ("factory.messagesMaximum",)),
     TextName("weblogic.MaxMessageSize", "10 MB", ("factory.maxMessageSize",)),
-    TextName("Prefetch Mode for Synchronous Consumers", "", ("factory.synchronousPrefetchMode",)),
+    TextName(
+        "Prefetch Mode for Synchronous Consumers",
+        "",
+        ("factory.synchronousPrefetchMode",),
+        differs="off in WebLogic; off, a consumer claims one message at a time, and receives 756 messages a second for 5,645 "
+        "([BENCHMARKS](BENCHMARKS.md), pipeline)",
+    ),
     TextName(
         "weblogic.ThreadPoolSize",
         "5",
@@ -181,10 +187,16 @@ TUNING = (
     ),
     TextName("Messaging Performance Preference", "25", ("module.messagingPerformancePreference",)),
     TextName("Default Compression Threshold", "", ("factory.defaultCompressionThreshold",)),
-    TextName("Store Message Compression Enabled", "", ("module.storeMessageCompressionEnabled",)),
+    TextName(
+        "Store Message Compression Enabled",
+        "",
+        ("server.storeMessageCompressionEnabled", "module.storeMessageCompressionEnabled"),
+    ),
     TextName("Paging Message Compression Enabled", "", ("factory.pagingMessageCompressionEnabled",)),
     TextName(
-        "Message Compression Options", "", ("module.messageCompressionOptions", "factory.messageCompressionOptions")
+        "Message Compression Options",
+        "",
+        ("server.messageCompressionOptions", "module.messageCompressionOptions", "factory.messageCompressionOptions"),
     ),
     TextName(
         "Paging Directory",
@@ -227,7 +239,7 @@ TUNING = (
     ),
     TextName("Error Destination", "", ("module.errorDestination",)),
     TextName("Message Life Cycle Logging", "", ("module.messageLoggingEnabled",)),
-    TextName("Default Unit-of-Order", "", ("module.defaultUnitOfOrder",)),
+    TextName("Default Unit-of-Order", "", ("module.defaultUnitOfOrder", "factory.defaultUnitOfOrder")),
     TextName("Unit-of-Order Routing", "", ("module.unitOfOrderRouting",)),
     TextName("sorted destination", "", ("module.destinationKeys",)),
     TextName("One Way Send Mode", "", ("factory.oneWaySendMode",)),
@@ -367,8 +379,10 @@ If a query needs a batch twice, use it twice in `foreachBatch`.
 
 In text (the module file, options of Spark, URIs, the command line) a duration is a number with `ms`, `s`, `min`, `h` or
 `days`: `30 s`, `15min`, `1 day`. A number alone is refused, except 0, and except for a setting whose name
-ends in its unit (`retry_limit_s=60`, `RS_HEARTBEAT_MS=200`). In Python a duration is such a text, a `timedelta`, or a number
-of seconds: `receive(timeout=0.5)`, `send(…, delay="10 s", time_to_live=timedelta(hours=1))`.
+ends in its unit (`retry_limit_s=60`, `RS_HEARTBEAT_MS=200`) or is one of the texts', which has theirs: `flowInterval`, `forwardDelay`,
+`expirationScanInterval`, `transactionTimeout` and `databaseTransactionTimeout` are seconds (`flowInterval: 60`). In Python a duration
+is such a text, a `timedelta`, or a number of seconds: `receive(timeout=0.5)`,
+`send(…, delay="10 s", time_to_live=timedelta(hours=1))`.
 
 Sizes: a number of bytes, or a number with `KB`, `MB`, `GB` (powers of 1000) or `KiB`, `MiB`, `GiB` (powers of 1024).
 
@@ -406,8 +420,9 @@ file, line, value and what is allowed. [destination.py](../spark_jms/settings/de
 {module}
 
 `templates:` names sets of these keys, for destinations with the same settings. A destination with `template: NAME` has the template's
-values; its own values override them, and `null` gives a key its default. Applying a changed template changes the destinations of the
-same file. `jmsq describe` shows which values come from a template.
+values; its own values override them, and `null` gives a key its default. Values for another kind of destination do not concern it:
+`messagesLimitOverride` is for topics, `forwardDelay` for distributed queues, `forwarding` and `storeEnabled` for distributed topics.
+Applying a changed template changes the destinations of the same file. `jmsq describe` shows which values come from a template.
 
 ```yaml
 templates:
@@ -421,8 +436,8 @@ destinations:
 
 ## Keys of a server
 
-`servers:` of the module file names [servers](DISTRIBUTED.md); `home`, the domain's own store, takes only the keys of
-its [quota](LIMITS.md#the-quota-of-a-server). [destination.py](../spark_jms/settings/destination.py) declares the keys.
+`servers:` of the module file names [servers](DISTRIBUTED.md); `home`, the domain's own store, takes all keys but `store` and `lease`.
+[destination.py](../spark_jms/settings/destination.py) declares the keys.
 
 {server}
 

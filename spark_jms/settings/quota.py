@@ -20,7 +20,7 @@ NO_MAXIMUM = -1
 SERVER_QUOTA = "server+"  # before a server's name: the name of its quota, which no other quota can have
 BYTES_MAXIMUM = SizeOrNone(high="1048576 GiB")
 POLICIES = {
-    "FIFO": "no send overtakes one that has waited longer",
+    "FIFO": "no send overtakes one for the same destination that has waited longer",
     "Preemptive": "any send that fits goes ahead, so large ones may starve",
 }
 
@@ -40,14 +40,13 @@ class QuotaSettings(Table):
         "bytesMaximum",
         BYTES_MAXIMUM,
         NO_MAXIMUM,
-        "How many bytes the data files of these messages may have; a file counts until all its messages are finished. "
-        "-1: no maximum.",
+        "How many bytes these messages may have, as they were sent, with 512 for the headers of each. -1: no maximum.",
     )
     shared: bool = setting(
         "shared",
         Flag(),
         True,
-        "Whether the destinations with this quota share its maximum. `false`: each has the maximum for itself.",
+        "Whether the destinations with this quota share its maximum. `false`: each of their members has the maximum for itself.",
     )
     policy: str = setting("policy", Choice(POLICIES), "FIFO", "Who gets room while senders wait for it.")
 

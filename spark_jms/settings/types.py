@@ -398,6 +398,18 @@ class ListOf(ValueType):
         return tuple(json.loads(stored))
 
 
+@attrs.frozen
+class ListOrAll(ListOf):
+    """The same, or `all`, which is the list of that word."""
+
+    yaml: ClassVar[frozenset[str]] = LIST | TEXT
+
+    def read(self, written: Any) -> tuple[Any, ...]:
+        if written != "all":
+            raise NotAllowed(self.allowed)
+        return ("all",)
+
+
 # -- sizes, and misspelt words -----------------------------------------------------------------------------------------
 def parse_size(text: str) -> int:
     match = _SIZE.match(text.lower())

@@ -9,9 +9,10 @@ insertion is paused, or the destination's quota has no room, a batch waits at it
 staged files are safe from clean-up, and then fails by name. Spark interrupts a task, but no commit: a query that is stopped
 meanwhile ends after the wait. A task must not wait instead, because it would keep a core from the query that makes the room.
 
-Flow control slows a query down by the rules of core/limits/flow_control.py. Spark makes a new writer for each batch, and a new
-process may commit it, so the pace of a query stands in a file under the query's id. A commit waits until the batches before it
-are paid for, in bounds; its own messages then join the debt, once for each batch, however often Spark repeats its commit.
+Flow control slows writers down by the rules of core/limits/flow_control.py. Spark makes a new writer for each batch, and a new
+process may commit it, so the pace of a query stands in a file under the query's id, also for the batch writes of its foreachBatch. A
+batch joins the debt once, however often Spark repeats its commit, and its commit waits until it is paid for, or for half as long as
+its files are safe; then the rest stays as debt. A batch write outside of a query begins free, and pays for itself.
 
 ROOT/_jmsq/flow/<table id>/<query id>     JSON: the newest batch, the pace, what is armed; none while the query is free
 
@@ -25,8 +26,10 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING
 
 import attrs
@@ -35,10 +38,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from spark_jms.claims.upkeep.power_loss import open_domain
 from spark_jms.core.destinations.pause import PRODUCTION
 from spark_jms.core.destinations.routing import Balancing, balancing_of
-from spark_jms.core.limits.flow_control import FREE, UNARMED, Arming, Pace, parameters_of, thresholds_of
+from spark_jms.core.limits.flow_control import FREE, Arming, Pace, parameters_of
 from spark_jms.core.transactions.transfer import StagedFile
 from spark_jms.errors import DuplicateTransactionError, OptionError, QueryIdError
-from spark_jms.log.destinations.domain import Domain, watched_of
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.destinations.limits import armed_after, watched_of
 from spark_jms.log.destinations.servers import home_server
 from spark_jms.log.limits.usage import FLOW
 from spark_jms.log.messages.data_files import discard, patience_ms
@@ -57,8 +61,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
 
+    from spark_jms.store import Store
+
 log = logging.getLogger("spark_jms")
-LONGEST_COMMIT_WAIT_S = 30.0
+OPENED_AND_COUNTED_S = 5.0  # the usage, at most
 _SHORTEST_S, _LOOK_AGAIN_S = 0.001, 1.0
 open_domains: dict[str, Domain] = {}  # of this process, by root
 
@@ -141,7 +147,12 @@ class _Writer:
         routing = balancing.routing(self.destination)
         threshold = self.factory.default_compression_threshold
         writer = MessageWriter(
-            storage, self.destination, turn=batch_id + context.partitionId(), routing=routing, threshold=threshold
+            storage,
+            self.destination,
+            turn=batch_id + context.partitionId(),
+            routing=routing,
+            threshold=threshold,
+            unit=self.factory.default_unit_of_order,
         )
         try:
             for batch in iterator:
@@ -165,20 +176,18 @@ class _Writer:
             if isinstance(message, StagedMessage):
                 discard(storage, message.files)
 
-    def _keep_pace(self, flow: SinkFlow, staged: Sequence[StagedMessage], batch_id: int) -> None:
+    def _keep_pace(self, flow: SinkFlow, query_id: str, batch_id: int | None, files: Sequence[StagedFile]) -> None:
         """Wait while flow control keeps the batch back, for half as long as its staged files are safe from clean-up."""
-        if thresholds_of(self.destination) or self.destination.servers:
-            files = [file for message in staged for file in message.files]
-            longest_s = patience_ms(files, self.destination, now_ms()) / 2000
-            flow.wait(staged[0].query_id, batch_id, sum(file.rows for file in files), longest_s)
+        longest_s = patience_ms(files, self.destination, now_ms()) / 2000
+        flow.wait(query_id, batch_id, sum(file.rows for file in files), longest_s)
 
     def _send(
         self,
         messages: Sequence[WriterCommitMessage | None],
         transaction: TransactionId | None,
-        *,
-        paced: bool = False,
+        batch_id: int | None = None,
     ) -> None:
+        """`batch_id`: of the query; None: of a batch write."""
         staged = sorted((m for m in messages if isinstance(m, StagedMessage)), key=lambda m: m.partition)
         files = [file for message in staged for file in message.files]
         if not files:
@@ -186,8 +195,9 @@ class _Writer:
         domain = domain_at(self.options.root)
         log = domain.log(self.address.destination)
         log.verify()  # this process may know a table that was dropped and created again since
-        if paced and transaction is not None:
-            self._keep_pace(SinkFlow(domain, log, self.factory), staged, transaction.version)
+        if transaction is None or not transaction.is_in(log.snapshot):
+            flow = SinkFlow(domain, log, self.factory, server=self.address.server)
+            self._keep_pace(flow, staged[0].query_id, batch_id, files)
         wait_s = min(patience_ms(files, self.destination, now_ms()), self.options.send_timeout_ms) / 1000
         sent = send(
             log,
@@ -208,7 +218,7 @@ class JmsqStreamWriter(_Writer, DataSourceStreamArrowWriter):
         query_ids = {message.query_id for message in messages if isinstance(message, StagedMessage)}
         if len(query_ids) > 1 or "" in query_ids:
             raise QueryIdError()
-        self._send(messages, TransactionId(f"sink/{next(iter(query_ids), '')}", batchId), paced=True)
+        self._send(messages, TransactionId(f"sink/{next(iter(query_ids), '')}", batchId), batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         self._discard(messages)
@@ -251,43 +261,46 @@ class QueryPace:
 
 @dataclass(frozen=True)
 class SinkFlow:
-    """Flow control of the queries that send to one destination."""
+    """Flow control of the writers that send to one destination, or to its member on a `server`."""
 
     domain: Domain
     table: DeltaLog
     factory: ConnectionFactory
     clock_ms: Callable[[], int] = now_ms
     sleep: Callable[[float], object] = time.sleep
+    server: str | None = None
 
-    def wait(self, query: str, batch: int, messages: int, longest_s: float) -> float:
-        """Before the commit of a batch: wait until the batches before it are paid for, at most `longest_s` and
-        LONGEST_COMMIT_WAIT_S. Returns how long, in seconds."""
-        watched = watched_of(self.domain, self.table)
+    def wait(self, query: str, batch: int | None, messages: int, longest_s: float) -> float:
+        """Before the commit of a batch: wait until all but the last of its messages are paid for, at most `longest_s`. `query` "": of
+        none. `batch` None: it owes with each attempt. Returns how long, in seconds."""
+        watched = watched_of(self.domain, self.table, self.server)
         if not self.factory.flow_control_enabled or not any(one.thresholds() for one in watched):
             return 0.0
         files = NamedFiles(self.domain.storage, f"{FLOW}/{self.table.snapshot.table_id}")
         stored = self._read(files, query)
         known, pace, armed = stored or QueryPace(), (stored or QueryPace()).pace, dict((stored or QueryPace()).armed)
         pace = pace.not_after(self.clock_ms())
-        most_s, waited_s = min(longest_s, LONGEST_COMMIT_WAIT_S), 0.0
-        while True:
-            armed = {one.name: one.after(armed.get(one.name, UNARMED)) for one in watched}
+        ticket, waited_s = pace.due, 0.0
+        for attempt in count():
+            armed = armed_after(watched, armed)
             pace = pace.at(self.clock_ms(), parameters_of(self.factory), armed=any(armed.values()))
-            left_s = min(pace.wait_ms(pace.due) / 1000, most_s - waited_s, _LOOK_AGAIN_S)
+            if attempt == 0 and (batch is None or known.batch != batch):
+                ticket, pace = pace.ticket(messages), pace.with_debt(messages)
+            left_s = min(pace.wait_ms(ticket) / 1000, longest_s - waited_s, _LOOK_AGAIN_S)
             if left_s < _SHORTEST_S:
                 break
             self.sleep(left_s)
             waited_s += left_s
-        if known.batch != batch:
-            pace = pace.with_debt(messages)
+        if not query:
+            return waited_s
         if pace.limit is not None:
-            files.put(query, QueryPace(batch, pace, armed).to_bytes())
+            files.put(query, QueryPace(known.batch if batch is None else batch, pace, armed).to_bytes())
         elif stored is not None:
             files.delete(query)
         return waited_s
 
     def _read(self, files: NamedFiles, query: str) -> QueryPace | None:
-        data = files.get(query)
+        data = files.get(query) if query else None
         if data is None:
             return None
         try:
@@ -313,7 +326,27 @@ def domain_at(root: str) -> Domain:
     known = open_domains.get(root)
     if known is None or not known.is_unchanged():
         known = open_domains[root] = open_domain(root)
+        known.quotas.recount = functools.partial(_recount, known)
     return known
+
+
+def _recount(domain: Domain, destinations: Collection[str]) -> None:
+    """A batch that finds no room opens the stores, which no other sink needs."""
+    _recount_of(domain)(destinations)
+
+
+@functools.cache
+def _recount_of(domain: Domain) -> Callable[[Collection[str]], None]:
+    """Of this process."""
+    from spark_jms.claims.upkeep.usage import UsageRecount
+    from spark_jms.claims.upkeep.views import opened_store
+
+    @contextmanager
+    def stores() -> Iterator[Callable[[str], Store]]:
+        with opened_store(domain) as store:
+            yield lambda _: store
+
+    return UsageRecount(domain, stores, OPENED_AND_COUNTED_S)
 
 
 @functools.cache

@@ -70,6 +70,7 @@ class EngineBackend(Backend):
         self._lock = threading.Lock()  # of the statistics
         self._append_count = self._append_bytes = 0
         self._heartbeat = SessionHeartbeat(self.beat, session_timeout_ms)
+        self._announcing = threading.Lock()
         self._route = EngineRoute(
             finder,
             self._announce,
@@ -230,7 +231,9 @@ class EngineBackend(Backend):
         self._route.use(self._announce)
 
     def _announce(self, access: Access) -> None:
-        access.ask(connections.Beat(self._heartbeat.session_ids()))
+        # It names all sessions: an older one that came later would end those that have begun since.
+        with self._announcing:
+            access.ask(connections.Beat(self._heartbeat.session_ids()))
 
     def alive(self, session_ids: Collection[str]) -> frozenset[str]:
         answer = self._route.use(lambda access: access.ask(connections.Alive(tuple(session_ids))))

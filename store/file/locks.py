@@ -66,10 +66,11 @@ class Hint:
     synced: bool
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Own:
     fd: int
     path: str
+    beat_ns: int = 0  # the newest that its file has
 
 
 def _encode_hint(hint: Hint) -> bytes:
@@ -463,7 +464,8 @@ class SessionLocks:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             about = json.dumps({"label": label, "pid": os.getpid()}).encode()
-            self._disk.pwrite_all(fd, self._heartbeat() + about, 0)
+            beat_ns = self._disk.boottime_ns()
+            self._disk.pwrite_all(fd, self._heartbeat(beat_ns) + about, 0)
             os.rename(making, path)  # other processes see the file only once it is locked
         except BaseException:
             os.close(fd)
@@ -471,7 +473,7 @@ class SessionLocks:
                 os.unlink(making)
             raise
         with self._lock:
-            self._own[session_id] = _Own(fd, path)
+            self._own[session_id] = _Own(fd, path, beat_ns)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._keep_fresh, name="store-heartbeat", daemon=True)
                 self._thread.start()
@@ -484,8 +486,8 @@ class SessionLocks:
                 os.unlink(own.path)
             os.close(own.fd)
 
-    def _heartbeat(self) -> bytes:
-        return _BEAT.pack(self._disk.boottime_ns(), self._timeout_ns)
+    def _heartbeat(self, now_ns: int) -> bytes:
+        return _BEAT.pack(now_ns, self._timeout_ns)
 
     def _keep_fresh(self) -> None:
         while not self._stop.wait(self._interval_s):
@@ -496,12 +498,18 @@ class SessionLocks:
             for own in self._own.values():
                 # Overwriting in place needs no room. If it fails, the session goes stale and is fenced, which is safe.
                 with contextlib.suppress(OSError):
-                    os.pwrite(own.fd, self._heartbeat(), 0)
+                    now_ns = self._disk.boottime_ns()
+                    os.pwrite(own.fd, self._heartbeat(now_ns), 0)
+                    own.beat_ns = now_ns
 
     def alive(self, session_ids: Collection[str]) -> frozenset[str]:
         return frozenset(session_id for session_id in session_ids if self._is_alive(session_id))
 
     def _is_alive(self, session_id: str) -> bool:
+        with self._lock:
+            own = self._own.get(session_id)
+        if own is not None:  # this process has its lock
+            return self._disk.boottime_ns() - own.beat_ns < self._timeout_ns
         try:
             fd = os.open(os.path.join(self.directory, session_id), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -250,7 +250,9 @@ class FileBackend(Backend):
         return self.read(lambda _: self._journal.length)
 
     def retain(self) -> bool:
-        return self._users.retain()
+        """Not where its directory was deleted or moved away: a new user gets the store that is there now, or learns that there is
+        none."""
+        return _place_of(self._directory) == self._place and self._users.retain()
 
     def release(self) -> None:
         if not self._users.release():

@@ -116,6 +116,14 @@ class RoutedStore(Store):
                 self._open[name] = opened
             return not self._closed
 
+    def drop(self, name: str) -> None:
+        """Close the store of a name, which was deleted. Whoever asks for it next gets the one that is there then."""
+        with self._lock:
+            dropped = self._open.pop(name, None)
+        if dropped is not None:
+            with suppress(StoreError):
+                dropped.close()
+
     def connect(self, label: str = "") -> Session:
         return RoutedSession(self, label)
 
@@ -188,6 +196,7 @@ class RoutedSession(Session):
         self._stores, self._label = stores, label
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {DEFAULT: stores.store(DEFAULT).connect(label)}
+        self._of: dict[str, Store] = {}  # the other stores that have them
         self._store_of: dict[Handle, str] = {}
         self.session_id = self._sessions[DEFAULT].session_id
 
@@ -255,14 +264,19 @@ class RoutedSession(Session):
                 self._sessions.pop(store, None)
 
     def _session(self, store: str) -> Session:
+        if store == DEFAULT:
+            return self._sessions[DEFAULT]
+        now = self._stores.store(store)
         with self._lock:
-            known = self._sessions.get(store)
-        if known is None:
-            made = self._stores.store(store).connect(self._label)
-            with self._lock:
-                known = self._sessions.setdefault(store, made)
-            if known is not made:
-                made.close()
+            if self._of.get(store) is now and store in self._sessions:
+                return self._sessions[store]
+        made = now.connect(self._label)
+        with self._lock:
+            if self._of.get(store) is not now or store not in self._sessions:
+                self._sessions[store], self._of[store] = made, now
+            known = self._sessions[store]
+        if known is not made:
+            made.close()
         return known
 
     def _by_store(self, changes: Mapping[Handle, Sequence[Operation]]) -> dict[str, dict[Handle, Sequence[Operation]]]:

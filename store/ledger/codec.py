@@ -305,6 +305,31 @@ class _Reader:
     def blob(self) -> bytes:
         return self._take(self.u32())
 
+    def operations(self) -> tuple[Operation, ...]:
+        """In one loop: each process that follows a store reads those of all others."""
+        data, at, found = self.data, self.at + 4, list[Operation]()
+        try:
+            for _ in range(self.u32()):
+                kind, length = _OPERATION.unpack_from(data, at)
+                at += _OPERATION.size + length
+                key = data[at - length : at].decode()
+                if kind == _PUT:
+                    (length,) = _U32.unpack_from(data, at)
+                    at += _U32.size + length
+                    found.append(Put(key, data[at - length : at]))
+                elif kind == _DELETE:
+                    found.append(Delete(key))
+                else:
+                    raise DecodeError(f"unknown operation {kind}")
+        except struct.error as error:
+            raise DecodeError("an entry ends beyond its frame") from error
+        except UnicodeDecodeError as error:
+            raise DecodeError("a text is not UTF-8") from error
+        if at > len(data):
+            raise DecodeError("an entry ends beyond its frame")
+        self.at = at
+        return tuple(found)
+
 
 class _HeadReader(_Reader):
     """`damaged` collects an entry for each lost section; the caller empties it."""
@@ -372,14 +397,4 @@ def _decode_entry(reader: _Reader) -> Entry:
 def _decode_change(reader: _Reader, what: str) -> Change:
     name, epoch = reader.text(), reader.u64()
     content = reader.content(name, what)
-    operations = tuple(_decode_operation(content) for _ in range(content.u32())) if content else ()
-    return Change(name, epoch, operations)
-
-
-def _decode_operation(reader: _Reader) -> Operation:
-    kind = reader.u8()
-    if kind == _PUT:
-        return Put(reader.text(), reader.blob())
-    if kind == _DELETE:
-        return Delete(reader.text())
-    raise DecodeError(f"unknown operation {kind}")
+    return Change(name, epoch, content.operations() if content else ())

@@ -23,6 +23,7 @@ from spark_jms.store.contract import (
 )
 from spark_jms.store.errors import (
     FencedError,
+    OutcomeUnknownError,
     RecordCorruptError,
     RecordHeldError,
     RecordOpenError,
@@ -105,7 +106,10 @@ class LedgerSession(Session):
                 transaction.do(entry)
             return self._held(transaction.ledger, name)
 
-        return self._backend.write(plan)
+        try:
+            return self._backend.write(plan)
+        except OutcomeUnknownError:  # twice the same as once
+            return self._backend.write(plan)
 
     def _held(self, ledger: Ledger, name: str) -> _Held:
         ledger.check_session(self.session_id)

@@ -16,20 +16,21 @@ from itertools import chain
 
 import pytest
 
-from spark_jms.admin.transfer import FORWARDER, MOVER, REDRIVER
 from spark_jms.core.destinations.pause import OPERATIONS
-from spark_jms.core.records.endings import EXPIRER, LIMITER
-from tests.models.queue import QueueWorld, run
+from spark_jms.core.records.endings import EXPIRER, FORWARDER, LIMITER, MOVER, REDRIVER
+from tests.models.queue import QueueWorld, often_of, run
 from tests.models.queue.conservation import ACKNOWLEDGED, DROPPED, EXPIRED, MOVED
 
 FIRST = int(os.environ.get("JMSQ_FIRST_SEED", "1"))
 SEEDS = int(os.environ.get("JMSQ_SEEDS", "2000"))
 CHUNK = 50
-REPLAY = "python -m tests.models.queue --seeds 1 --first {} --trace"
+REPLAY = "python -m tests.models.queue --seeds 1 --first {} --often {!r} --trace"
 
 KEPT = {
-    234: "a consumer that had missed a drop claimed messages of the dropped table",
-    10396: "the same, behind another one that had not seen any message",
+    (234, ()): "a consumer that had missed a drop claimed messages of the dropped table",
+    (10396, ()): "the same, behind another one that had not seen any message",
+    (290, ("crash", "start", "wait")): "the model took a revocation for real that was planned and not written",
+    (586, ("crash", "start", "wait")): "the model took a consumer for living whose session had ended while it slept",
 }
 SLEEPING = ("stall", "wait")  # living consumers lose their claims, or their session, while they sleep
 
@@ -41,13 +42,13 @@ def check(seed: int, often: Collection[str] = ()) -> QueueWorld:
         return run(seed, often=often)
     except Exception as error:
         what = f"seed {seed}, often {', '.join(often) or 'as usual'}: {type(error).__name__}: {error}"
-        raise AssertionError(f"{what}\nreplay: {REPLAY.format(seed)}") from error
+        raise AssertionError(f"{what}\nreplay: {REPLAY.format(seed, ','.join(often))}") from error
 
 
-@pytest.mark.parametrize("seed", KEPT)
-def test_world_passes_a_seed_that_failed_once(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "often"), KEPT)
+def test_world_passes_a_seed_that_failed_once(seed: int, often: tuple[str, ...]) -> None:
     """C5, C8, C9, C13, C18: KEPT says why it failed. Younger actions may change its course."""
-    check(seed)
+    check(seed, often)
 
 
 def test_world_does_the_same_for_the_same_seed() -> None:
@@ -91,9 +92,9 @@ def test_world_is_full_of_faults() -> None:
 @pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, CHUNK))
 def test_consumers_receive_every_message_once(first: int) -> None:
     """C5, C8, C9, C13, C18: no message is lost, none is delivered twice without a revocation, the copy of a checkpoint and
-    the consumers of a dropped destination are refused by name."""
+    the consumers of a dropped destination are refused by name. In half of the seeds some faults are frequent."""
     for seed in range(first, min(first + CHUNK, FIRST + SEEDS)):
-        check(seed)
+        check(seed, often_of(seed))
 
 
 @pytest.mark.soak
@@ -101,4 +102,4 @@ def test_consumers_receive_every_message_once_with_new_seeds() -> None:
     """C5, C8, C9, C13, C18: the same, with other seeds in every run."""
     first = int(os.environ.get("JMSQ_FIRST_SEED", time.time_ns() // 1000 % 1_000_000_000))
     for seed in range(first, first + int(os.environ.get("JMSQ_SEEDS", "20000"))):
-        check(seed)
+        check(seed, often_of(seed))

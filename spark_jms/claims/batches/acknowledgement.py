@@ -194,22 +194,23 @@ class PreviousBatch:
         finished = {m: self._finishes(self._members.known[m].state, start.claim, m) for m in members}
         return progress.with_finished(start.claim, finished)
 
-    def without_unlogged(self, state: RecordSet, held: RecordSet, live_sessions: Set[str]) -> RecordSet:
-        """Drops the consumer's other claims, which Spark never logged. `held` is the state before this consumer attached.
+    def without_unlogged(self, state: RecordSet, start: Batch, held: RecordSet, live_sessions: Set[str]) -> RecordSet:
+        """Drops the consumer's claims behind `start`, which Spark never logged. `held` is the state before this consumer attached.
         An older instance that is alive, or was when we started, may still run such a batch: its messages come back
-        flagged. So do those of a batch that was delivered without them, and those of a plain client's older session on this server:
-        it continues in a new one only when it had nothing to acknowledge, so it never got their claim's answer."""
+        flagged. So do those of a batch that was repeated and lost, or delivered without them, and those of a plain client's older
+        session on this server: it continues in a new one only when it had nothing to acknowledge, so it never got their claim's
+        answer."""
         if not self._replayable:
             for claim in held.claims.values():
                 if claim.consumer == self._members.consumer and claim.session != self._members.session_id:
                     state = state.revoke(claim.id)
             return state
-        trial = self._members.open_progress().trial
-        kept = trial.claim if trial else None  # its messages come back as a batch of their own
+        trial, lost = self._members.open_progress().trial, self._trial_copy.lost(start)
+        kept = trial.claim if trial and not lost else None  # its messages come back as a batch of their own
         for claim in held.claims.values():
             ours = claim.consumer == self._members.consumer and claim.session != self._members.session_id
             seen = ours and claim.id != kept and claim.session in self._met | live_sessions
-            if seen or claim.id in self.flagged:
+            if seen or claim.id == lost or claim.id in self.flagged:
                 state = state.release(claim.id, delivered=True)
         return state.drop(self._members.consumer, keep=kept)
 

@@ -25,7 +25,7 @@ from spark_jms.claims.failures.expiration import Expiration
 from spark_jms.claims.failures.poison import TrialCopy, waiting_in
 from spark_jms.claims.records.members import KnownRecord, Members
 from spark_jms.claims.records.subscriptions import check_selector
-from spark_jms.claims.servers.stores import without_lost
+from spark_jms.claims.servers.stores import started, without_lost
 from spark_jms.claims.transactions.transfer import Pledges, Transfers
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.destinations.pause import CONSUMPTION
@@ -303,7 +303,7 @@ class BatchMaker:
             if member in needed:
                 fresh = member not in self._members.attached
                 state = self.previous.acknowledged_in(state, start, member, fresh=fresh)
-            state = self.previous.without_unlogged(state, known.state, live)
+            state = self.previous.without_unlogged(state, start, known.state, live)
             floor = destination.start_floor(self._members.subscription, member, self._settings.floors)
             before = state.delays
             due = destination.due_ms(member, now)
@@ -311,7 +311,9 @@ class BatchMaker:
             if before and before.keys() - state.delays.keys():
                 self._planner.restart(member)  # messages behind the pass are available again
             stamp = Stamp(known.epoch, now)
-            state = without_lost(state.start_at(floor), snapshot, member, self._members.label(member), stamp)
+            state = without_lost(
+                started(state, snapshot, member, floor), snapshot, member, self._members.label(member), stamp
+            )
             if not destination.store_enabled:
                 lost = missed(destination, self._members.subscription, member, snapshot.last_sequence(member))
                 if state.unfinished_of(lost) - state.claimed - state.moving:
@@ -332,7 +334,7 @@ class BatchMaker:
     def _other_state(self, snapshot: Snapshot, member: int) -> RecordSet:
         """As the store has it."""
         floor = snapshot.destination.start_floor(self._members.subscription, member, self._settings.floors)
-        return self._members.state(member).start_at(floor)
+        return started(self._members.state(member), snapshot, member, floor)
 
     def end_pledges(self) -> None:
         """Of transactions that were decided, however long this consumer does not plan."""
@@ -470,7 +472,7 @@ class BatchMaker:
         members: Set[int],
     ) -> dict[int, Offer]:
         """What each of `members` could deliver now. Expires messages that are over, and skips refused and lost ones, in `changed`."""
-        full = {member for member, state in changed.items() if state.outbox_is_full}
+        full = {member for member, state in changed.items() if state.outbox.is_full}
         if full:
             log.warning("%s: members %s wait for their acknowledgement table", self._members.destination, sorted(full))
         declared = snapshot.destination
@@ -485,9 +487,9 @@ class BatchMaker:
             last = snapshot.last_sequence(member)
             if targets is not None:
                 last = min(last, targets.get(member, 0))
-            epoch = self._members.known[member].epoch
+            stored, epoch = self._members.known[member].state, self._members.known[member].epoch
             planner = self._work_planner if declared.handles_units_of_work else self._planner
-            changed[member], offer = planner.picks(snapshot, member, changed[member], last, limits, epoch)
+            changed[member], offer = planner.picks(snapshot, member, changed[member], stored, last, limits, epoch)
             if offer.expired:
                 changed[member] = self._expiration.expire(
                     changed[member], snapshot, member, offer.expired, epoch, delivers=bool(offer.picks)

@@ -79,7 +79,7 @@ class SubscriptionLimit:
         if snapshot.destination.is_replicated and others is not None:
             return self._enforce_whole(state, snapshot, member, epoch, others)
         last = snapshot.last_sequence(member)
-        if not is_over(state, snapshot, member) or state.outbox_is_full:
+        if not is_over(state, snapshot, member) or state.outbox.is_full:
             return state
         state = self._without_others(state, snapshot, member, last, epoch, state.limit.arrived)
         if not is_over(state, snapshot, member):
@@ -120,7 +120,7 @@ class SubscriptionLimit:
     def _enforce_whole(
         self, state: RecordSet, snapshot: Snapshot, member: int, epoch: int, others: Callable[[int], RecordSet]
     ) -> RecordSet:
-        if not self.may_have_arrived(snapshot, member) or state.outbox_is_full:
+        if not self.may_have_arrived(snapshot, member) or state.outbox.is_full:
             return state
         last, limit = snapshot.last_sequence(member), snapshot.destination.messages_limit_override
         states = {m: state if m == member else others(m) for m in snapshot.destination.member_ids}

@@ -53,7 +53,14 @@ class WorkPlanner:
         self._known: dict[int, PendingParts] = {}
 
     def picks(
-        self, snapshot: Snapshot, member: int, state: RecordSet, last: int, limits: Limits, epoch: int
+        self,
+        snapshot: Snapshot,
+        member: int,
+        state: RecordSet,
+        stored: RecordSet,
+        last: int,
+        limits: Limits,
+        epoch: int,
     ) -> tuple[RecordSet, Offer]:
         """As `Planner.picks`, of a destination that handles units of work. When the state has a new intent, the caller writes
         it and then finishes the transfer."""
@@ -61,7 +68,7 @@ class WorkPlanner:
         state = self._look(snapshot, member, state, last, epoch)
         known = self._known[member]
         sequences = known.sequences
-        state, singles = self._planner.picks(snapshot, member, state, last, limits, epoch, apart=sequences)
+        state, singles = self._planner.picks(snapshot, member, state, stored, last, limits, epoch, apart=sequences)
         if not sequences:
             return state, singles
         kept_back = state.waiting | state.kept_back(destination.redelivery_limit)
@@ -72,7 +79,7 @@ class WorkPlanner:
             destination.due_ms(member, now),
         )
         state = self._set_aside(snapshot, member, state, verdict, epoch)
-        state = self._without_unwanted(snapshot, member, state, verdict, epoch)
+        state = self._without_unwanted(snapshot, member, state, stored, verdict, epoch)
         offer = together(singles, verdict).beside(singles.expired | verdict.expired)
         return state, replace(offer, returns=state.returns)
 
@@ -100,7 +107,13 @@ class WorkPlanner:
         return state
 
     def _without_unwanted(
-        self, snapshot: Snapshot, member: int, state: RecordSet, verdict: WorkVerdict, epoch: int
+        self,
+        snapshot: Snapshot,
+        member: int,
+        state: RecordSet,
+        stored: RecordSet,
+        verdict: WorkVerdict,
+        epoch: int,
     ) -> RecordSet:
         if verdict.expired and snapshot.destination.expiration_policy == DISCARD:
             log.warning(
@@ -112,7 +125,7 @@ class WorkPlanner:
         if verdict.refused and snapshot.destination.is_topic:
             return state.skip(verdict.refused, SELECTOR_REFUSED, Stamp(epoch, self._clock_ms()))
         if verdict.refused:
-            self._planner.refuse(member, state, verdict.refused)
+            self._planner.refuse(member, stored, verdict.refused)
         return state
 
 

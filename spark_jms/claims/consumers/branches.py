@@ -183,7 +183,7 @@ class Branch:
         if self.part is None:
             self.part = self._opened()
         try:
-            return act(self.part)
+            return self.part.ask(act)
         except RecordCorruptError:
             raise
         except (StoreError, SessionEndedException, QueryRunningError):
@@ -225,11 +225,11 @@ class BranchInPlace:
 
     def call(self, act: Callable[[ServerPart], T], wait_s: float, *, writes: bool = False) -> T:
         """Raises what `act` does."""
-        return act(self.part)
+        return self.part.ask(act)
 
     def begin(self, act: Callable[[ServerPart], T], *, writes: bool = False) -> Callable[[float], T]:
         """`act` runs when the answer is taken."""
-        return lambda wait_s: act(self.part)
+        return lambda wait_s: self.part.ask(act)
 
     def is_due(self) -> bool:
         return False

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
 from spark_jms.claims.batches.acknowledgement import Acknowledger, other_table
 from spark_jms.claims.batches.batch import BatchMaker, ConsumerSettings, PreparedBatch
@@ -31,12 +32,13 @@ from spark_jms.claims.servers.stores import home_of, store_of
 from spark_jms.claims.transactions.transfer import Pledges, Transfers
 from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.destinations.subscriptions import recorded_on
-from spark_jms.core.messages.ranges import EMPTY
 from spark_jms.core.records.batch import Batch, Limits
 from spark_jms.core.records.life_cycle import Acknowledgement, LoggedEvent
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.store import Store
+
+T = TypeVar("T")
 
 
 class ServerPart:
@@ -94,6 +96,14 @@ class ServerPart:
         self.backlog = BacklogReader(store, self.members, settings.live, server)
         self.left = LeftReader(self._table, self.members, self.planner, self.backlog, clock_ms)
 
+    def ask(self, act: Callable[[ServerPart], T]) -> T:
+        """Through here a branch asks it. Closes what `act` has opened in line; for a prepared batch the next call does, which is
+        `conclude` unless the batch was dropped."""
+        try:
+            return act(self)
+        finally:
+            self.members.end_call()
+
     # -- batches --------------------------------------------------------------------------------------------------
     def prepare(
         self, start: Batch, limits: Limits, targets: Mapping[int, int] | None, left_out: Collection[str] = ()
@@ -102,7 +112,9 @@ class ServerPart:
         were not delivered with their batch; they are released, flagged."""
         self.batches.previous.flagged = left_out
         self._check_bound(start)
-        return self.batches.prepare(start, limits, targets)
+        prepared = self.batches.prepare(start, limits, targets)
+        self.members.planned()
+        return prepared
 
     def protect(self, batch: Batch) -> ProtectedPart:
         """The part of `Subscriber.resume` that is this server's. Raises MemberUnavailableError while another session has opened a
@@ -131,13 +143,11 @@ class ServerPart:
     def has_available(self, more_than: int = 0) -> bool:
         """More messages than so many are available, as far as record sets tell, and what the selector was seen to refuse."""
         self.members.refresh()
-        snapshot, count = self._table.refresh(), 0
+        snapshot, left = self._table.refresh(), more_than + 1
         for member, known in self.members.known.items():
-            left_out = known.state.waiting | self.planner.refused.get(member, EMPTY)
-            for window in known.state.available_windows(1, snapshot.last_sequence(member)):
-                count += (window - left_out).count
-                if count > more_than:
-                    return True
+            left -= self.planner.available(member, known.state, snapshot.last_sequence(member), left)
+            if left <= 0:
+                return True
         return False
 
     def is_turn_of_others(self) -> bool:

@@ -36,6 +36,7 @@ from spark_jms.claims.servers.stores import (
     read_state,
     record_of,
     sessions_beside,
+    started,
 )
 from spark_jms.claims.transactions.transfer import Transfers
 from spark_jms.core.destinations.destination import QUEUE_SUBSCRIPTION, Destination, Subscription
@@ -321,8 +322,8 @@ class ExpirationScan:
     def _swept(self, snapshot: Snapshot, place: _Place, state: RecordSet, live: set[str]) -> RecordSet:
         """As a consumer that comes now finds it: without the claims of dead clients."""
         declared = snapshot.destination
-        started = state.start_at(place.subscription.floor(place.member, snapshot.last_sequence(place.member)))
-        swept = started.sweep(
+        floor = place.subscription.floor(place.member, snapshot.last_sequence(place.member))
+        swept = started(state, snapshot, place.member, floor).sweep(
             live, self._clock_ms(), declared.in_doubt_timeout_ms, declared.redelivery_delay_ms, due_ms=0
         )
         return self._holder(place).reconsidered.expirable(swept, declared)

@@ -48,6 +48,7 @@ from spark_jms.core.records.poison import (
     newest,
     replayed,
     succeeded,
+    unlogged,
 )
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import Claim
@@ -119,11 +120,20 @@ class TrialCopy:
         if trial is not None and not trial.finished:
             if trial.claim == start.claim:
                 trial = succeeded(trial)
+            elif _is_unlogged(trial, start):
+                trial = unlogged(trial)
             else:
-                trial = replace(trial, finished=True) if _is_unlogged(trial, start) else None
+                trial = None
         if trial is not None and not trial.messages.keys() & members:
             trial = None
         return progress if trial is progress.trial else replace(progress, trial=trial)
+
+    def lost(self, start: Batch) -> str:
+        """The claim of a trial that is over, because the checkpoint, which ends with `start`, has lost its batch; "" if there is none.
+        The sink may have had its messages."""
+        trial = self._members.open_progress().trial
+        is_lost = trial and not trial.finished and _is_unlogged(trial, start) and unlogged(trial) is None
+        return trial.claim if trial and is_lost else ""
 
     def claim_again(
         self,

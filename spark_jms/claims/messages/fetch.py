@@ -191,6 +191,8 @@ def _joined(rows: list[StoredRows]) -> StoredRows:
 
 def _delivery_counts(sequences: Any, redelivered: Mapping[int, Ranges]) -> Any:
     """One count for each sequence; just 1 when all are delivered for the first time."""
+    if not redelivered:
+        return 1
     least, most = pc.min_max(sequences).as_py().values()
     hits = {count: part for count, ranges in redelivered.items() if (part := ranges.between(least, most))}
     if not hits:

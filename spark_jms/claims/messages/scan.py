@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jms.core.messages.arrays import repeated
 from spark_jms.core.messages.columns import NON_PERSISTENT, STATISTICS_COLUMNS
 from spark_jms.core.messages.ranges import EMPTY, Ranges, union
-from spark_jms.core.ordering.units_of_order import NO_UNITS, BlockedUnits, UnitMessages
+from spark_jms.core.ordering.blocked_units import BlockedUnits
+from spark_jms.core.ordering.units_of_order import NO_UNITS, UnitMessages
+from spark_jms.core.records.remembered import Later
 from spark_jms.errors import DestinationReplacedError
 from spark_jms.log.messages.data_files import read_stored
 from spark_jms.log.tables.delta_log import DeltaLog
@@ -33,15 +36,6 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 3
 T = TypeVar("T")
-
-
-class Later(NamedTuple):
-    """Delayed messages of one read. `times`: when each is to be looked at again, at its delivery time or its expiration, in ms.
-    `units`: those of them that belong to units of order, whose later messages wait."""
-
-    sequences: pa.Int64Array
-    times: pa.Int64Array
-    units: UnitMessages
 
 
 class Condition(NamedTuple):
@@ -63,7 +57,7 @@ class Scan:
     bound was reached. All others are delayed or blocked.
     `refused_units`: the refused ones that block others of their units; `held_back`: those that the selector takes, and that wait
     behind others of their units, where what it refuses blocks. `later`: those of the delayed ones that need no look before their
-    time."""
+    time. `blocked`: those that could be delivered, but for an earlier one of their unit."""
 
     picks: Ranges = EMPTY
     refused: Ranges = EMPTY
@@ -75,6 +69,7 @@ class Scan:
     refused_units: UnitMessages = NO_UNITS
     held_back: UnitMessages = NO_UNITS
     later: tuple[Later, ...] = ()
+    blocked: tuple[Later, ...] = ()
 
     def __or__(self, other: Scan) -> Scan:
         """What both have found together; `gone` is that of the later one."""
@@ -89,6 +84,7 @@ class Scan:
             UnitMessages.together([self.refused_units, other.refused_units]),
             UnitMessages.together([self.held_back, other.held_back]),
             self.later + other.later,
+            self.blocked + other.blocked,
         )
 
 
@@ -203,6 +199,7 @@ def _scan_files(
         UnitMessages.together(p.refused_units for p in parts),
         UnitMessages.together(p.held_back for p in parts),
         tuple(later for p in parts for later in p.later),
+        tuple(blocked for p in parts for blocked in p.blocked),
     )
 
 
@@ -228,6 +225,7 @@ def _scan_rows(
     refused_units: list[UnitMessages] = []
     held_back: list[UnitMessages] = []
     later: list[Later] = []
+    blocked: list[Later] = []
     picked = read = 0
     left = EMPTY
     for batch, sequences in read_stored(storage, file.hint, part, columns):
@@ -263,7 +261,9 @@ def _scan_rows(
                 remaining = pc.and_not(remaining, unwanted)
             question.blocked.block_behind(UnitMessages.of(sequences, units, among=remaining).first_of_units())
             waiting = question.blocked.waiting(sequences, units)
-            ready = ready if waiting is None else pc.and_not(ready, waiting)
+            if waiting is not None:
+                blocked.append(_blocked(sequences, pc.and_(ready, waiting), ends, units))
+                ready = pc.and_not(ready, waiting)
             if question.refused_block:
                 refused_units.append(UnitMessages.of(sequences, units, ends, among=unwanted))
                 if waiting is not None:
@@ -286,7 +286,15 @@ def _scan_rows(
         refused_units=UnitMessages.together(refused_units),
         held_back=UnitMessages.together(held_back),
         later=tuple(later),
+        blocked=tuple(blocked),
     )
+
+
+def _blocked(
+    sequences: pa.Int64Array, late: pa.BooleanArray, ends: pa.Int64Array | None, units: pa.StringArray
+) -> Later:
+    times = repeated(0, pa.int64(), len(sequences)) if ends is None else ends
+    return Later(sequences.filter(late), times.filter(late), UnitMessages.of(sequences, units, among=late))
 
 
 def _later(
@@ -463,8 +471,16 @@ def first_delivery_time(table: DeltaLog, member: int, picks: Ranges, *, table_id
 def units_of(table: DeltaLog, member: int, picks: Ranges, *, table_id: str | None = None) -> UnitMessages:
     """Those of `picks` that belong to a unit of order. Messages that are not on disk do not: their consumer fails anyway.
     Raises DestinationReplacedError when the table is not `table_id` any more."""
+    return units_and_lost(table, member, picks, table_id=table_id)[0]
+
+
+def units_and_lost(
+    table: DeltaLog, member: int, picks: Ranges, *, table_id: str | None = None
+) -> tuple[UnitMessages, Ranges]:
+    """The same, and the messages that are in no file of the table as it is known."""
 
     def read(file: DataFile, part: Ranges) -> list[UnitMessages]:
         return _units_in(table.storage, file, part) if file.has_groups else []
 
-    return UnitMessages.together(read_files(table, member, picks, read, table_id=table_id)[0])
+    found, lost = read_files(table, member, picks, read, table_id=table_id)
+    return UnitMessages.together(found), lost

@@ -39,7 +39,7 @@ class SortedBacklogs:
         kept = _without_claimed(known[1], picks) if known and known[0] == order else None
         made = Offer(picks, self._sorted(snapshot, member, state, picks, order)) if kept is None else kept
         # A unit's next message has a place of its own once the one before it is delivered.
-        if order.follows_deliveries or any(file.has_groups for file in snapshot.member_files(member).files):
+        if order.follows_deliveries or snapshot.member_files(member).has_groups:
             self._known.pop(member, None)
         else:
             self._known[member] = order, made

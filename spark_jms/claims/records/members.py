@@ -13,9 +13,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
-from spark_jms.claims.records.shared import RULE, decided, follow, raise_refusal
+from spark_jms.claims.records.shared import RULE, Made, PlanOutdatedError, asked, decided, follow, raise_refusal
 from spark_jms.claims.servers.stores import is_sibling, label_of, this_process
 from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.destinations.subscriptions import LiveSubscription, recorded_on
@@ -101,9 +102,8 @@ class Members:
         self.attached: set[int] = set()
         self._followed: set[int] = set()
         self._met: dict[int, tuple[int, float]] = {}  # opened by another session: with which version, and since when
-        self._opened: dict[
-            int, Handle
-        ] = {}  # by this session, in line behind a consumer of an earlier release, for one plan
+        self._opened: dict[int, Handle] = {}  # by this session, in line behind a consumer of an earlier release
+        self._is_planned = False  # what is opened is for the change of a plan, which comes with the next call
         self._committed: dict[int, tuple[Noted, ...]] = {}  # of each member: the journal that was committed last
         self._undelivered: dict[int, set[str]] = {}  # member -> claims that a write of unknown outcome may have made
         self._finished: dict[int, dict[str, Ranges]] = {}  # member -> what the next change of it acknowledges, by claim
@@ -186,11 +186,14 @@ class Members:
                 self.known.pop(member, None)
 
     def _see(self, member: int, view: RecordView) -> None:
-        state = replace(follow(self.record(member), view.objects, self.label(member)), journal=())
+        self._know(member, follow(self.record(member), view.objects, self.label(member)), view.version)
+
+    def _know(self, member: int, state: RecordSet, version: int) -> None:
+        state = state.with_journal(())
         if self._is_logged():
             state = state.logging(is_on=True, now_ms=self._clock_ms())
         self._check_speaks(state, member)
-        self.known[member] = KnownRecord(state, view.version)
+        self.known[member] = KnownRecord(state, version)
 
     def _is_kept_open(self, member: int, version: int) -> bool:
         """Another session has it open for longer than administrators do: it is a consumer of an earlier release, which hands it over
@@ -221,6 +224,17 @@ class Members:
             except RecordHeldError:
                 self.session.cancel(record)
                 raise
+
+    def planned(self) -> None:
+        """The call that ends now has made a plan, and the next one writes it."""
+        self._is_planned = True
+
+    def end_call(self) -> None:
+        """What was opened in line in the call and not changed is closed, or no other consumer could have it; after a plan, when the
+        next call ends."""
+        if not self._is_planned:
+            self._close_opened()
+        self._is_planned = False
 
     def _close_opened(self) -> None:
         while self._opened:
@@ -303,7 +317,6 @@ class Members:
         journals = {member: new for member, state in changed.items() if (new := self._new(member, state))}
         own, held = self.progress, dict[Handle, list[Operation]]()
         if not journals and (own is None or progress in (None, own.value)):
-            self._close_opened()
             return
         if own is not None:
             progress = progress or self.open_progress()
@@ -316,20 +329,32 @@ class Members:
             {self.record(member): changed[member].clears for member in journals},
         )
         try:
-            answer = self._asked(change, held, CHANGE_S if wait_s is None else wait_s)
+            answer, made = self._asked(change, held, CHANGE_S if wait_s is None else wait_s)
+            raise_refusal(answer)
         except OutcomeUnknownError:
             self._forget_unknown({member: changed[member] for member in states})
             raise
+        except PlanOutdatedError:
+            for member in states:
+                del self.known[member]  # to be seen as they are now, or it would be asked for the same again
+            raise
         finally:
             self._close_opened()
-        raise_refusal(answer)
         for member in journals:
             self._committed[member] = changed[member].journal or ()
-        with self._unfenced():
-            views = self.session.look(list(change.journals))
-        for member in journals:
-            self._see(member, views[self.record(member)])  # also if an administrator has opened it meanwhile
+        self._see_written({member: self.record(member) for member in journals}, made)
         self._note_written(journals, progress)
+
+    def _see_written(self, records: Mapping[int, str], made: Made) -> None:
+        """`made`: of which the write has said it."""
+        if missing := [record for record in records.values() if record not in made]:
+            with self._unfenced():
+                views = self.session.look(missing)
+        for member, record in records.items():
+            if record in made:
+                self._know(member, *made[record])
+            else:
+                self._see(member, views[record])  # also if an administrator has opened it meanwhile
 
     def _new(self, member: int, state: RecordSet) -> tuple[Noted, ...]:
         """What led to this state since the last commit; () when that is nothing of its own."""
@@ -338,22 +363,24 @@ class Members:
             journal = journal[len(committed) :]
         return journal if any(noted.method != "logging" for noted in journal) else ()
 
-    def _asked(self, change: PlannedChange, held: Mapping[Handle, Sequence[Operation]], limit_s: float) -> bytes:
-        """The rule's answer. What a session keeps open is opened in line, and changed by this one."""
+    def _asked(
+        self, change: PlannedChange, held: Mapping[Handle, Sequence[Operation]], limit_s: float
+    ) -> tuple[bytes, Made]:
+        """The rule's answer, and what it has made. What a session keeps open is opened in line, and changed by this one."""
         began_s = since_s = self._monotonic_s()
         holder: str | None = None
         writes, rest = {**held}, change
         opened = [self._opened[member] for member in self._opened if self.record(member) in change.journals]
         while True:
             for handle in opened:
-                writes[handle] = decided(change, handle.name, handle.objects(), self.store.sessions().keys())
+                writes[handle], _ = decided(change, handle.name, handle.objects(), self.store.sessions().keys())
                 rest = rest.without(handle.name)
             try:
                 with self._unfenced():
                     if rest.journals:
-                        return self.session.change(list(rest.journals), RuleCall(RULE, rest.to_bytes()), writes)
+                        return asked(rest, partial(self._by_rule, list(rest.journals), writes))
                     self.session.commit(writes)
-                    return b""
+                    return b"", {}
             except RecordHeldError as error:
                 now, opened = self._monotonic_s(), []
                 if error.holder != holder:
@@ -369,6 +396,9 @@ class Members:
                         "with `jmsq claims`, and try again"
                     ) from error
                 self._opened[self._member_of(error.name)] = opened[0]
+
+    def _by_rule(self, names: Sequence[str], held: Mapping[Handle, Sequence[Operation]], argument: bytes) -> bytes:
+        return self.session.change(names, RuleCall(RULE, argument), held)
 
     def _member_of(self, record: str) -> int:
         return int(record.rsplit("/", 1)[1])

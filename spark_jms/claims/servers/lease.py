@@ -20,7 +20,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -64,28 +64,32 @@ _chance = random.Random()  # our own, so that a program's seeded sequence does n
 @dataclass
 class _UsedServer:
     """A server whose lease is kept. `settings_ms`: when the length of its lease was read last. `term`: the newest that we know,
-    since `term_ms`."""
+    since `term_ms`. `members`: those on it, by the id of their table."""
 
     lease: LeasedServer
     questions: StoreProbe
     settings_ms: float
     term_ms: float
+    members: Set[tuple[str, int]]
     term: LeaseTerm = HELD
 
 
 class ServerKeeper:
     """Keeps the leases of the servers whose stores this process uses. Thread-safe. `ask(server)` reads something small from the
-    server's store; `find_absence(server)` tells what is missing at its address; `take_sample(server)` asks as much as a delivery
-    does, and tells the effort. The keeper starts with the first destination on servers, and ends with `close`."""
+    server's store; `begin(server)` comes before its first question; `find_absence(server)` tells what is missing at its address;
+    `take_sample(server)` asks as much as a delivery does, and tells the effort. The keeper starts with the first destination on
+    servers, and ends with `close`."""
 
     def __init__(
         self,
         domain: Domain,
         ask: Callable[[str], object],
+        begin: Callable[[str], object],
         find_absence: Callable[[str, float], str],
         take_sample: Callable[[str], float],
     ) -> None:
         self._domain, self._ask, self._find_absence, self._take_sample = domain, ask, find_absence, take_sample
+        self._begin = begin
         self._leases = ServerLeases(domain.storage, f"{socket.gethostname()}:{os.getpid()}")
         self._lock = threading.Lock()
         self._used: dict[str, DeltaLog] = {}
@@ -155,23 +159,35 @@ class ServerKeeper:
 
     def _keep(self, server: str, tables: list[DeltaLog]) -> None:
         now = monotonic_ms()
+        members = {(t.snapshot.table_id, m) for t in tables for m in t.snapshot.destination.members_on(server)}
         kept = self._kept.get(server)
+        if kept is not None and members.isdisjoint(kept.members):  # it was removed, and has been added again
+            self._forget(server)
+            kept = None
         if kept is None:
-            kept = self._kept[server] = self._made(server, now)
+            kept = self._kept[server] = self._made(server, now, members)
         elif now - kept.settings_ms >= _SETTINGS_EVERY_MS:
             kept.lease.changed_to(self._domain.servers.entry(server).lease_ms)
             kept.settings_ms = now
+        kept.members = members
         terms = [table.snapshot.destination.terms.get(server, HELD) for table in tables]
         kept.lease.tick(now, max(terms, key=lambda term: term.number))
         self._commit(server, kept, tables, now)
 
-    def _made(self, server: str, now: float) -> _UsedServer:
+    def _made(self, server: str, now: float, members: Set[tuple[str, int]]) -> _UsedServer:
         length_ms = self._domain.servers.entry(server).lease_ms
-        ask, find = partial(self._ask, server), partial(self._find_absence, server, _ADDRESS_S)
+        find, begun = partial(self._find_absence, server, _ADDRESS_S), threading.Event()
+
+        def ask() -> object:
+            if not begun.is_set():
+                self._begin(server)
+                begun.set()
+            return self._ask(server)
+
         questions = StoreProbe(server, ask, find, partial(self._take_sample, server))
         share = _chance.uniform(0.0, 0.25)
         lease = LeasedServer(server, questions, self._leases, self._domain.terms, length_ms, share, now_ms)
-        return _UsedServer(lease, questions, now, now)
+        return _UsedServer(lease, questions, now, now, members)
 
     def _forget(self, server: str) -> None:
         """To begin again when it is started, or used again."""

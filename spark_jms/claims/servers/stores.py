@@ -37,7 +37,18 @@ from spark_jms.log.destinations.owner import owned
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import now_ms
-from spark_jms.store import Delete, Handle, Operation, Put, RecordHeldError, SessionInfo, Store, StoreError, open_store
+from spark_jms.store import (
+    Delete,
+    Handle,
+    Operation,
+    Put,
+    RecordHeldError,
+    SessionInfo,
+    Store,
+    StoreAbsentError,
+    StoreError,
+    open_store,
+)
 from spark_jms.store.contract import StoreOpening
 from spark_jms.store.kinds.opening import absence, lasts, places_of
 from spark_jms.store.kinds.routed import DEFAULT, RoutedStore, address, split_address
@@ -86,9 +97,19 @@ class DomainStores(RoutedStore):
         self.keeper = ServerKeeper(
             domain,
             lambda server: self.store(server).info(_ANY_RECORD),
+            self._begin,
             lambda server, timeout_s: absence(places_of(domain.server_uri(server)), timeout_s),
             lambda server: sampled_effort(self.store(server)),
         )
+
+    def _begin(self, server: str) -> None:
+        """Use a server, perhaps again: it may have been removed and added meanwhile, or its administrator has brought another copy of
+        its store while it was stopped."""
+        try:
+            self.store(server).info(_ANY_RECORD)
+        except StoreAbsentError:
+            self._timed.drop(server)
+            self.drop(server)
 
     @property
     def timed(self) -> Store:
@@ -227,8 +248,15 @@ def state_of(store: Store, snapshot: Snapshot, subscription: str, member: int) -
         label_of(destination.name, subscription, member),
     )
     if start is not None:
-        return state.start_at(start.floor(member, snapshot.last_sequence(member)))
-    return state.start_at(destination.start_floor(subscription, member))
+        return started(state, snapshot, member, start.floor(member, snapshot.last_sequence(member)))
+    return started(state, snapshot, member, destination.start_floor(subscription, member))
+
+
+def started(state: RecordSet, snapshot: Snapshot, member: int, floor: int) -> RecordSet:
+    """The record set from the start of its subscription, with the delivery counts that forwarded messages have brought along."""
+    state = state.start_at(floor)
+    carried = snapshot.member_files(member).carried(state.floor)
+    return state.carry(carried) if carried else state
 
 
 def opened_state(handle: Handle, label: str = "") -> RecordSet:

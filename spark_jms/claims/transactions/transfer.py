@@ -29,6 +29,7 @@ from spark_jms.claims.servers.stores import label_of, opened_state, operations, 
 from spark_jms.core.destinations.destination import is_temporary
 from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.destinations.subscriptions import record_server
+from spark_jms.core.messages.carried import NOTHING_CARRIED, CarriedCounts
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import delay_end_ms
@@ -52,10 +53,16 @@ from spark_jms.core.transactions.transfer import (
     TransferTarget,
     next_step,
 )
-from spark_jms.errors import InsertionPausedError, InvalidDestinationError, JmsqError, TransferError
+from spark_jms.errors import (
+    InsertionPausedError,
+    InvalidDestinationError,
+    JmsqError,
+    LargerThanQuotaError,
+    QuotaExceededError,
+    TransferError,
+)
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.messages.data_files import discard
-from spark_jms.log.sending.send import LargerThanQuotaError, QuotaExceededError
 from spark_jms.log.sending.transfer import (
     abort_transfer,
     append_transfer,
@@ -95,7 +102,7 @@ class TransfersEnded:
 class Movement:
     """What a new transfer moves: `picks` of a claim, as `rows` of ROW_COLUMNS (log/sending/transfer.py), to a destination or one of
     its members. `table_id`: of that destination, when the caller has looked at it. With a `sieve`, for which the rows have their
-    `sequence` too, what the target refuses for good is left out."""
+    `sequence` too, what the target refuses for good is left out. `carried`: the delivery counts that they keep there."""
 
     claim: str
     picks: Ranges
@@ -106,6 +113,7 @@ class Movement:
     reason: str
     table_id: str | None = None
     sieve: Sieve | None = None
+    carried: CarriedCounts = NOTHING_CARRIED
 
 
 class Fitting(Protocol):
@@ -166,7 +174,9 @@ class Transfers:
                 f"{len(state.intents)} transfers are open here, and none of them ends: see `jmsq stat`, repair their "
                 "targets, then try again"
             )
-        target = stage_transfer(target_log, ticket, movement.rows, movement.member, movement.table_id, sieve)
+        target = stage_transfer(
+            target_log, ticket, movement.rows, movement.member, movement.table_id, sieve, movement.carried
+        )
         picks = movement.picks
         if sieve is not None and sieve.messages:
             picks = picks - sieve.messages

@@ -12,7 +12,7 @@ promise when they fail, so their errors also reach the application, once for eac
 
 A Housekeeper keeps house for a destination while it holds the destination's lease in the store, so one process at a time does.
 
-Features: C9, C13, C15, T1, T4, T6, T16 (docs/FEATURES.md)
+Features: C9, C13, C15, D5, T1, T4, T6, T16 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ from spark_jms.claims.servers.stores import (
     not_durable,
     read_state,
     record_of,
+    started,
     store_of,
     timed_stores,
 )
 from spark_jms.claims.transactions.transaction import Coordinators
 from spark_jms.claims.transactions.transfer import Pledges, Transfers, recover_transfers
+from spark_jms.claims.upkeep.move import MemberForwarder
 from spark_jms.claims.upkeep.usage import ATTEMPTS, publish_usage
 from spark_jms.core.destinations.destination import Subscription, is_temporary
 from spark_jms.core.destinations.servers import HOME
@@ -51,7 +53,8 @@ from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.stored_form import lease_record
 from spark_jms.errors import TransferError
-from spark_jms.log.destinations.domain import Domain, publishes_usage
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.destinations.limits import publishes_usage
 from spark_jms.log.sending.units_of_order import forget_barriers
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
@@ -78,6 +81,7 @@ ROOM_EVERY_S = 1.0
 OVERDUE_EVERY_S = 0.1
 OVERDUE_LONGEST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
+_TOGETHER_S = 0.05
 TABLE_RAISES_AFTER_S = 60.0
 HEALTH_KEY = "health"
 _LABEL = "housekeeping of "
@@ -107,6 +111,7 @@ class BackgroundThread:
         self._unreported: dict[_Task, Exception] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._news = threading.Event()  # a task was added, or it is to end
         self._clock_s = clock_s
         self._monitor = Monitor(name)
         self._thread = threading.Thread(target=self._loop, name=f"jmsq-background {name}", daemon=True)
@@ -135,6 +140,7 @@ class BackgroundThread:
             self._tasks.append(task)
             if not self._thread.is_alive() and not self._stop.is_set():
                 self._thread.start()
+        self._news.set()
 
     def add_consumer(
         self,
@@ -190,6 +196,7 @@ class BackgroundThread:
 
     def close(self) -> None:
         self._stop.set()
+        self._news.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=10)
 
@@ -226,8 +233,17 @@ class BackgroundThread:
         self._monitor.failed(task.what, error, int(task.every_s * 2000), int(task.longest_pause_s * 1000))
 
     def _loop(self) -> None:
-        while not self._stop.wait(0.05):
+        """It sleeps until a task is due; those that are due soon after run together."""
+        while not self._stop.is_set():
+            self._news.clear()
             self.tick()
+            self._news.wait(self._idle_s())
+
+    def _idle_s(self) -> float | None:
+        """None: until a task is added."""
+        with self._lock:
+            due_s = min((task.due_s for task in self._tasks), default=None)
+        return None if due_s is None else max(due_s - self._clock_s(), _TOGETHER_S)
 
 
 # -- housekeeping ------------------------------------------------------------------------------------------------------
@@ -279,13 +295,13 @@ class Housekeeper:
             self._follow_life_cycle(domain.life_cycle(destination))
         self._live: dict[str, Subscription] = {}  # subscriptions that are not in the table
         self._transfers = Transfers(domain, self._messages)
+        self._forwarder = self._new_forwarder()
         self._barriers = BarrierWatch(self._messages, all_rows=True)
         self._limits = FreeRecordLimits(self._messages, now_ms)
         self._outboxes = FreeOutboxes(logs["acknowledgements"])
         self._expiration = ExpirationScan(domain, self._store, self._messages, self._not_durable)
-        self.searches = (
-            True  # False: the service expiration of this process ends messages, except those of units of work
-        )
+        # False: the service expiration of this process ends messages, except those of units of work
+        self.searches = True
         self.scans_at_once = False  # every round searches for expired messages, whatever the domain's interval
         self._looked_for_abandoned_s = time.monotonic()
         self.pledges = Pledges(domain, home_of(self._store), self._messages)
@@ -301,11 +317,16 @@ class Housekeeper:
 
     def holder(self) -> str:
         """The process with the lease, for people; "" when no other process has it now, or a release before this one."""
-        home = store_of(self._store, HOME)
-        info = home.info(lease_record(self._table_id))
-        session = home.sessions().get(info.holder) if info is not None and info.holder else None
+        session = store_of(self._store, HOME).sessions().get(self._keeper())
         label = session.label if session is not None else ""
         return label.rpartition(": ")[2] if label.startswith(_LABEL) else ""
+
+    def _keeper(self) -> str:
+        """The other live session that has the lease, or "". A look writes nothing, so it costs the consumers nothing, however many
+        processes look."""
+        info = store_of(self._store, HOME).info(lease_record(self._table_id))
+        holder = "" if info is None else info.holder or ""
+        return "" if holder == self._session.session_id else holder
 
     def live_names(self) -> list[str]:
         """A purge asks for them when its snapshot is fixed."""
@@ -364,7 +385,7 @@ class Housekeeper:
     def state_now(self, subscription: str, member: int) -> RecordSet:
         label = label_of(self._destination, subscription, member)
         found = read_state(self._store, record_of(self._messages.snapshot, subscription, member), label)
-        return found.start_at(self._floor(subscription, member))
+        return started(found, self._messages.snapshot, member, self._floor(subscription, member))
 
     def _clear_leftovers(self) -> None:
         messages = self._domain.log(self._destination)
@@ -415,6 +436,15 @@ class Housekeeper:
             live = self._live.get(subscription)
             self._barriers.look(snapshot, subscription, states, live.floors if live else None)
         forget_barriers(self._messages, declared.slots.barriers, self._live)
+
+    def _new_forwarder(self) -> MemberForwarder:
+        return MemberForwarder(self._domain, self._store, self._destination)
+
+    def _forward(self) -> None:
+        """Messages of members without consumers."""
+        problems = self._forwarder.run().problems
+        if problems:
+            raise TransferError(f"{len(problems)} step(s) of forwarding wait: {problems[0]}")
 
     def _enforce_limits(self) -> None:
         """Of subscriptions."""
@@ -484,6 +514,9 @@ class Housekeeper:
             self._lease = None
         if self._lease is None:
             name, self._table_id = lease_record(table_id), table_id
+            if self._keeper():
+                return False
+            self._forwarder = self._new_forwarder()  # another process may have seen consumers meanwhile
             try:
                 self._lease = self._session.open(name)
             except RecordHeldError:
@@ -501,6 +534,8 @@ class Housekeeper:
             self.rounds.monitor.run("recovery of transfers", self._recover_transfers)
             self.rounds.monitor.run("recovery of transactions", self._recover_transactions)
             self.rounds.monitor.run("barriers of units of order", self._pass_barriers)
+            if self._messages.snapshot.destination.forward_delay_ms is not None:
+                self.rounds.monitor.run("forwarding", self._forward)
             if self._messages.snapshot.destination.messages_limit_override != UNLIMITED:
                 self.rounds.monitor.run("limit of subscriptions", self._enforce_limits)
             self.rounds.monitor.run("acknowledgements without a consumer", self._flush_outboxes)
@@ -514,9 +549,8 @@ class Housekeeper:
 
     def begin_round(self) -> None:
         """States are read once in a round, and servers asked."""
-        self._states.clear()
-        self._sessions.clear()
-        self._away.clear()
+        for known in (self._states, self._sessions, self._away):
+            known.clear()
 
     def _leave_stopped(self) -> None:
         """Their administrator may do with their stores what he likes: nothing asks them, and nothing there counts as done."""

@@ -51,7 +51,8 @@ from spark_jms.errors import JmsqError, StaleDomainError, UsageDifferenceError, 
 from spark_jms.log.changes.plan import plan
 from spark_jms.log.changes.positions import FeedTable, FeedTables, log_of_table
 from spark_jms.log.changes.rows import changes_again, changes_of
-from spark_jms.log.destinations.domain import Domain, publishes_usage
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.destinations.limits import publishes_usage
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.log.upkeep.usage_history import UsageHistoryTable

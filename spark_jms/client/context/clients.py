@@ -161,9 +161,10 @@ class ContextProducers:
             send_timeout_s,
             self._choices.balancing(address.server),
             one_way,
-            self._flows.of(log),
+            self._flows.of(log, address.server),
             threshold,
             None if producer_id is None else ProducerNumbers(log, producer_id),
+            self._choices.factory.default_unit_of_order,
         )
         return self.open.add(producer)
 
@@ -216,6 +217,7 @@ class ContextProducers:
             self.open.remove,
             send_timeout_s,
             threshold=threshold,
+            unit=self._choices.factory.default_unit_of_order,
         )
 
 
@@ -297,7 +299,7 @@ class ContextConsumers:
         bell: threading.Event,
         consumer: Consumer,
     ) -> Consumer:
-        self._watch.add(log, bell.set)
+        receiver.watched = self._watch.add(log, bell.set)
         self.open.add(consumer)
         self._background.add_consumer(
             receiver.name,

@@ -11,12 +11,13 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import TracebackType
 
 import attrs
 
 from spark_jms.claims.upkeep.housekeeping import BackgroundThread, Housekeeper
-from spark_jms.claims.upkeep.usage import PUBLISH_EVERY_S, UsagePublisher
+from spark_jms.claims.upkeep.usage import PUBLISH_EVERY_S, UsagePublisher, UsageRecount
 from spark_jms.client.messages.message import OwningProcess
 from spark_jms.core.destinations.destination import TEMPORARY_PREFIX, Destination, is_temporary
 from spark_jms.core.destinations.routing import DestinationAddress
@@ -24,6 +25,7 @@ from spark_jms.core.destinations.subscriptions import ClientIdentity, kept_at
 from spark_jms.errors import InvalidDestinationError
 from spark_jms.log.destinations.declarations import create_tables
 from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.destinations.limits import follow_home_quota
 from spark_jms.log.destinations.temporary import TemporaryEntry
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.storage import now_ms
@@ -61,6 +63,8 @@ class ContextDestinations:
         self._housekeepers: dict[str, Housekeeper] = {}
         self._sending = SenderHousekeeping(domain)
         self._publishers: dict[str, UsagePublisher] = {}
+        self._recount = UsageRecount(domain, lambda: nullcontext(self.store_of))
+        domain.quotas.recount = self._recount
 
     def log(self, destination: str) -> DeltaLog:
         """Raises InvalidDestinationError, which lists the existing destinations, and ClosedError."""
@@ -83,9 +87,12 @@ class ContextDestinations:
         return log
 
     def stop_using(self, destination: str) -> None:
-        """Before a temporary destination is deleted: ends its housekeeping."""
+        """Before a temporary destination is deleted: ends its housekeeping, and its usage is not published any more."""
         with self._lock:
             housekeeper = self._housekeepers.pop(destination, None)
+            publisher = self._publishers.pop(destination, None)
+        if publisher is not None:
+            self._background.remove(publisher.publish)
         if housekeeper is not None:
             self._housekeeping_thread.remove(housekeeper.run)
             housekeeper.close()
@@ -117,14 +124,16 @@ class ContextDestinations:
     def publish_usage(self, destination: str) -> None:
         """Of a destination with a consumer here, from now on."""
         with self._lock:
-            if destination not in self._publishers and not is_temporary(destination):
-                publisher = self._publishers[destination] = UsagePublisher(self._domain, self._store, destination)
+            if destination not in self._publishers:
+                publisher = UsagePublisher(self._domain, self.store_of(destination), destination)
+                self._publishers[destination] = publisher
                 self._background.add(f"usage of {destination}", publisher.publish, PUBLISH_EVERY_S)
 
     def publish_last_usage(self, destination: str) -> None:
         """A consumer of it is closed."""
-        if destination in self._publishers:
-            self._publishers[destination].publish_last()
+        publisher = self._publishers.get(destination)
+        if publisher is not None:
+            publisher.publish_last()
 
     def with_housekeeping(self) -> tuple[str, ...]:
         """The names of the destinations whose housekeeping the context does."""
@@ -144,6 +153,8 @@ class ContextDestinations:
 
     def close(self) -> None:
         self._housekeeping_thread.close()
+        self._domain.quotas.recount = None
+        self._recount.close()
         self._sending.close()
         for housekeeper in self._housekeepers.values():
             housekeeper.finish()
@@ -212,6 +223,7 @@ class OwnedDestinations:
         if self._max_message_bytes > destination.max_message_bytes:
             destination = attrs.evolve(destination, max_message_bytes=self._max_message_bytes)
         create_tables(self._domain, destination, tables.messages_path(name), tables.acknowledgements_path(name))
+        follow_home_quota(self._domain, tables.log(name))
         return name
 
     def delete(self, name: str) -> None:

@@ -229,13 +229,13 @@ class _Shape(NamedTuple):
 
     names: list[str]
     types: list[str]  # the value of the vendor property that names the types, if any
-    encoders: list[Callable[[Any], str]]
+    encoders: list[Callable[[Any], str | None]]
 
 
 def _properties(given: Sequence[Any]) -> pa.MapArray | None:
     """The encoded properties. None when any are not a plain dict of plain values."""
     names: list[str] = []
-    values: list[str] = []
+    values: list[str | None] = []
     offsets: list[int | None] = []
     shapes: dict[tuple[Any, ...], _Shape | None] = {}
     for properties in given:
@@ -266,9 +266,8 @@ def _shape(properties: Mapping[Any, Any], kinds: tuple[type, ...]) -> _Shape | N
     if not set(kinds) <= _ENCODERS.keys():
         return None
     check_properties(properties)
-    types = ",".join(
-        f"{name}:{_ENCODERS[kind][0]}" for name, kind in zip(properties, kinds, strict=True) if kind is not str
-    )
+    named = ((name, _ENCODERS[kind][0]) for name, kind in zip(properties, kinds, strict=True))
+    types = ",".join(f"{name}:{kind}" for name, kind in named if kind != "string")
     return _Shape(
         [*properties, TYPES_PROPERTY] if types else [*properties],
         [types] if types else [],
@@ -283,11 +282,12 @@ def _long(value: int) -> str:
 
 
 # type -> JMS type, encoding
-_ENCODERS: dict[type, tuple[str, Callable[[Any], str]]] = {
+_ENCODERS: dict[type, tuple[str, Callable[[Any], str | None]]] = {
     bool: ("boolean", lambda value: "true" if value else "false"),
     int: ("long", _long),
     float: ("double", repr),
     str: ("string", str),
+    type(None): ("string", lambda _: None),
 }
 
 

@@ -177,7 +177,7 @@ def check_properties(properties: Mapping[Any, Any]) -> None:
     check_property_names(list(properties))
 
 
-def _properties(message: Message) -> list[tuple[str, str]] | None:
+def _properties(message: Message) -> list[tuple[str, str | None]] | None:
     check_properties(message.properties)
     encoded = encode_properties(message.properties) or {}
     if message.map is not None:

@@ -26,7 +26,7 @@ from spark_jms.store.processes import this_process
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-PropertyValue = bool | int | float | str
+PropertyValue = bool | int | float | str | None
 MapValue = bool | int | float | str | bytes | None
 _SHOWN_CHARS = 60
 _BODIES = ("text", "body", "map")

@@ -45,6 +45,7 @@ from spark_jms.client.messages.message import (
     seconds_of,
 )
 from spark_jms.client.receiving.delivery import ConsumerStatistics
+from spark_jms.client.receiving.last_user import ReceivingTask
 from spark_jms.client.receiving.receiver import AUTOMATIC, AcknowledgeMode, Receiver
 from spark_jms.client.sending.tracing import traced_process, traced_receive
 from spark_jms.errors import (
@@ -241,8 +242,10 @@ class InterruptibleReceive:
         receiver = self._receiver
         return traced_receive(receiver.destination, lambda: receiver.next_message(self._timeout_s, self._interrupted))
 
-    def shows(self, message: Message) -> bool:
-        """False: its consumer has released it meanwhile."""
+    def shows(self, message: Message, task: ReceivingTask | None) -> bool:
+        """False: its consumer has released it meanwhile. `task`: in which the application has it, if that is known."""
+        if task is not None:
+            self._receiver.last_user.received_by(task)
         return self._receiver.show(message)
 
     def interrupt(self) -> None:

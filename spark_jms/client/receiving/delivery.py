@@ -37,7 +37,7 @@ from spark_jms.core.records.stored_form import member_record
 from spark_jms.core.transactions.transaction import TransactionOrigin
 from spark_jms.core.transactions.transfer import Ticket
 from spark_jms.errors import MemberUnavailableError, own_copy
-from spark_jms.store import StoreError
+from spark_jms.store import OutcomeUnknownError, StoreError
 from spark_jms.store.ledger.group_commit import Drain, GroupCommit, finish
 
 Key = tuple[int, int]  # member, sequence
@@ -124,10 +124,11 @@ class Delivery:
         """Count from 0 again."""
         self.received = self.redelivered = self.acknowledged = self.expired = self.returned = self.set_aside = 0
         self._acknowledged_at_once = self._calls = 0  # messages and calls of the application's acknowledge()
-        self._bytes, self._pending_high = 0, self._pending
+        self._bytes, self._pending_high = 0, self.claimed
 
     @property
-    def _pending(self) -> int:
+    def claimed(self) -> int:
+        """Messages that the application has and has not acknowledged, or would get next."""
         return self._unseen + len(self.delivered)
 
     @property
@@ -136,7 +137,7 @@ class Delivery:
 
     def add(self, messages: Iterable[Message], claim: str) -> None:
         self.prefetched.extend((message, claim) for message in messages)
-        self._pending_high = max(self._pending_high, self._pending)
+        self._pending_high = max(self._pending_high, self.claimed)
 
     def take(self, now_ms: int) -> Message | None:
         """The next prefetched message, shown to the application."""
@@ -320,10 +321,11 @@ class AcknowledgementWriter:
     def _lead(self, drain: Drain) -> None:
         requests = drain()
         try:
-            with self._lock:
-                finished, returning = dict(self._delivery.finished), list(self._delivery.returning)
-            written = self._write_finished(finished)
-            written = self._write_returning(returning) and written
+            try:
+                written = self._write_all()
+            except OutcomeUnknownError:  # what the store has counts: what is done there stays as it is
+                written = self._write_all()
+                self._subscriber.check_session()  # else others may have done it
         except Exception as error:  # noqa: BLE001 - it is raised in each caller
             for request in requests:
                 request.error = error if len(requests) == 1 else own_copy(error)
@@ -331,6 +333,12 @@ class AcknowledgementWriter:
             for request in requests:
                 request.result = written
         finish(requests, None)
+
+    def _write_all(self) -> bool:
+        with self._lock:
+            finished, returning = dict(self._delivery.finished), list(self._delivery.returning)
+        written = self._write_finished(finished)
+        return self._write_returning(returning) and written
 
     def _write_finished(self, finished: dict[Key, str]) -> bool:
         if not finished:

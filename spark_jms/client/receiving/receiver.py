@@ -30,6 +30,7 @@ from spark_jms.client.receiving.delivery import (
     keys_of,
     parts_of,
 )
+from spark_jms.client.receiving.last_user import LastUser
 from spark_jms.client.receiving.pipeline import BatchReader, Pipeline
 from spark_jms.client.sending.tracing import traced_acknowledge
 from spark_jms.core.records.batch import Batch, Limits
@@ -42,6 +43,7 @@ from spark_jms.errors import (
 )
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.settings.types import NO_LIMIT, whole_ms
+from spark_jms.store import OutcomeUnknownError
 
 log = logging.getLogger("spark_jms")
 AcknowledgeMode = Literal["client", "individual", "auto", "dups-ok"]
@@ -54,6 +56,7 @@ _MOST_TURNS = 10  # left to others: messages that come meanwhile have their own
 _RECORDS_S = 0.1  # between two looks whether others have changed a record set
 _REPLAN_S = 1.0  # for what no look tells: a consumer dies, a server answers again
 _POLL_S = 0.01  # between two looks at the context
+_LONGEST_S = 0.05  # between two looks at the log
 _SESSION_S = 0.02  # between two looks at the session while prefetched messages are delivered
 _LAZY_S = 1.0
 _HELD_BACK_AFTER_S = 5.0  # of waiting, until units of order that a refused message blocks are named
@@ -61,11 +64,11 @@ _ASIDE_RETRY_S = 5.0  # between two attempts to set a message aside
 
 
 def pause_s(idle_s: float, watched: bool) -> float:
-    """The pause between two polls: short after recent traffic, 50 ms after an idle minute. Where a watch reports new
-    messages, only the store is polled."""
+    """The pause between two polls: short after recent traffic, 50 ms after an idle minute, and where a watch reports new
+    messages, so that only the store is polled."""
     if watched:
-        return max(_POLL_S, min(0.05, idle_s / 1200))
-    return 0.002 if idle_s < 1 else min(0.05, max(0.005, idle_s / 1200))
+        return _LONGEST_S
+    return 0.002 if idle_s < 1 else min(_LONGEST_S, max(0.005, idle_s / 1200))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ class Receiver:
         self._check_context = check_context
         self.send_reply = send_reply
         self._bell = bell  # rings when the log may have news, and when we close
-        self.watched = False  # the bell rang for the news before
+        self.watched = False  # the bell rings for news, and rang for those before
         # Taken in this order: `_claiming`, the writer's own lock, `_lock`. `_lock` guards `_delivery` and is never held
         # during a store call.
         self._claiming, self._lock = threading.RLock(), threading.RLock()
@@ -119,7 +122,8 @@ class Receiver:
         self.failure: JmsqError | None = None
         self._untold = False  # no call of the application has raised the failure
         self._seen_version = -1
-        self._session_s = time.monotonic()
+        self._session_s = self._busy_s = time.monotonic()  # `_busy_s`: of the newest message
+        self.last_user = LastUser()
 
     # -- receiving ------------------------------------------------------------------------------------------------
     def next_message(self, timeout_s: float | None, interrupted: threading.Event | None = None) -> Message | None:
@@ -127,13 +131,14 @@ class Receiver:
         receiver is closed or `interrupted` is set meanwhile. Acknowledges, in the modes "auto" and "dups-ok", what it delivered
         before. With `interrupted` the message is held: `show` delivers it."""
         self.check_open()
+        self.last_user.uses()
         started = time.monotonic()
         deadline = None if timeout_s is None else started + timeout_s
         try:
             self._acknowledge_before()
             while not self._closing.is_set():
                 message = self._take(holds=interrupted is not None)
-                if message is None and self._wait(started, deadline, interrupted):
+                if message is None and self._wait(deadline, interrupted):
                     if time.monotonic() - started > _HELD_BACK_AFTER_S:
                         self._held_back.look()
                     continue
@@ -142,6 +147,9 @@ class Receiver:
                     message = self._take(hurries=True, holds=interrupted is not None)
                 if message is None:
                     self._held_back.look()
+                else:
+                    self._busy_s = time.monotonic()
+                self.last_user.uses()
                 return message
         except ClosedError:
             if not self._closing.is_set():
@@ -216,16 +224,23 @@ class Receiver:
             finished = dict(self._delivery.finished)
         members, automatic = self._subscriber.members, self.mode in AUTOMATIC
         if not finished or members is None:
-            return self._subscriber.next_batch(Batch(self.name), limits)
+            return self._planned(limits)
         with traced_acknowledge(self.destination, None, len(finished) if automatic else 0):
             members.finish(parts_of(finished))
             try:
-                return self._subscriber.next_batch(Batch(self.name), limits)
+                return self._planned(limits)
             finally:
                 left = members.unfinished
                 self._writer.wrote([key for key in finished if key[0] not in left])
                 if left:
                     self._write(WRITE_TIMEOUT_S if automatic else 0)
+
+    def _planned(self, limits: Limits) -> Batch | None:
+        """A claim whose write has an unknown outcome was not delivered. The next plan gives its messages back, if the store has it."""
+        try:
+            return self._subscriber.next_batch(Batch(self.name), limits)
+        except OutcomeUnknownError:
+            return self._subscriber.next_batch(Batch(self.name), limits)
 
     def _set_aside(self) -> None:
         """Move undecodable messages to their queue. What fails is tried again later: it stays claimed, and no call of the
@@ -254,13 +269,14 @@ class Receiver:
                     self._delivery.aside.remove(item)
                     self._delivery.set_aside += len(item.reasons)
 
-    def _wait(self, started: float, deadline: float | None, interrupted: threading.Event | None) -> bool:
+    def _wait(self, deadline: float | None, interrupted: threading.Event | None) -> bool:
         """True when new messages may be available; False when the time is up or the consumer closes."""
         begun = time.monotonic()
         looked = poll = begun
         while True:
             now = time.monotonic()
-            pause = pause_s(now - started, self.watched)
+            is_due = self._subscriber.lingers or self._subscriber.is_due()
+            pause = _POLL_S if is_due else pause_s(now - self._busy_s, self.watched)
             if deadline is not None:
                 if now >= deadline:
                     return False
@@ -272,9 +288,10 @@ class Receiver:
             now = time.monotonic()
             if self._table.snapshot.version != self._seen_version or self._table.has_news():
                 self.watched = rung
+                seen = self._table.refresh().version  # another thread may read a newer one while this one looks
                 if self._finds_some():
                     return True
-                self._seen_version = self._table.snapshot.version
+                self._seen_version = seen
             if now >= begun + _REPLAN_S or self._subscriber.is_due():
                 return True
             if now >= looked + _RECORDS_S:
@@ -303,6 +320,7 @@ class Receiver:
     # -- acknowledging --------------------------------------------------------------------------------------------
     def acknowledge(self, message: Message, generation: int) -> None:
         self.check_open()
+        self.last_user.uses()
         if self.mode in AUTOMATIC or self.mode == "transacted":
             return
         keys = keys_of(message)
@@ -347,6 +365,7 @@ class Receiver:
         """Release everything delivered and not acknowledged: it is delivered again, flagged and counted, to this or another
         consumer."""
         self.check_open()
+        self.last_user.uses()
         self.give_back()
         self._write(WRITE_TIMEOUT_S)
 
@@ -397,6 +416,7 @@ class Receiver:
         """Release this one message: it is delivered again, flagged and counted, when the delay is over (None: the
         destination's). Without a delay it comes before later ones. Later messages of its unit of order wait for it."""
         self.check_open()
+        self.last_user.uses()
         keys = keys_of(message)
         with self._claiming:  # no claim may take later messages of the unit meanwhile
             with self._lock:
@@ -434,6 +454,7 @@ class Receiver:
         overdue."""
         if self.failure is not None or self._closing.is_set():
             return
+        self._name_ended()
         try:
             overdue = time.monotonic() - self._writer.written_s >= _LAZY_S
             if self._delivery.returning or (overdue and self._delivery.finished):
@@ -442,6 +463,24 @@ class Receiver:
                 self._set_aside()
         except (ConsumerClosedException, ClosedError):
             self._untold = self.failure is not None  # the next call raises it
+
+    def _name_ended(self) -> None:
+        """Warn of claims that no thread works on."""
+        ended = self.last_user.ended()
+        if ended is None:
+            return
+        with self._lock:
+            claimed = self._delivery.claimed
+        if claimed:
+            self.last_user.named()
+            log.warning(
+                "consumer %s of %s has claims of %d message(s), but %s, which used it last, has ended: no other consumer gets them "
+                "until they are acknowledged or recovered, the consumer is closed, or this process ends",
+                self.name,
+                self.destination,
+                claimed,
+                ended,
+            )
 
     def flush_outbox(self) -> None:
         """The context's background thread calls this once a second: write acknowledgements to their table."""

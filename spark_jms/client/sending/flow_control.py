@@ -1,6 +1,6 @@
-"""A producer's wait for its pace.
+"""A producer's wait for its pace, and how it splits what it may split.
 
-core/limits/flow_control.py has the rules, log/limits/usage.py tells whether it is to slow down.
+core/limits/flow_control.py has the rules, log/destinations/limits.py tells whether it is to slow down.
 
 Features: T5 (docs/FEATURES.md)
 """
@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from math import ceil, inf
 
-from spark_jms.core.limits.flow_control import LONGEST_WAIT_S, FlowParameters, Pace, parameters_of
+from spark_jms.core.limits.flow_control import FlowParameters, Pace, parameters_of
 from spark_jms.errors import ClosedError
-from spark_jms.log.destinations.domain import Domain, watched_of
-from spark_jms.log.limits.usage import FlowWatch
+from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.destinations.limits import FlowWatch, watched_of
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.settings.connection_factory import ConnectionFactory
 
@@ -25,7 +27,7 @@ _LOOK_AGAIN_S = 1.0  # a waiting sender learns within so long that it may go
 
 @dataclass(frozen=True)
 class FlowStatistics:
-    """`limit`: messages a second; None: the producer is free. `debt`: sent messages that the limit has not paid for."""
+    """`limit`: messages a second; None: the producer is free. `debt`: messages, sent or waiting, that the limit has not paid for."""
 
     armed: bool = False
     limit: float | None = None
@@ -38,11 +40,12 @@ NOT_SLOWED = FlowStatistics()
 
 @dataclass(frozen=True)
 class FlowTurn:
-    """Of one send: what has to be paid for before it, and when it began to wait."""
+    """Of one send: what has to be paid for before it, when it began to wait, and how long it may."""
 
     ticket: float
     begun_s: float
     messages: int
+    longest_s: float = inf
 
 
 class ProducerFlow:
@@ -66,12 +69,20 @@ class ProducerFlow:
         """Nothing slows the producer down, and nothing could."""
         return self.pace.limit is None and not self._watch.has_thresholds
 
-    def wait(self, messages: int) -> None:
-        """Before a send of so many messages: return when those before it are paid for, at most after LONGEST_WAIT_S. Raises
-        ClosedError when the producer is closed meanwhile."""
+    def share(self, messages: int) -> int:
+        """How many of these may go together: all, or what the limit allows in a second."""
+        if self.is_idle:
+            return messages
+        with self._lock:
+            self.look()
+            return messages if self.pace.limit is None else min(messages, max(ceil(self.pace.limit), 1))
+
+    def wait(self, messages: int, longest_s: float = inf) -> None:
+        """Before a send of so many messages: return when they are paid for but the last, or after `longest_s`; then the rest stays
+        as debt. Raises ClosedError when the producer is closed meanwhile."""
         if self.is_idle:
             return
-        turn = self.enter(messages)
+        turn = self.enter(messages, longest_s)
         try:
             while (left_s := self.left_s(turn)) > 0:
                 self._sleep(left_s)
@@ -79,11 +90,11 @@ class ProducerFlow:
             self.leave(turn)
             raise
 
-    def enter(self, messages: int) -> FlowTurn:
+    def enter(self, messages: int, longest_s: float = inf) -> FlowTurn:
         """Join those that wait, with so many messages."""
         with self._lock:
             self.look()
-            turn = FlowTurn(self.pace.due, self._monotonic_s(), messages)
+            turn = FlowTurn(self.pace.ticket(messages), self._monotonic_s(), messages, longest_s)
             self.pace = self.pace.with_debt(messages)
             return turn
 
@@ -99,16 +110,11 @@ class ProducerFlow:
         with self._lock:
             self.look()
             spent_s = self._monotonic_s() - turn.begun_s
-            left_s = min(self.pace.wait_ms(turn.ticket) / 1000, _LOOK_AGAIN_S, LONGEST_WAIT_S - spent_s)
+            left_s = min(self.pace.wait_ms(turn.ticket) / 1000, _LOOK_AGAIN_S, turn.longest_s - spent_s)
             if left_s >= _SHORTEST_S:
                 return left_s
             self._waited_s += spent_s
             return 0.0
-
-    def sent(self, messages: int) -> None:
-        """After a send whose size `wait` could not know."""
-        with self._lock:
-            self.pace = self.pace.with_debt(messages)
 
     def close(self) -> None:
         self._closed.set()
@@ -127,19 +133,19 @@ class ProducerFlow:
 
 
 class Flows:
-    """Of one context: the producers of a destination share what is known of its usage. Thread-safe."""
+    """Of one context: the producers of an address share what is known of its usage. Thread-safe."""
 
     def __init__(self, domain: Domain, factory: ConnectionFactory) -> None:
         self._domain, self._factory = domain, factory
-        self._watches: dict[str, FlowWatch] = {}
+        self._watches: dict[tuple[str, str | None], FlowWatch] = {}
         self._lock = threading.Lock()
 
-    def of(self, log: DeltaLog) -> ProducerFlow | None:
-        """For a new producer; None: nothing slows it down."""
+    def of(self, log: DeltaLog, server: str | None) -> ProducerFlow | None:
+        """For a new producer; `server` when its address names one. None: nothing slows it down."""
         if not self._factory.flow_control_enabled or self._factory.sends_one_way:
             return None
         with self._lock:
-            watch = self._watches.get(log.name)
+            watch = self._watches.get((log.name, server))
             if watch is None:
-                watch = self._watches[log.name] = FlowWatch(watched_of(self._domain, log))
+                watch = self._watches[log.name, server] = FlowWatch(partial(watched_of, self._domain, log, server))
         return ProducerFlow(parameters_of(self._factory), watch)

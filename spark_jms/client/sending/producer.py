@@ -9,10 +9,11 @@ import itertools
 import random
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Literal, overload
 
 import pyarrow as pa
@@ -54,6 +55,7 @@ from spark_jms.core.destinations.routing import ANY_MEMBER, Balancing
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.transactions.producers import check_sequence
 from spark_jms.errors import ClosedError, JmsqError, MessageFormatError
+from spark_jms.log.messages.data_files import patience_ms
 from spark_jms.log.sending.send import TransactionId
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.storage import now_ms
@@ -94,16 +96,17 @@ class Producer(Closable):
         flow: ProducerFlow | None = None,
         threshold: int | None = None,
         numbers: ProducerNumbers | None = None,
+        unit: str | None = None,
     ) -> None:
         """`flow` None: nothing slows it down. `threshold`: from so many bytes on a body is compressed; None: never. `numbers` None:
-        it has no producer id."""
+        it has no producer id. `unit`: the default unit of order of its connection factory."""
         self._process = OwningProcess()
         self.destination, self._name = log.name, uuid.uuid4().hex
         self._log, self._shared, self._asynchronous = log, shared, asynchronous
         self._check_context, self._sent, self._on_close = check, sent, closed
         self._flow, self._one_way = flow, one_way
         turns = itertools.count(random.randrange(2**31))
-        self._whole = WholeSend(log, balancing, self._name, turns, threshold, send_timeout_s, numbers)
+        self._whole = WholeSend(log, balancing, self._name, turns, threshold, send_timeout_s, numbers, unit)
         self._lock = threading.Lock()
         self._statistics = ProducerStatistics()
         self._completed_version = -1  # the newest one with asynchronous sends of ours, which commits are counted by
@@ -256,7 +259,8 @@ class Producer(Closable):
     ) -> SendReport:
         """Send Messages, or dicts with the arguments of `send`, in chunks. Each chunk is one commit: all or nothing.
 
-        A chunk has `chunk_messages` messages, or fewer when their bodies and properties reach 32 MiB. When a chunk
+        A chunk has `chunk_messages` messages, or fewer when their bodies and properties reach 32 MiB, and while flow control
+        limits the producer, no more than the limit allows in a second. When a chunk
         fails, the chunks before it are sent, and the error says how many messages they held. With
         `transaction=(application id, version)` the whole call is one commit, and repeating it sends nothing; neither
         does a version that is not above the last one of that application id. With `sequence`, the number of the first
@@ -286,8 +290,7 @@ class Producer(Closable):
             self._count(0, 0, 0, skipped)
         total, number = SendReport(0, 0, duplicates=skipped), None if sequence is None else sequence + skipped
         try:
-            for chunk in chunks_of(rest, chunk_messages, skipped):
-                self._keep_pace(len(chunk))
+            for chunk in self._paced_parts(chunks_of(rest, chunk_messages, skipped)):
                 total = total.with_next(self._send_chunk(chunk, number))
                 number = None if number is None else number + len(chunk)
         except JmsqError as error:
@@ -346,11 +349,10 @@ class Producer(Closable):
     def _send_whole(
         self, batches: Iterable[pa.RecordBatch], transaction: TransactionId | None, sequence: int | None = None
     ) -> SendReport:
-        self._keep_pace(0)
-        sent = self._commit(batches, now_ms(), transaction, sequence)
-        if self._flow is not None and sent.commits:
-            self._flow.sent(sent.messages)
-        return sent
+        if transaction is None or not transaction.is_in(self._log.refresh()):
+            files_stay_s = patience_ms((), self._log.snapshot.destination, 0) / 2000  # half of it is for other waits
+            batches = self._paced(batches, files_stay_s)
+        return self._commit(batches, now_ms(), transaction, sequence)
 
     def _send_chunk(self, chunk: Sequence[Item], sequence: int | None) -> SendReport:
         if len(chunk) > SHARED_MESSAGES:  # large enough for a commit of its own; and threads convert in parallel
@@ -367,7 +369,9 @@ class Producer(Closable):
         whole = self._whole
         balancing = whole.kept_balancing(self._log.snapshot.destination)
         turn, wait_s = next(whole.turns), whole.send_timeout_s
-        return OutgoingMessages(messages, turn, now, wait_s, balancing, self._name, whole.threshold, numbering)
+        return OutgoingMessages(
+            messages, turn, now, wait_s, balancing, self._name, whole.threshold, numbering, whole.unit
+        )
 
     def _share(self, messages: Sequence[Item], now: int, sequence: int | None) -> Part:
         self._wait_for_own_sends()
@@ -407,7 +411,7 @@ class Producer(Closable):
     def _as_sent(self, message: Message, position: SentPosition, now: int) -> Message:
         return replace(
             message,
-            group_id=message.group_id or self._log.snapshot.destination.default_unit(self._name),
+            group_id=message.group_id or self._log.snapshot.destination.default_unit(self._name, self._whole.unit),
             message_id=position.message_id,
             timestamp_ms=now,
             delivery_time_ms=message.delivery_time_ms or now,
@@ -419,10 +423,29 @@ class Producer(Closable):
             _receipt=None,
         )
 
-    def _keep_pace(self, messages: int) -> None:
+    def _keep_pace(self, messages: int, longest_s: float = inf) -> None:
         """Wait while flow control keeps the next messages back."""
         if self._flow is not None:
-            self._flow.wait(messages)
+            self._flow.wait(messages, longest_s)
+
+    def _paced_parts(self, chunks: Iterable[Sequence[Item]]) -> Iterator[Sequence[Item]]:
+        """Each chunk in the parts that flow control lets through, when it does."""
+        for chunk in chunks:
+            done = 0
+            while done < len(chunk):
+                share = len(chunk) - done if self._flow is None else self._flow.share(len(chunk) - done)
+                self._keep_pace(share)
+                yield chunk[done : done + share]
+                done += share
+
+    def _paced(self, batches: Iterable[pa.RecordBatch], longest_s: float = inf) -> Iterator[pa.RecordBatch]:
+        """Behind the last one, when their number is known, it waits for as long as flow control keeps all of them back."""
+        rows = 0
+        for batch in batches:
+            rows += batch.num_rows
+            yield batch
+        if rows:
+            self._keep_pace(rows, longest_s)
 
     def _commit(
         self, batches: Iterable[pa.RecordBatch], now: int, transaction: TransactionId | None, sequence: int | None

@@ -201,7 +201,9 @@ class WholeSend:
         threshold: int | None,
         send_timeout_s: float,
         numbers: ProducerNumbers | None,
+        unit: str | None = None,
     ) -> None:
+        self.unit = unit  # the default unit of order of the connection factory
         self._log, self._balancing, self._name = log, balancing, name
         self.turns, self.threshold, self.send_timeout_s, self.numbers = turns, threshold, send_timeout_s, numbers
 
@@ -246,6 +248,7 @@ class WholeSend:
             routing=balancing.routing(snapshot.destination),
             producer=self._name,
             threshold=self.threshold,
+            unit=self.unit,
         )
         size = 0
         try:

@@ -53,9 +53,11 @@ from spark_jms.errors import (
     InsertionPausedError,
     InvalidDestinationError,
     JmsqError,
+    LargerThanQuotaError,
     MessageFormatError,
     MessageSizeError,
     ProducerFencedError,
+    QuotaExceededError,
     SequenceGapError,
     ServerDownError,
     own_copy,
@@ -63,8 +65,6 @@ from spark_jms.errors import (
 from spark_jms.log.messages.data_files import discard
 from spark_jms.log.messages.message_writer import MessageWriter
 from spark_jms.log.sending.send import (
-    LargerThanQuotaError,
-    QuotaExceededError,
     Sent,
     explained,
     find,
@@ -110,6 +110,7 @@ class OutgoingMessages:
     producer: str = ""
     threshold: int | None = None  # from so many bytes on a body is compressed; None: never
     numbering: SendNumbers | None = None  # of a producer with an id
+    unit: str | None = None  # the default unit of order of its connection factory
 
 
 class Part:
@@ -118,6 +119,7 @@ class Part:
     def __init__(self, outgoing: OutgoingMessages, call: object = None) -> None:
         self.messages, self.turn, self.now_ms = outgoing.messages, outgoing.turn, outgoing.now_ms
         self.balancing, self.producer, self.threshold = outgoing.balancing, outgoing.producer, outgoing.threshold
+        self.unit = outgoing.unit
         self.numbering, self.duplicate = outgoing.numbering, False  # duplicate: in the table already, by its numbers
         self.sender = call, outgoing.producer  # in one call, the messages of one producer have an order
         self.shipment: Shipment | None = None
@@ -460,11 +462,13 @@ def rows_of(parts: Sequence[Part], destination: Destination) -> pa.RecordBatch:
     if any(part.threshold is not None for part in parts):
         thresholds = pa.array([part.threshold for part in parts for _ in part.messages], pa.int64())
         rows = compressed(rows, thresholds)
-    if destination.default_unit_of_order is None:
+    units = [destination.default_unit(part.producer, part.unit) for part in parts]
+    if not any(units):
         return rows
+    firsts = accumulate((len(part.messages) for part in parts), initial=0)
     slices = (
-        with_default_unit(rows.slice(first, len(part.messages)), destination.default_unit(part.producer))
-        for first, part in zip(accumulate((len(part.messages) for part in parts), initial=0), parts, strict=False)
+        with_default_unit(rows.slice(first, len(part.messages)), unit)
+        for first, part, unit in zip(firsts, parts, units, strict=False)
     )
     return pa.concat_batches(slices)
 

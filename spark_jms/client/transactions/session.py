@@ -168,18 +168,19 @@ class TransactedProducer(Producer):
         self, batches: Iterable[pa.RecordBatch], transaction: TransactionId | None, sequence: int | None = None
     ) -> SendReport:
         _refuse(transaction)
-        self._keep_pace(0)
         declared, now = self._log.refresh().destination, now_ms()
         accepted, size = PagedRows(self._buffer), 0
         try:
-            for batch in batches:
+            for batch in self._paced(batches):
                 check_sendable(batch.schema, IN_ARROW)
                 rows = normalise(batch, now, declared.max_message_bytes)
                 if declared.handles_units_of_work:
                     check_parts(rows)
                 if declared.forward_delay_ms is not None:
                     refuse_units(rows, declared.name)
-                rows = with_default_unit(compressed(rows, self._whole.threshold), declared.default_unit(self._name))
+                rows = with_default_unit(
+                    compressed(rows, self._whole.threshold), declared.default_unit(self._name, self._whole.unit)
+                )
                 accepted.append(rows)
                 size += carried_bytes(rows)
             count = accepted.count

@@ -84,6 +84,8 @@ class Destination(DestinationSettings):
     has_compressed: bool = False  # messages with compressed bodies are or were in the table
     leaving: frozenset[int] = frozenset()  # members that are to be removed and still have messages
     limited: frozenset[str] = frozenset()  # servers whose quota counts its members, because it has none of its own
+    follows_servers: bool = False  # `servers: all`: its servers are all that the domain has
+    compressions: Mapping[str, str] = attrs.field(factory=dict)  # server -> how bodies are compressed there by default
     was_logged: bool = False  # the life-cycle log was on in an earlier declaration
     paths: Mapping[str, int] = attrs.field(
         factory=dict, eq=False
@@ -126,13 +128,23 @@ class Destination(DestinationSettings):
         """The names of all quotas in which its messages count."""
         return {quota for member in self.member_ids if (quota := self.quota_of(member)) is not None}
 
-    def default_unit(self, producer: str) -> str | None:
-        """The unit of order of a producer's messages that have none; `producer` is a name that no other producer has."""
-        return (
-            f"jmsq-producer-{producer}"
-            if self.default_unit_of_order == SYSTEM_GENERATED
-            else self.default_unit_of_order
-        )
+    def compression_on(self, member: int) -> str | None:
+        """How its server compresses bodies by default; None: not."""
+        return self.compressions.get(self.server_of(member))
+
+    def part_name(self, member: int) -> str:
+        """Of a member, for people."""
+        if len(self.member_ids) == 1:
+            return self.name
+        return f"{self.server_of(member)}@{self.name}" if self.placement else f"member {member} of {self.name}"
+
+    def default_unit(self, producer: str, of_factory: str | None = None) -> str | None:
+        """The unit of order of a producer's messages that have none; `producer` is a name that no other producer has. `of_factory`:
+        that of its connection factory, which comes first. A destination that forwards, or handles units of work, has no units of
+        order, so it ignores that one."""
+        ignores = of_factory is None or self.handles_units_of_work or self.forward_delay_ms is not None
+        unit = self.default_unit_of_order if ignores else of_factory
+        return f"jmsq-producer-{producer}" if unit == SYSTEM_GENERATED else unit
 
     @property
     def member_ids(self) -> Sequence[int]:
@@ -295,6 +307,7 @@ class Destination(DestinationSettings):
             outages=self.outages,
             has_compressed=self.has_compressed,
             limited=self.limited,
+            compressions=self.compressions,
             slots=self._slots_of(new, ids, last),
             was_logged=self.has_life_cycle,
             paths=self.paths,
@@ -308,7 +321,8 @@ class Destination(DestinationSettings):
         return self.slot_map.shared(ids, ids, last)
 
     def same_declaration(self, other: Destination) -> bool:
-        return self.name == other.name and to_metadata(self) == to_metadata(other)
+        same = self.name == other.name and self.follows_servers == other.follows_servers
+        return same and to_metadata(self) == to_metadata(other)
 
     # -- pauses ---------------------------------------------------------------------------------------------
     def check_production(self, members: Iterable[int], planned_epoch: int) -> None:
@@ -340,11 +354,15 @@ class Destination(DestinationSettings):
         if not refused:
             return
         whole = any(pause.operation == operation and pause.member is None for pause in self.pauses.all)
+        of_server = self.pauses.find(operation, refused[0])
+        server = None if whole or of_server is None else of_server.server
         member = "" if whole else f" --member {refused[0]}"
+        scope = f"{self.name}{member}" if server is None else f"--server {server}"
         what = self.name if whole else f"{self.name}, member {', '.join(map(str, refused))}"
+        of = "" if server is None else f" of server {server}"
         raise kind(
-            f"{what}: an administrator has paused {operation}; nothing was committed. Try again after `jmsq resume "
-            f"{self.name}{member} --{operation}`; `jmsq stat {self.name}` shows the pauses"
+            f"{what}: an administrator has paused {operation}{of}; nothing was committed. Try again after `jmsq resume {scope} "
+            f"--{operation}`; `jmsq stat {self.name}` shows the pauses"
         )
 
     # -- in the table's metadata ----------------------------------------------------------------------------------
@@ -375,6 +393,10 @@ class Destination(DestinationSettings):
             **({"leaving": json.dumps(sorted(self.leaving))} if self.leaving else {}),
             **({"limitedServers": json.dumps(sorted(self.limited))} if self.limited else {}),
             **({"wasLogged": "true"} if self.was_logged else {}),
+            **({"followsServers": "true"} if self.follows_servers else {}),
+            **(
+                {"serverCompressions": json.dumps(dict(self.compressions), sort_keys=True)} if self.compressions else {}
+            ),
         }
         return {_PREFIX + key: value for key, value in stored.items()}
 
@@ -420,6 +442,8 @@ class Destination(DestinationSettings):
                 leaving=frozenset(json.loads(stored.get("leaving", "[]"))),
                 limited=frozenset(json.loads(stored.get("limitedServers", "[]"))),
                 was_logged=json.loads(stored.get("wasLogged", "false")),
+                compressions={str(s): str(o) for s, o in json.loads(stored.get("serverCompressions", "{}")).items()},
+                follows_servers=json.loads(stored.get("followsServers", "false")) is True,
             )
         except (KeyError, ValueError, TypeError, AttributeError, ModuleFileError) as error:
             raise UnreadableTableError(

@@ -1,8 +1,8 @@
 """Pauses: operations of a destination that an administrator has stopped.
 
-A pause is of one operation, and of the whole destination or of one member. A member is paused while either stands. Pauses
-lie in the table's metadata, beside the subscriptions and apart from the declaration, so each is a commit to the log that
-also orders the messages: whatever commits after it obeys it.
+A pause is of one operation, and of the whole destination, of one member, or of the server that a member is on. A member is paused
+while one of them stands; each ends by itself. Pauses lie in the table's metadata, beside the subscriptions and apart from the
+declaration, so each is a commit to the log that also orders the messages: whatever commits after it obeys it.
 
     a sender ...                           production paused            insertion paused
     ------------                           -----------------            ----------------
@@ -21,7 +21,7 @@ Features: T14 (docs/FEATURES.md)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +37,14 @@ OPERATIONS = {
 
 @dataclass(frozen=True)
 class Pause:
-    """`member` None: of the whole destination. `epoch` is the first routing epoch with it."""
+    """`member` None: of the whole destination. `epoch` is the first routing epoch with it. `server`: it is that of the server which
+    the member is on; None: the destination's own."""
 
     operation: str
     member: int | None
     epoch: int
     since_ms: int
+    server: str | None = None
 
     def covers(self, operation: str, member: int) -> bool:
         return self.operation == operation and self.member in (None, member)
@@ -50,7 +52,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class Pauses:
-    """All pauses of a destination, at most one for each operation and scope."""
+    """All pauses of a destination, at most one for each operation and scope. A member may also be under one of its server."""
 
     all: tuple[Pause, ...] = ()
 
@@ -78,20 +80,37 @@ class Pauses:
     # -- changes --------------------------------------------------------------------------------------------------
     def pause(self, operations: Collection[str], members: Collection[int] | None, epoch: int, now_ms: int) -> Pauses:
         """With these; the ones that stand already stay as they are. `members` None: the whole destination."""
-        standing = {(pause.operation, pause.member) for pause in self.all}
+        standing = {(pause.operation, pause.member) for pause in self.all if pause.server is None}
         scopes: list[int | None] = [None] if members is None else [*sorted(members)]
         new = (Pause(o, m, epoch, now_ms) for o in operations for m in scopes if (o, m) not in standing)
         return _sorted((*self.all, *new))
 
     def resume(self, operations: Collection[str], members: Collection[int] | None) -> Pauses:
-        """Without these. `members` None: neither the destination's nor any member's stays."""
+        """Without these. `members` None: neither the destination's nor any member's own stays."""
         return Pauses(
             tuple(
                 pause
                 for pause in self.all
-                if pause.operation not in operations or (members is not None and pause.member not in members)
+                if pause.server is not None
+                or pause.operation not in operations
+                or (members is not None and pause.member not in members)
             )
         )
+
+    def of_servers(
+        self, paused: Mapping[str, Mapping[str, int]], members_on: Callable[[str], Collection[int]], epoch: int
+    ) -> Pauses:
+        """With those of these servers (server -> operation -> since when, ms), and of no others; those that stand keep their epoch."""
+        wanted = {
+            (operation, member, server): since_ms
+            for server, operations in paused.items()
+            for operation, since_ms in operations.items()
+            for member in members_on(server)
+        }
+        kept = tuple(p for p in self.all if p.server is None or (p.operation, p.member, p.server) in wanted)
+        standing = {(p.operation, p.member, p.server) for p in kept}
+        new = (Pause(o, m, epoch, since, s) for (o, m, s), since in wanted.items() if (o, m, s) not in standing)
+        return _sorted((*kept, *new))
 
     def within(self, ids: Collection[int]) -> Pauses:
         """Without those of removed members."""
@@ -102,7 +121,7 @@ class Pauses:
         return [
             {
                 "operation": pause.operation,
-                **({"scope": "destination"} if pause.member is None else {"scope": "member", "member": pause.member}),
+                **_scope(pause),
                 "epoch": pause.epoch,
                 "sinceMs": pause.since_ms,
             }
@@ -116,15 +135,27 @@ class Pauses:
         found = []
         for entry in stored:
             operation, scope = str(entry["operation"]), str(entry["scope"])
-            if operation not in OPERATIONS or scope not in ("destination", "member"):
+            if operation not in OPERATIONS or scope not in ("destination", "member", "server"):
                 raise FormatVersionError(
                     f"a pause of {operation} for a {scope} is unknown to this spark-jms: install a later spark-jms"
                 )
-            member = int(entry["member"]) if scope == "member" else None
-            found.append(Pause(operation, member, int(entry["epoch"]), int(entry["sinceMs"])))
+            member = None if scope == "destination" else int(entry["member"])
+            server = str(entry["server"]) if scope == "server" else None
+            found.append(Pause(operation, member, int(entry["epoch"]), int(entry["sinceMs"]), server))
         return _sorted(found)
+
+
+def _scope(pause: Pause) -> dict[str, Any]:
+    if pause.member is None:
+        return {"scope": "destination"}
+    own = {"scope": "member", "member": pause.member}
+    return own if pause.server is None else {**own, "scope": "server", "server": pause.server}
 
 
 def _sorted(pauses: Iterable[Pause]) -> Pauses:
     order = list(OPERATIONS)
-    return Pauses(tuple(sorted(pauses, key=lambda p: (order.index(p.operation), -1 if p.member is None else p.member))))
+
+    def place(pause: Pause) -> tuple[int, int, str]:
+        return order.index(pause.operation), -1 if pause.member is None else pause.member, pause.server or ""
+
+    return Pauses(tuple(sorted(pauses, key=place)))

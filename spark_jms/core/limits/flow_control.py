@@ -23,8 +23,9 @@ A sender is free, or it has a limit in messages a second. The limit is evaluated
 So a sender that is armed again on its way up keeps its lower limit until the next step. A step that passed without a look,
 because the sender had nothing to send, is evaluated by the next look.
 
-A limited sender has a *debt*: messages that it has sent and that its limit has not paid for yet. It sends when its debt is
-paid. An idle sender saves nothing up.
+A limited sender has a *debt*: messages that its limit has not paid for yet. A send joins the debt and goes when all but the last of
+its own messages are paid for, so in any time the sender sends what its limit allows, and one message more. An idle sender saves
+nothing up.
 
 Features: T5 (docs/FEATURES.md)
 """
@@ -38,8 +39,6 @@ from typing import Any
 from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.settings.destination import DestinationSettings, ServerSettings
 from spark_jms.settings.fields import NO_THRESHOLD
-
-LONGEST_WAIT_S = 60.0  # of one send; what is unpaid then stays as debt
 
 
 @dataclass(frozen=True)
@@ -166,8 +165,12 @@ class Pace:
             pace = replace(before, limit=limit, stepped_ms=boundary_ms)
         return pace._paid_until(now_ms)
 
+    def ticket(self, messages: int) -> float:
+        """What has to be paid for before so many more can go: all that is due before them, and they but the last."""
+        return self.due + max(messages - 1, 0)
+
     def with_debt(self, messages: int) -> Pace:
-        """So many more are sent."""
+        """So many more join."""
         return self if self.limit is None else replace(self, due=self.due + messages)
 
     def without_debt(self, messages: int) -> Pace:

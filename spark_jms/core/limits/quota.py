@@ -9,9 +9,9 @@ creates entry N + 1 if there is none: of several processes one succeeds, and the
     a request is    and this happens                                            it becomes
     ------------    ----------------                                            ----------
     absent          REGISTER  there is no room now, and it may wait             waiting
-    absent          GRANT     there is room, and none waits before it           reserved
+    absent          GRANT     there is room, and it is its turn                 reserved
     waiting         RENEW     its sender lives and waits                        waiting, in its place
-    waiting         GRANT     there is room, and none waits before it           reserved
+    waiting         GRANT     there is room, and it is its turn                 reserved
     waiting         WITHDRAW  its sender gives up                               absent
     waiting         LAPSE     its sender has not renewed it for long            absent
     reserved        GRANT     the same batch is sent again (Spark), or another  reserved, under a new number
@@ -36,14 +36,17 @@ started ends nothing.
 What a destination commits is in an open reservation, until an entry looks at one version of its log and moves it from reserved
 to used: the sum does not change. An entry that does not look at a destination keeps its old usage and its reservations.
 
-**Why no request overtakes.** With the policy FIFO a grant also checks that no request waits that was registered before. A dead
-sender's request lapses, because it is not renewed. A request that has room already waits for no other: the process that completes what
-its sender has decided uses the reservation, also where the maximum was lowered meanwhile.
+**Why no request overtakes, and none starves.** With the policy FIFO a grant also checks that no request for the same destination
+waits that was registered before. Other destinations of the quota do not wait for it: a large send to one of them leaves the room
+that it cannot use to the others. They could take each bit of room for ever, so this ends after PATIENCE entries: no destination
+overtakes a request that has waited through so many. A dead sender's request lapses, because it is not renewed. A request that has
+room already waits for no other: the process that completes what its sender has decided uses the reservation, also where the maximum
+was lowered meanwhile.
 
 **A destination that cannot be read** keeps its usage and its reservations, and the others continue.
 
-The exceptions, where usage may exceed the maximum: it was lowered; a destination with messages joined the quota; messages move
-between members of one destination, where they count twice until the transfer has ended.
+The exceptions, where usage may exceed the maximum: it was lowered; a destination with messages joined the quota; `shared` is being
+changed; messages move between members of one destination, where they count twice until the transfer has ended.
 
 Features: T1, T2, T3 (docs/FEATURES.md)
 """
@@ -60,11 +63,12 @@ from spark_jms.core.transactions.transaction import step_of
 
 FIFO, PREEMPTIVE = "FIFO", "Preemptive"
 UNLIMITED = -1
-FORMAT_VERSION = 1  # of a published usage
+FORMAT_VERSION = 2  # of a published usage; 1 counts the bytes of files
 WAITING_S = 6.0  # unchanged for so long, a waiting request is old
 RENEW_S = WAITING_S / 3
 RESERVED_S = 5.0  # unchanged for so long, a reservation is old
 ABANDONED_MS = 600_000
+PATIENCE = 100  # entries: a request that has waited through them is overtaken by no destination of the quota
 
 
 # -- usage: what a destination holds for its consumers -----------------------------------------------------------------
@@ -120,7 +124,7 @@ class PublishedUsage:
     Messages in flight, delayed and claimed ones are not finished. A topic's message is finished when every subscription has
     finished it, and counts once. A publication that is late overstates the usage; nothing understates it.
 
-    Bytes are those of the data files. A file counts with all its bytes until all its messages are finished.
+    Bytes are those of the messages: core/messages/message_bytes.py.
     """
 
     destination: str
@@ -133,9 +137,6 @@ class PublishedUsage:
         new = (one for one in subscriptions if self.subscriptions.get(one.name) != one.created_ms)
         return None if known is None or any(one.floor(member, known.last) < known.last for one in new) else known
 
-    def on_server(self, server: str) -> MessageUsage:
-        return total(member.unfinished for member in self.members.values() if member.server == server)
-
     def to_json(self) -> dict[str, Any]:
         return {
             "formatVersion": FORMAT_VERSION,
@@ -146,8 +147,8 @@ class PublishedUsage:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> PublishedUsage | None:
-        """None: a later version wrote it. Raises KeyError, ValueError or TypeError when it is damaged."""
-        if int(value["formatVersion"]) > FORMAT_VERSION:
+        """None: another version wrote it. Raises KeyError, ValueError or TypeError when it is damaged."""
+        if int(value["formatVersion"]) != FORMAT_VERSION:
             return None
         members = {
             int(member): MemberUsage(int(last), MessageUsage(int(messages), int(size)), str(server))
@@ -190,7 +191,8 @@ TRANSITIONS: Mapping[tuple[QuotaRequestState, QuotaRequestEvent], QuotaRequestSt
 
 @dataclass(frozen=True)
 class Limit:
-    """UNLIMITED: no maximum. `shared`: all destinations of the quota compete; otherwise each has the maximum for itself."""
+    """UNLIMITED: no maximum. `shared`: all destinations of the quota compete; otherwise each of their members has the maximum for
+    itself."""
 
     messages: int = UNLIMITED
     bytes: int = UNLIMITED
@@ -290,11 +292,15 @@ class QuotaState:
         own = known.request.need if known is not None and not known.waits else MessageUsage()
         return limit.allows(self.used + self.reserved - own + request.need)
 
-    def is_next(self, id: str) -> bool:
-        """No request waits before it."""
-        known = self.find(id)
-        number = known.number if known is not None else self.base + self.number
-        return not any(one.number < number for one in self.waiting if one.request.id != id)
+    def is_next(self, request: Request) -> bool:
+        """No request for its destination waits before it, nor one for another destination that has lost its patience."""
+        now, known = self.base + self.number, self.find(request.id)
+        number = known.number if known is not None else now
+        before = (one for one in self.waiting if one.number < number and one.request.id != request.id)
+        return not any(one.request.destination == request.destination or now - one.number > PATIENCE for one in before)
+
+    def has_turn(self, request: Request, limit: Limit) -> bool:
+        return limit.policy != FIFO or self.is_next(request)
 
     # -- changing: the next entry -----------------------------------------------------------------------------------
     def successor(self, now_ms: int = 0) -> QuotaState:
@@ -328,9 +334,8 @@ class QuotaState:
         return after
 
     def grant(self, request: Request, limit: Limit, until_ms: int) -> QuotaState | None:
-        """None when there is no room, or with FIFO another request waits before it. What a request has reserved it gets again."""
-        has_turn = limit.policy != FIFO or self.is_next(request.id)
-        if not self.has_reserved(request) and not (has_turn and self.room_for(request, limit)):
+        """None when there is no room, or with FIFO it is not its turn. What a request has reserved it gets again."""
+        if not self.has_reserved(request) and not (self.has_turn(request, limit) and self.room_for(request, limit)):
             return None
         return self._change(request, _E.GRANT, until_ms)
 
@@ -413,7 +418,8 @@ def _from_json(values: Iterable[Mapping[str, Any]]) -> Iterable[OpenRequest]:
 @dataclass(frozen=True)
 class Grant:
     """A reservation in a quota's ledger, under the `number` of its entry. `epoch`: of the destination's declaration, which must not
-    have changed when it is used: another quota, and back, may have removed it."""
+    have changed when it is used: another quota, and back, may have removed it. `member`: for whose messages alone; None: for those
+    of all that the quota counts."""
 
     quota: str
     ledger: str
@@ -421,6 +427,7 @@ class Grant:
     number: int
     slot: int
     epoch: int
+    member: int | None = None
 
     @property
     def transaction(self) -> str:

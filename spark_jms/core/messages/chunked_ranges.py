@@ -127,6 +127,10 @@ class ChunkedRanges:
 
     def missing(self, wanted: Ranges) -> Ranges:
         """The part of `wanted` that is not in this set."""
+        if not wanted or not self.chunks:
+            return wanted
+        if (only := (wanted.first - 1) // SPAN) == (wanted.last - 1) // SPAN:  # nearly always
+            return wanted - self.chunks[only].ranges if only in self.chunks else wanted
         near = sorted(self._near(wanted))
         if not near:
             return wanted

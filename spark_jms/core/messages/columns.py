@@ -15,7 +15,7 @@ import re
 from array import array as machine_array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,6 +41,7 @@ PROPERTY_TYPES = ("boolean", "byte", "short", "int", "long", "float", "double", 
 
 _MAP = pa.map_(pa.string(), pa.string())
 _ONCE = arrow_scalar(1, pa.int32())
+_FEW = 16  # rows
 COLUMNS: dict[str, pa.DataType] = {
     "JMSMessageID": pa.string(),
     "JMSTimestamp": pa.int64(),
@@ -330,11 +331,18 @@ def _carried(rows: pa.RecordBatch) -> dict[str, pa.Int64Array]:
 def _bytes_by_row(array: pa.Array) -> pa.Int64Array | None:
     """The bytes of each row's value, 0 for null; None for a column of numbers."""
     if pa.types.is_map(array.type):
-        through = pc.cumulative_sum(pc.add(_lengths(array.keys), _lengths(array.items)))
-        ends = pa.concat_arrays([arrow_array([0], pa.int64()), through]).take(array.offsets)
+        ends = pc.add(*(_ends(values).take(array.offsets) for values in (array.keys, array.items)))
         by_row = pc.subtract(ends[1:], ends[:-1])
         return by_row if array.null_count == 0 else pc.if_else(array.is_valid(), by_row, 0)
     return _lengths(array) if pa.types.is_string(array.type) or pa.types.is_binary(array.type) else None
+
+
+def _ends(array: pa.Array) -> pa.Int64Array:
+    """The bytes of all values before each one, and in the end of all."""
+    if array.null_count or not len(array):  # a null may have a place in the buffer
+        return pa.concat_arrays([arrow_array([0], pa.int64()), pc.cumulative_sum(_lengths(array))])
+    ends = pa.Array.from_buffers(pa.int32(), len(array) + 1, [None, array.buffers()[1]], offset=array.offset)
+    return pc.cast(pc.subtract(ends, ends[0]), pa.int64())
 
 
 def _lengths(array: pa.Array) -> pa.Int64Array:
@@ -425,22 +433,36 @@ def deliver(
         if name == "sequence":
             arrays.append(sequences)
         elif name == "member":
-            arrays.append(repeated(member, pa.int32(), rows))
+            arrays.append(_derived(member, pa.int32(), rows))
         elif name == "JMSDestination":
-            arrays.append(repeated(destination, pa.string(), rows))
+            arrays.append(_derived(destination, pa.string(), rows))
         elif name == "JMSXDeliveryCount":
             arrays.append(_counts(delivery_counts, rows))
         elif name == "JMSRedelivered":
-            arrays.append(pc.greater(_counts(delivery_counts, rows), _ONCE))
+            arrays.append(_redelivered(delivery_counts, rows))
         else:
             arrays.append(stored.column(name))
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
 
 
+_of_few = lru_cache(maxsize=1000, typed=True)(repeated)
+
+
+def _derived(value: object, kind: pa.DataType, rows: int) -> pa.Array:
+    """A column of one value: who receives one message at a time asks for the same few again and again."""
+    return _of_few(value, kind, rows) if rows <= _FEW else repeated(value, kind, rows)
+
+
 def _counts(delivery_counts: pa.Int32Array | int, rows: int) -> pa.Int32Array:
     if isinstance(delivery_counts, int):
-        return repeated(delivery_counts, pa.int32(), rows)
+        return _derived(delivery_counts, pa.int32(), rows)
     return delivery_counts
+
+
+def _redelivered(delivery_counts: pa.Int32Array | int, rows: int) -> pa.BooleanArray:
+    if isinstance(delivery_counts, int):
+        return _derived(delivery_counts > 1, pa.bool_(), rows)
+    return pc.greater(delivery_counts, _ONCE)
 
 
 def stored_columns(columns: tuple[str, ...]) -> list[str]:
@@ -448,12 +470,13 @@ def stored_columns(columns: tuple[str, ...]) -> list[str]:
     return [n for n in columns if n not in DERIVED_COLUMNS]
 
 
-def encode_properties(properties: Mapping[str, object] | None) -> dict[str, str] | None:
-    """Python values to the stored text form: bool, int, float and str keep their JMS type."""
+def encode_properties(properties: Mapping[str, object] | None) -> dict[str, str | None] | None:
+    """Python values to the stored text form: bool, int, float and str keep their JMS type. None is a property without a value."""
     if not properties:
         return None
     check_property_names(list(properties))
-    out, types = {}, []
+    out: dict[str, str | None] = {}
+    types = []
     for name, value in properties.items():
         kind, text = _encode(name, value)
         out[name] = text
@@ -464,7 +487,9 @@ def encode_properties(properties: Mapping[str, object] | None) -> dict[str, str]
     return out
 
 
-def _encode(name: str, value: object) -> tuple[str, str]:
+def _encode(name: str, value: object) -> tuple[str, str | None]:
+    if value is None:
+        return "string", None
     if isinstance(value, bool):
         return "boolean", "true" if value else "false"
     if isinstance(value, int):
@@ -476,7 +501,7 @@ def _encode(name: str, value: object) -> tuple[str, str]:
     if isinstance(value, str):
         return "string", value
     raise MessageFormatError(
-        f"property {name!r} is a {type(value).__name__}: properties are bool, int, float or str; other values go into the body"
+        f"property {name!r} is a {type(value).__name__}: properties are bool, int, float, str or None; other values go into the body"
     )
 
 

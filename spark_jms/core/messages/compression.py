@@ -194,9 +194,11 @@ CODECS = {
 }
 
 
-def codec_of(settings: DestinationSettings) -> Codec | None:
-    """Of the bodies; None: as the other columns."""
-    return CODECS[settings.message_compression_options] if settings.store_message_compression_enabled else None
+def codec_of(settings: DestinationSettings, of_server: str | None = None) -> Codec | None:
+    """Of the bodies; None: as the other columns. `of_server`: the options of the member's server, for destinations without their
+    own."""
+    options = settings.message_compression_options if settings.store_message_compression_enabled else of_server
+    return None if options is None else CODECS[options]
 
 
 def parquet_arguments(schema: pa.Schema, codec: Codec | None) -> dict[str, Any]:

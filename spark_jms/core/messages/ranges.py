@@ -142,9 +142,7 @@ class Ranges:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Ranges):
             return NotImplemented
-        return len(self) == len(other) and bool(
-            _bytes(self.lo) == _bytes(other.lo) and _bytes(self.hi) == _bytes(other.hi)
-        )
+        return len(self) == len(other) and self.lo == other.lo and self.hi == other.hi
 
     def __hash__(self) -> int:
         return hash((self.lo.tobytes(), self.hi.tobytes()))
@@ -215,8 +213,9 @@ class Ranges:
     def __sub__(self, other: Ranges) -> Ranges:
         if not self or not other:
             return self
-        if len(other.lo) == 1:
-            return self._without(other.lo[0], other.hi[0])
+        begin, end = bisect_left(other.hi, self.lo[0]), bisect_right(other.lo, self.hi[-1])
+        if end - begin < 2:  # of the other set, no more than one range is near
+            return self._without(other.lo[begin], other.hi[begin]) if begin < end else self
         before, near, after = self._around(other.first, other.last)
         if not near:
             return self
@@ -414,7 +413,3 @@ def _sweep(a: Ranges, b: Ranges) -> Ranges:
     both = pc.equal(open_sets, arrow_scalar(2, pa.int8()))[:-1]
     inside = pc.and_(both, pc.less(points[:-1], points[1:]))
     return Ranges(view(points[:-1].filter(inside)), plus(view(points[1:].filter(inside)), -1))
-
-
-def _bytes(numbers: memoryview) -> memoryview:
-    return numbers.cast("B")

@@ -115,6 +115,7 @@ from spark_jms.errors import MessageFormatError
 SLOTS = 1024
 _ALL = frozenset(range(SLOTS))
 PATH_PREFIX = "path/"  # txn app id of a unit's path; its version is the member + 1, or 0 at the end of the path
+_MOST_CHUNKS = 64  # of a table that grows by a few rows at a time
 _SLOT_BITS = 10  # of the hash: those that the slot has used
 
 
@@ -439,7 +440,10 @@ class UnitMessages:
     @staticmethod
     def together(parts: Iterable[UnitMessages]) -> UnitMessages:
         filled = [part.rows for part in parts if part]
-        return UnitMessages(pa.concat_tables(filled)) if filled else NO_UNITS
+        if not filled:
+            return NO_UNITS
+        rows = pa.concat_tables(filled)
+        return UnitMessages(rows.combine_chunks() if rows["sequence"].num_chunks > _MOST_CHUNKS else rows)
 
     def __bool__(self) -> bool:
         return self.rows.num_rows > 0
@@ -454,6 +458,13 @@ class UnitMessages:
     def expired(self, now_ms: int) -> pa.BooleanArray:
         ends = self.rows["expires_ms"]
         return pc.and_(pc.greater(ends, 0), pc.less_equal(ends, now_ms))
+
+    def whole_units(self) -> dict[str, int]:
+        """unit -> 0, for `BlockedUnits.block_behind`."""
+        if not self:
+            return {}
+        units = self.rows["unit"]
+        return dict.fromkeys((units if self.rows.num_rows < FEW else pc.unique(units)).to_pylist(), 0)
 
     def first_of_units(self) -> dict[str, int]:
         """unit -> its lowest sequence."""
@@ -488,57 +499,6 @@ def refuse_units(rows: pa.RecordBatch, destination: str) -> None:
             f"row {row}: JMSXGroupID is {units[row].as_py()!r}, but {destination} forwards messages between its members "
             "(forwardDelay), where a unit of order would lose its order: nothing was sent. Leave the unit out, or forwardDelay"
         )
-
-
-class BlockedUnits:
-    """unit -> the sequence from which on its messages wait; and slots of units of which the same is known. A pass
-    over a member fills it, and nothing is ever taken out: what became available behind the pass must not come after what it
-    blocked."""
-
-    def __init__(self, since: Mapping[str, int] | None = None) -> None:
-        self._since = dict(since or {})
-        self._since_of_slots: dict[int, int] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._since or self._since_of_slots)
-
-    def block_slots(self, slots: Iterable[int], first: int) -> None:
-        """The units of these slots, from `first` on."""
-        for slot in slots:
-            self._since_of_slots[slot] = min(first, self._since_of_slots.get(slot, first))
-
-    def block_units(self, messages: UnitMessages) -> None:
-        """The whole units of these messages."""
-        self._since.update(dict.fromkeys(pc.unique(messages.rows["unit"]).to_pylist(), 0))
-
-    def block_behind(self, firsts: Mapping[str, int]) -> None:
-        """What comes behind these messages, unit by unit."""
-        for unit, sequence in firsts.items():
-            if sequence < self._since.get(unit, sequence + 1):
-                self._since[unit] = sequence
-
-    def waiting(self, sequences: pa.Int64Array, units: pa.StringArray) -> pa.BooleanArray | None:
-        """Which of these messages wait; None: none of them."""
-        if not self:
-            return None
-        units = readable(units)
-        known = {
-            unit: since
-            for unit in pc.unique(units).to_pylist()
-            if unit is not None and (since := self._first(unit)) is not None
-        }
-        if not known:
-            return None
-        since = pa.array(list(known.values()), pa.int64())
-        found = pc.index_in(units, value_set=pa.array(list(known), pa.string()))
-        return pc.fill_null(pc.greater_equal(sequences, since.take(found)), False)
-
-    def _first(self, unit: str) -> int | None:
-        since = self._since.get(unit)
-        if not self._since_of_slots:
-            return since
-        of_slot = self._since_of_slots.get(slot_of(unit))
-        return since if of_slot is None else of_slot if since is None else min(since, of_slot)
 
 
 # -- the path service --------------------------------------------------------------------------------------------------

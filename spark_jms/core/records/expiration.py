@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 
 from spark_jms.core.messages.columns import BODY_TYPE_PROPERTY
+from spark_jms.core.messages.compression import COMPRESSED_PROPERTY
 from spark_jms.core.messages.properties import TYPES_PROPERTY
 from spark_jms.settings.fields import MESSAGE_ID, LoggedFields
 
 REASON = "found expired"
 NEVER = 2**63 - 1
 LONGEST, SHOWN = 32, 30
-_OURS = (TYPES_PROPERTY, BODY_TYPE_PROPERTY)
+_OURS = (TYPES_PROPERTY, BODY_TYPE_PROPERTY, COMPRESSED_PROPERTY)
 _JMSX = ("JMSXGroupID", "JMSXGroupSeq", "JMSXDeliveryCount")  # properties to JMS, columns here
 _CONTROLS = {
     **dict.fromkeys([*range(32), 0xFFFE, 0xFFFF], "\ufffd"),  # XML cannot have them, even escaped

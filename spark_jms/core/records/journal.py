@@ -10,6 +10,7 @@ them on the newest state. Each method is one of these:
     an end that anyone may bring about: skip,         leaves out what is claimed or moving, and what has ended
     expire, limit, rows written to a table
     the end of a transfer or transaction              changes nothing when it has ended
+    delivery counts that messages bring along         raises those that are lower
     an acknowledgement, a pledge                      ConsumerClosedException when the claim is not the consumer's any more
     a step of certain messages: claim, move,          StateChangedError when they are not as planned: the consumer plans again
     refuse, discard
@@ -32,8 +33,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from spark_jms.core.messages.arrays import arrow_array
+from spark_jms.core.messages.carried import CarriedCounts
 from spark_jms.core.messages.ranges import EMPTY, Ranges, view
-from spark_jms.core.ordering.units_of_order import UnitMessages
+from spark_jms.core.ordering.units_of_order import NO_UNITS, UnitMessages
 from spark_jms.core.records.endings import SkipReason, Stamp
 from spark_jms.core.records.record_set import Noted, RecordSet
 from spark_jms.core.records.redelivery import Claim
@@ -47,7 +49,18 @@ from spark_jms.settings.fields import LifeEvent
 SWEEP, TAKE = "sweep", "take"
 METHODS = frozenset(
     (
-        *("acknowledge", "attach", "claim", "delivered_to_table", "discard", "drop", "expire", "fulfilled", "limited"),
+        *(
+            "acknowledge",
+            "attach",
+            "carry",
+            "claim",
+            "delivered_to_table",
+            "discard",
+            "drop",
+            "expire",
+            "fulfilled",
+            "limited",
+        ),
         *("logged_to_table", "logging", "move", "moved", "pledge", "reconsider", "refuse", "release", "renewed"),
         *("returned", "revoke", "skip", "start_at", SWEEP, "withdrawn"),
     )
@@ -162,8 +175,8 @@ def _offer_to_json(offer: Offer) -> list[Any]:
     """Without what is expired, which the holder of the plan expires by itself."""
     units = None
     if offer.units is not None:
-        near = offer.units.rows.sort_by("sequence") if offer.units else offer.units.rows
-        units = [near["sequence"].to_pylist(), near["unit"].to_pylist()]
+        near = offer.units.rows.sort_by("sequence") if offer.units else None
+        units = [[], []] if near is None else [near["sequence"].to_pylist(), near["unit"].to_pylist()]
     places = [None if array is None else list(view(array)) for array in (offer.order, offer.ends)]
     return [offer.picks.to_json(), *places, offer.alone.to_json(), units, offer.returns]
 
@@ -171,8 +184,8 @@ def _offer_to_json(offer: Offer) -> list[Any]:
 def _offer_from_json(value: Sequence[Any]) -> Offer:
     picks, order, ends, alone, units, returns = value
     by_order, behind = [None if numbers is None else arrow_array(numbers, pa.int64()) for numbers in (order, ends)]
-    near = None
-    if units is not None:
+    near = None if units is None else NO_UNITS
+    if units is not None and units[0]:
         near = UnitMessages.of(arrow_array(units[0], pa.int64()), arrow_array(units[1], pa.string()))
     return Offer(Ranges.from_json(picks), by_order, behind, EMPTY, Ranges.from_json(alone), near, returns)
 
@@ -180,6 +193,7 @@ def _offer_from_json(value: Sequence[Any]) -> Offer:
 _FORMS: Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     Ranges: ("ranges", Ranges.to_json, Ranges.from_json),
     Claim: ("claim", _claim_to_json, _claim_from_json),
+    CarriedCounts: ("carried", CarriedCounts.to_json, CarriedCounts.from_json),
     Offer: ("offer", _offer_to_json, _offer_from_json),
     Stamp: ("stamp", list, lambda value: Stamp(*value)),
     SkipReason: (

@@ -159,6 +159,12 @@ def succeeded(trial: Trial) -> Trial | None:
     )
 
 
+def unlogged(trial: Trial) -> Trial | None:
+    """The checkpoint does not know the batch of this trial: as `succeeded`, with nothing taken. None: the batch was not narrowed, and
+    a checkpoint that was copied or damaged has lost it, so its messages are available again as those of any lost batch are."""
+    return replace(trial, finished=True) if trial.flagged or count(trial.withheld) else None
+
+
 def claimed_again(trial: Trial, claim: str) -> Trial:
     """The messages of a finished trial have a new claim, for the next batch."""
     return replace(trial, claim=claim, attempts=1, deaths=0, open=True, flagged=True, finished=False)

@@ -10,9 +10,8 @@ Sets represent the states of messages; redelivery.py has the table of their tran
     PLEDGED     in `pledges[key].picks`: a transaction will acknowledge it, or return it (transactions/transaction.py)
     DONE        at or below `floor`, or in `done`
 
-A message is in exactly one of them. Every method returns a new record set and reads neither clock nor disk. stored_form.py has the
-stored form. A record set that others may change meanwhile notes which of its methods led to it, so that the same can be done to the
-newest state of it inside the store's write (journal.py).
+A message is in exactly one of them. Every method returns a new record set and reads neither clock nor disk. A record set that others
+may change meanwhile notes its methods, to be called on its newest state inside the store's write (journal.py, stored_form.py).
 
 Features: C5, C8, C9, T4 (docs/FEATURES.md)
 """
@@ -21,10 +20,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 from spark_jms.core.destinations.subscriptions import LIMIT, NOTHING_DROPPED, LimitAccount
+from spark_jms.core.messages.carried import CarriedCounts
 from spark_jms.core.messages.chunked_ranges import NONE, ChunkedRanges
 from spark_jms.core.messages.ranges import Ranges, union
 from spark_jms.core.records.endings import (
@@ -113,12 +113,12 @@ class RecordSet:
     journal: tuple[Noted, ...] | None = field(default=None, compare=False, repr=False)  # None: it is not kept
 
     # -- reading --------------------------------------------------------------------------------------------------
-    @property
+    @cached_property
     def claimed(self) -> Ranges:
         """Claimed or in doubt."""
         return union(claim.picks for claim in self.claims.values())
 
-    @property
+    @cached_property
     def moving(self) -> Ranges:
         """Moving, or pledged to a transaction: the end of the transfer or transaction alone changes them."""
         moving = union(intent.picks for intent in self.intents.values())
@@ -178,10 +178,6 @@ class RecordSet:
         """Delivery count -> those of `picks` that are not delivered for the first time."""
         return self.deliveries.counts(picks)
 
-    @property
-    def outbox_is_full(self) -> bool:
-        return self.outbox.is_full
-
     def speaks_for(self, consumer: str, session: str) -> bool:
         return self.consumers.get(consumer) == session
 
@@ -192,14 +188,17 @@ class RecordSet:
     # -- changing -------------------------------------------------------------------------------------------------
     def noting(self, before: RecordSet, change: Noted) -> RecordSet:
         """As what the change has made of `before`."""
-        return self if before.journal is None else replace(self, journal=(*before.journal, change))
+        return self if before.journal is None else self.with_journal((*before.journal, change))
+
+    def with_journal(self, journal: tuple[Noted, ...] | None) -> RecordSet:
+        return self._with(journal=journal)
 
     @_noted
     def logging(self, *, is_on: bool, now_ms: int) -> RecordSet:
         """The life-cycle log gets what happens from now on, at this time, or nothing more."""
         if is_on == self.life.is_on and (not is_on or now_ms == self.life.now_ms):
             return self
-        return replace(self, life=replace(self.life, is_on=is_on, now_ms=now_ms))
+        return self._with(life=replace(self.life, is_on=is_on, now_ms=now_ms))
 
     @_noted
     def attach(self, consumer: str, session: str) -> RecordSet:
@@ -208,16 +207,16 @@ class RecordSet:
         for claim in self.claims.values():
             if claim.consumer == consumer:
                 after = after._move(replace(claim, session=session), claim.picks, MessageEvent.RECOVER)
-        return replace(after, consumers={**self.consumers, consumer: session})
+        return after._with(consumers={**self.consumers, consumer: session})
 
     @_noted
     def claim(self, claim: Claim) -> RecordSet:
-        taken = claim.picks & self.claimed or claim.picks & self.moving or self.done & claim.picks
+        taken = (
+            claim.picks & self.claimed or claim.picks & self.moving or self.unfinished_of(claim.picks) != claim.picks
+        )
         if claim.id in self.claims or taken or not claim.picks:
             raise AssertionError(f"claim {claim.id} takes messages that are not available")
-        if claim.picks.first <= self.floor:
-            raise AssertionError(f"claim {claim.id} takes messages that are done")
-        return replace(self, left_orders=frozenset())._move(claim, claim.picks, MessageEvent.CLAIM)
+        return self._with(left_orders=frozenset())._move(claim, claim.picks, MessageEvent.CLAIM)
 
     @_noted
     def acknowledge(
@@ -263,9 +262,8 @@ class RecordSet:
         picks = claim.picks if part is None else part & claim.picks
         if not picks:
             return self
-        if not delivered:
-            return self._move(claim, picks, MessageEvent.RETURN)
-        return self._move(claim, picks, MessageEvent.REDELIVER, until_ms=until_ms)
+        event = MessageEvent.REDELIVER if delivered else MessageEvent.RETURN
+        return self._move(claim, picks, event, until_ms=until_ms)
 
     @_noted
     def revoke(self, claim_id: str, now_ms: int = 0, until_ms: int = 0) -> RecordSet:
@@ -283,13 +281,13 @@ class RecordSet:
         if claim_id not in self.claims or refusal.picks - self.claims[claim_id].picks:
             raise AssertionError(f"messages are refused that claim {claim_id} does not hold")
         after = self.release(claim_id, refusal.picks, delivered=delivered)
-        return replace(after, refusals=added(after.refusals, refusal))
+        return after._with(refusals=added(after.refusals, refusal))
 
     @_noted
     def reconsider(self, picks: Ranges) -> RecordSet:
         """These are refused no longer, for now."""
         kept = left(self.refusals, picks)
-        return self if kept is self.refusals else replace(self, refusals=kept)
+        return self if kept is self.refusals else self._with(refusals=kept)
 
     @_noted
     def sweep(
@@ -302,10 +300,8 @@ class RecordSet:
     ) -> RecordSet:
         """Revoke or doubt the claims of dead sessions, end delays that are over, and forget consumers without session and
         claims. Delays that end after `due_ms` stay (None: after now). Returns self when nothing changes."""
-        after = self
         over = [until for until in self.delays if until <= (now_ms if due_ms is None else due_ms)]
-        if over:
-            after = replace(self, delays={until: r for until, r in self.delays.items() if until not in over})
+        after = self._with(delays={until: r for until, r in self.delays.items() if until not in over}) if over else self
         until_ms = delay_end_ms(now_ms, redelivery_delay_ms)
         for claim in self.claims.values():
             event = event_of_session(claim, live_sessions, now_ms, in_doubt_timeout_ms)
@@ -315,7 +311,7 @@ class RecordSet:
                 after = after._move(claim, claim.picks, event, now_ms)
         busy = {claim.consumer for claim in after.claims.values()}
         consumers = {c: s for c, s in after.consumers.items() if s in live_sessions or c in busy}
-        return after if len(consumers) == len(after.consumers) else replace(after, consumers=consumers)
+        return after if len(consumers) == len(after.consumers) else after._with(consumers=consumers)
 
     @_noted
     def skip(self, ranges: Ranges, why: SkipReason | None = None, stamp: Stamp | None = None) -> RecordSet:
@@ -327,7 +323,7 @@ class RecordSet:
             return after
         skipped = self.unfinished_of(picks)
         life = self.life.noted(LoggedEvent(why.event, skipped, 0, detail=why.detail))
-        return replace(after, life=life)._counted(SKIPPER, why.name, skipped, stamp)
+        return after._with(life=life)._counted(SKIPPER, why.name, skipped, stamp)
 
     @_noted
     def expire(self, picks: Ranges, claim: str, stamp: Stamp) -> RecordSet:
@@ -337,8 +333,7 @@ class RecordSet:
         if not over:
             return self
         row = Acknowledgement(self.position + 1, EXPIRER, claim, over, *stamp)
-        return replace(
-            self._finish(over),
+        return self._finish(over)._with(
             expired=self.expired + over.count,
             outbox=self.outbox.appended(row),
             position=row.position,
@@ -352,7 +347,7 @@ class RecordSet:
             raise AssertionError(f"{claim} discards messages that are not available")
         row = Acknowledgement(self.position + 1, consumer, claim, picks, epoch, now_ms)
         life = self.life.noted(LoggedEvent(LifeEvent.REMOVED, picks, now_ms, consumer, claim))
-        return replace(self._finish(picks), outbox=self.outbox.appended(row), position=row.position, life=life)
+        return self._finish(picks)._with(outbox=self.outbox.appended(row), position=row.position, life=life)
 
     @_noted
     def limited(
@@ -365,7 +360,7 @@ class RecordSet:
             return self
         picks = self.unfinished_of(picks) - self.claimed - self.moving
         after = self.discard(picks, LIMIT, claim, epoch, now_ms) if picks else self
-        return replace(after, limit=LimitAccount(last, self.limit.dropped + picks.count))
+        return after._with(limit=LimitAccount(last, self.limit.dropped + picks.count))
 
     @_noted
     def start_at(self, floor: int) -> RecordSet:
@@ -373,19 +368,25 @@ class RecordSet:
         earlier one of this name: what that one has dropped and expired does not count."""
         if floor <= self.floor:
             return self
-        return replace(self.skip(Ranges.of((self.floor + 1, floor))), limit=NOTHING_DROPPED, expired=0)
+        return self.skip(Ranges.of((self.floor + 1, floor)))._with(limit=NOTHING_DROPPED, expired=0)
+
+    @_noted
+    def carry(self, carried: CarriedCounts) -> RecordSet:
+        """Forwarded messages bring these delivery counts along. Repeatable."""
+        counts = self.deliveries.raised(carried.of(self.unfinished_of(carried.messages)))
+        return self if counts is self.deliveries else self._with(deliveries=counts)
 
     @_noted
     def delivered_to_table(self, position: int) -> RecordSet:
         """The acknowledgement table has all rows up to `position`."""
         rest = self.outbox.behind(position)
-        return self if len(rest) == len(self.outbox) else replace(self, outbox=rest)
+        return self if len(rest) == len(self.outbox) else self._with(outbox=rest)
 
     @_noted
     def logged_to_table(self, position: int) -> RecordSet:
         """The life-cycle table has all events up to `position`."""
         life = self.life.behind(position)
-        return self if life is self.life else replace(self, life=life)
+        return self if life is self.life else self._with(life=life)
 
     @_noted
     def ended(self, last: int, why: str, stamp: Stamp) -> RecordSet:
@@ -408,7 +409,7 @@ class RecordSet:
             pledges=self.pledges,
             clears=self.clears,
         )
-        return self if self == empty else replace(empty, clears=self.clears + 1)
+        return self if self == empty else empty._with(clears=self.clears + 1)
 
     # -- transfers ------------------------------------------------------------------------------------------------
     def ticket(self, nonce: str) -> Ticket | None:
@@ -418,7 +419,7 @@ class RecordSet:
     @_noted
     def renewed(self, nonce: str) -> RecordSet:
         """A new life: a target knows a number that this record set has not given. Open intents keep their tickets."""
-        return replace(self, nonce=nonce, slots={})
+        return self._with(nonce=nonce, slots={})
 
     @_noted
     def move(self, claim_id: str, intent: Intent) -> RecordSet:
@@ -431,7 +432,7 @@ class RecordSet:
             raise AssertionError(f"transfer {ticket} moves messages that claim {claim_id} does not hold")
         after = self._move(claim, intent.picks, MessageEvent.MOVE)
         slots = {**self.slots, ticket.slot: ticket.number}
-        return replace(after, nonce=ticket.nonce, slots=slots, intents={**self.intents, ticket.slot: intent})
+        return after._with(nonce=ticket.nonce, slots=slots, intents={**self.intents, ticket.slot: intent})
 
     @_noted
     def moved(self, ticket: Ticket, epoch: int, now_ms: int) -> RecordSet:
@@ -443,7 +444,7 @@ class RecordSet:
         row = Acknowledgement(self.position + 1, intent.consumer, claim, intent.picks, epoch, now_ms)
         after = self._end(intent, MessageEvent.ARRIVE, now_ms)
         expired = intent.picks.count if intent.consumer == EXPIRER else 0
-        return replace(after, outbox=self.outbox.appended(row), position=row.position, expired=self.expired + expired)
+        return after._with(outbox=self.outbox.appended(row), position=row.position, expired=self.expired + expired)
 
     @_noted
     def returned(self, ticket: Ticket) -> RecordSet:
@@ -464,7 +465,7 @@ class RecordSet:
                 "messages go to others. Close this consumer and create a new one."
             )
         after = self._move(claim, pledge.picks, MessageEvent.PLEDGE)
-        return replace(after, pledges={**self.pledges, pledge.key: pledge})
+        return after._with(pledges={**self.pledges, pledge.key: pledge})
 
     @_noted
     def fulfilled(self, ticket: Ticket, epoch: int, now_ms: int) -> RecordSet:
@@ -474,7 +475,7 @@ class RecordSet:
             claim = claim_in(pledge.claim, str(pledge.ticket))
             row = Acknowledgement(after.position + 1, pledge.consumer, claim, pledge.picks, epoch, now_ms)
             after = after._end_pledge(pledge, MessageEvent.ACKNOWLEDGE, now_ms)
-            after = replace(after, outbox=after.outbox.appended(row), position=row.position)
+            after = after._with(outbox=after.outbox.appended(row), position=row.position)
         return after
 
     @_noted
@@ -486,24 +487,35 @@ class RecordSet:
         return after
 
     # -- inside ---------------------------------------------------------------------------------------------------
+    def _with(self, **changes: Any) -> RecordSet:
+        """As `dataclasses.replace`, which takes three times as long; what is known of fields that do not change stays known."""
+        after = object.__new__(RecordSet)
+        fields = after.__dict__
+        fields.update(self.__dict__)
+        if "claims" in changes:
+            fields.pop("claimed", None)
+        if "intents" in changes or "pledges" in changes:
+            fields.pop("moving", None)
+        fields.update(changes)
+        return after
+
     def _counted(self, consumer: str, why: str, picks: Ranges, stamp: Stamp) -> RecordSet:
         """With a row that may be a hull (endings.py)."""
         if not picks:
             return self
         position = self.position + 1
         row = Acknowledgement(position, consumer, str(HullClaim(why, picks.count, position)), hull(picks), *stamp)
-        return replace(self, outbox=self.outbox.appended(row), position=position)
+        return self._with(outbox=self.outbox.appended(row), position=position)
 
     def _end_pledge(self, pledge: Pledge, event: MessageEvent, now_ms: int, until_ms: int = 0) -> RecordSet:
         """Take a pledge's messages out of PLEDGED."""
         transition = step_of(TRANSITIONS, MessageState.PLEDGED, event, "a pledged message")
         noted = LoggedEvent(LOGGED[event], pledge.picks, now_ms, pledge.consumer, pledge.claim, str(pledge.ticket))
         kept = {key: other for key, other in self.pledges.items() if key != pledge.key}
-        after = replace(self, pledges=kept, life=self.life.noted(noted))
+        after = self._with(pledges=kept, life=self.life.noted(noted))
         if not transition.redelivers:
             return after._finish(pledge.picks)
-        return replace(
-            after,
+        return after._with(
             deliveries=after.deliveries.delivered(pledge.picks),
             delays=delayed(after.delays, pledge.picks, until_ms),
             returns=after.returns + 1,
@@ -527,10 +539,9 @@ class RecordSet:
         transition = step_of(TRANSITIONS, state, event, "a message")
         life = self._life_after(event, claim, picks, row.acknowledged_ms if row else now_ms)
         if transition.to in (MessageState.CLAIMED, MessageState.IN_DOUBT):
-            moved = replace(claim, in_doubt_since_ms=now_ms if transition.to is MessageState.IN_DOUBT else 0)
-            return replace(
-                self, claims={**self.claims, claim.id: moved}, delays=forgotten(self.delays, picks), life=life
-            )
+            since_ms = now_ms if transition.to is MessageState.IN_DOUBT else 0
+            moved = claim if claim.in_doubt_since_ms == since_ms else replace(claim, in_doubt_since_ms=since_ms)
+            return self._with(claims={**self.claims, claim.id: moved}, delays=forgotten(self.delays, picks), life=life)
         claims = {key: other for key, other in self.claims.items() if key != claim.id}
         if rest := claim.picks - picks:
             claims[claim.id] = replace(claim, picks=rest)
@@ -545,7 +556,7 @@ class RecordSet:
             changes["delays"] = delayed(self.delays, picks if shown is None else shown, until_ms)
         elif transition.to is MessageState.DONE:
             changes |= self._finished(picks)
-        return replace(self, **changes)
+        return self._with(**changes)
 
     def _life_after(self, event: MessageEvent, claim: Claim, picks: Ranges, at_ms: int) -> LifeCycle:
         """Claims of parts of spark-jms, which no consumer attached for, are steps of what the log says of their end."""
@@ -561,14 +572,14 @@ class RecordSet:
             what = f"{', '.join(target.destination for target in intent.targets)}: {intent.reason}"
             life = life.noted(LoggedEvent(LOGGED[event], intent.picks, now_ms, intent.consumer, intent.claim, what))
         kept = {key: other for key, other in self.intents.items() if key != slot}
-        after = replace(self, intents=kept, life=life)
+        after = self._with(intents=kept, life=life)
         if transition.redelivers:
-            return replace(after, deliveries=after.deliveries.delivered(intent.picks), returns=after.returns + 1)
+            return after._with(deliveries=after.deliveries.delivered(intent.picks), returns=after.returns + 1)
         return after._finish(intent.picks)
 
     def _finish(self, picks: Ranges) -> RecordSet:
         """Enter DONE."""
-        return replace(self, **self._finished(picks))
+        return self._with(**self._finished(picks))
 
     def _finished(self, picks: Ranges) -> dict[str, Any]:
         """The fields that change when `picks` enter DONE: the floor rises as far as all below is done."""
@@ -587,10 +598,3 @@ class RecordSet:
             "delays": forgotten(self.delays, picks),
             "refusals": left(self.refusals, picks),
         }
-
-
-def staying(state: RecordSet, redelivery_limit: int, now_ms: int) -> Ranges:
-    """Available messages that do not go to another member. Delays that are over count for nothing: without consumers, no
-    process ends them."""
-    delayed = union(ranges.all() for until_ms, ranges in state.delays.items() if until_ms > now_ms)
-    return delayed | state.kept_back(redelivery_limit)

@@ -45,6 +45,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_jms.core.messages.arrays import arrow_array
+from spark_jms.core.messages.carried import NOTHING_CARRIED, CarriedCounts
 from spark_jms.core.messages.chunked_ranges import NONE, ChunkedRanges
 from spark_jms.core.messages.properties import TYPES_PROPERTY
 from spark_jms.core.messages.ranges import EMPTY, Ranges, union
@@ -252,6 +253,31 @@ class DeliveryCounts:
                     made[shown + perhaps + 1] = made.get(shown + perhaps + 1, EMPTY) | found
         return dict(sorted(made.items()))
 
+    def carried(self, picks: Ranges) -> CarriedCounts:
+        """What these messages bring along to another member, by their places among `picks`."""
+        if not self or not picks:
+            return NOTHING_CARRIED
+        numbers = picks.numbers()
+
+        def places(some: Ranges) -> Ranges:
+            return Ranges.from_numbers(pc.add(pc.index_in(some.numbers(), value_set=numbers), 1)) if some else some
+
+        shown, perhaps = (
+            {times: places(found) for times, ranges in one.items() if (found := ranges & picks)}
+            for one in (self.shown, self.perhaps)
+        )
+        return CarriedCounts(shown, perhaps, places(self.alone & picks))
+
+    def raised(self, carried: CarriedCounts) -> DeliveryCounts:
+        """With what messages have brought along. The same when all of it is counted already."""
+        shown, new = _at_least(self.shown, carried.shown)
+        perhaps, more = _at_least(self.perhaps, carried.perhaps)
+        new = new | more
+        if not new:
+            return self
+        alone = carried.alone & new
+        return DeliveryCounts(shown, perhaps, self.alone | alone if alone else self.alone)
+
 
 NOT_DELIVERED = DeliveryCounts()
 
@@ -395,3 +421,15 @@ def _replaced(batch: pa.RecordBatch, properties: list[dict[str, str]], expiratio
     for name, column in (("properties", rows), ("JMSExpiration", expirations)):
         batch = batch.set_column(batch.schema.get_field_index(name), name, column)
     return batch
+
+
+def _at_least(deliveries: Deliveries, carried: Mapping[int, Ranges]) -> tuple[Deliveries, Ranges]:
+    """The deliveries with these numbers where they are lower, and where they were."""
+    counts, risen = dict(deliveries), EMPTY
+    for times, picks in carried.items():
+        low = picks - union(ranges & picks for known, ranges in deliveries.items() if known >= times)
+        if low:
+            counts = dict(forgotten(counts, low))
+            counts[times] = counts.get(times, NONE) | low
+            risen = risen | low
+    return counts, risen

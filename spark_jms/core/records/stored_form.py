@@ -36,10 +36,10 @@ Features: C5, C9, C16, C18, C19 (docs/FEATURES.md)
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from spark_jms.core.destinations.subscriptions import NOTHING_DROPPED, LimitAccount
 from spark_jms.core.messages.chunked_ranges import Chunk, ChunkedRanges
@@ -60,6 +60,7 @@ from spark_jms.core.transactions.transfer import Intent, intent_from_json, inten
 from spark_jms.errors import FormatVersionError, RecordSetError
 from spark_jms.settings.fields import LifeEvent
 
+T = TypeVar("T")
 MEMBERS_PREFIX = "members/"
 DOMAIN_RECORD = "domain"  # of the domain's own store: which domain it serves
 FORMAT_VERSION = 4
@@ -195,28 +196,47 @@ def followed(known: Followed, objects: Mapping[str, bytes], name: str) -> Follow
         ) from error
 
 
+def followed_change(known: Followed, after: RecordSet, changes: Mapping[str, bytes | None]) -> Followed:
+    """What is read once these changes of its objects are stored, which make `after` of it. Nothing has to be read for that."""
+    objects, claims = dict(known.objects), dict(known.claims)
+    for key, value in changes.items():
+        objects.pop(key, None)
+        if value is not None:
+            objects[key] = value
+        if key.startswith("claim/"):
+            claims.pop(key[6:], None)
+            if value is not None:
+                claims[key[6:]] = after.claims[key[6:]]
+        elif key.startswith("order/") and value is None and key[6:] in claims:  # of a stored claim that is finished
+            claims[key[6:]] = replace(claims[key[6:]], order=None)
+    state = after.logging(is_on=False, now_ms=0) if after.life.is_on else after
+    return Followed(objects, state.with_journal(None), claims)
+
+
 def _read(known: Followed, objects: Mapping[str, bytes], changed: Collection[str], name: str) -> Followed:
-    parts, fields = {key.partition("/")[0] for key in changed}, dict[str, Any]()
-    head = json.loads(objects[HEAD])
-    for part in parts:
+    before, fields = known.state, dict[str, Any]()
+    places: dict[str, list[str]] = {}
+    for key in changed:
+        part, _, place = key.partition("/")
+        places.setdefault(part, []).append(place)
+    if HEAD not in objects:
+        raise KeyError(HEAD)
+    head = json.loads(objects[HEAD]) if places.keys() & {HEAD, "event"} else {}
+    for part in places:
         match part:
             case "head":
                 fields |= _read_head(head, name)
             case "done":
-                fields[part] = _read_chunks(objects, "done/")
+                fields[part] = ChunkedRanges(_newer(before.done.chunks, objects, part, places[part], _read_chunk))
             case "deliveries" | "perhaps" | "alone":
                 shown, perhaps = _read_numbered(objects, "deliveries/"), _read_numbered(objects, "perhaps/")
                 fields["deliveries"] = DeliveryCounts(shown, perhaps, _read_chunks(objects, "alone/"))
             case "delays":
                 fields[part] = _read_numbered(objects, "delays/")
             case "outbox":
-                rows = {row.position: row for row in known.state.outbox}
-                again = {int(key.removeprefix("outbox/")) for key in changed if key.startswith("outbox/")}
-                read = [
-                    rows[at] if at in rows and at not in again else _read_row(value)
-                    for at, value in sorted((int(place), value) for place, value in _under(objects, "outbox/"))
-                ]
-                fields[part] = Outbox(read)
+                known_rows = {row.position: row for row in before.outbox}
+                rows = _newer(known_rows, objects, part, places[part], _read_row)
+                fields[part] = Outbox([row for _, row in sorted(rows.items())])
             case "intent":
                 fields["intents"] = {
                     int(slot): intent_from_json(json.loads(v)) for slot, v in _under(objects, "intent/")
@@ -225,28 +245,50 @@ def _read(known: Followed, objects: Mapping[str, bytes], changed: Collection[str
                 fields["pledges"] = {key: pledge_from_json(json.loads(v)) for key, v in _under(objects, "pledge/")}
             case "limit":
                 fields[part] = _read_limit(objects.get(LIMIT_ACCOUNT))
-    state = replace(known.state, **fields)
-    if "head" in parts or "event" in parts:
+    if "head" in places or "event" in places:
         events = sorted((_read_event(v) for _, v in _under(objects, "event/")), key=lambda e: e.position)
-        state = replace(state, life=LifeCycle(int(head.get("life", 0)), WaitingEvents(events)))
-    return _with_open(state, known, objects, changed, parts)
+        fields["life"] = LifeCycle(int(head.get("life", 0)), WaitingEvents(events))
+    return _with_open(replace(before, **fields), known, objects, places)
+
+
+def _newer(
+    before: Mapping[int, T],
+    objects: Mapping[str, bytes],
+    part: str,
+    places: Iterable[str],
+    read: Callable[[str, bytes], T],
+) -> dict[int, T]:
+    """A part of the record set, of which the objects of these places have changed."""
+    found = dict(before)
+    for place in places:
+        found.pop(int(place), None)
+        value = objects.get(f"{part}/{place}")
+        if value is not None:
+            found[int(place)] = read(place, value)
+    return found
 
 
 def _with_open(
-    state: RecordSet, known: Followed, objects: Mapping[str, bytes], changed: Collection[str], parts: Set[str]
+    state: RecordSet, known: Followed, objects: Mapping[str, bytes], places: Mapping[str, Sequence[str]]
 ) -> Followed:
     """With its claims and refusals, without what is finished of them."""
     stored = known.claims
-    if parts & {"claim", "order", "head", "done"}:
-        orders = {key: tuple(map(Ranges.from_json, json.loads(v))) for key, v in _under(objects, "order/")}
-        again, stored, claims = set(changed), dict[str, Claim](), dict[str, Claim]()
-        for key, value in _under(objects, "claim/"):
-            same = known.claims.get(key) if not again & {f"claim/{key}", f"order/{key}"} else None
-            stored[key] = claim = same or claim_from_json(key, json.loads(value), orders.get(key))
+    if places.keys() & {"claim", "order", HEAD, "done"}:
+        changed = {*places.get("claim", ()), *places.get("order", ())}
+        stored = {key: claim for key, claim in known.claims.items() if key not in changed}
+        ordered = {key for key, claim in known.claims.items() if claim.order is not None} | known.state.left_orders
+        for key in sorted(changed):
+            value, order = objects.get(f"claim/{key}"), objects.get(f"order/{key}")
+            shown = None if order is None else tuple(map(Ranges.from_json, json.loads(order)))
+            ordered = ordered - {key} if shown is None else ordered | {key}
+            if value is not None:
+                stored[key] = claim_from_json(key, json.loads(value), shown)
+        claims: dict[str, Claim] = {}
+        for key, claim in stored.items():
             if picks := state.unfinished_of(claim.picks):
                 claims[key] = claim if picks == claim.picks else replace(claim, picks=picks)
-        state = replace(state, claims=claims, left_orders=frozenset(orders.keys() - claims.keys()))
-    if parts & {"refusals", "head", "done"}:
+        state = replace(state, claims=claims, left_orders=frozenset(ordered - claims.keys()))
+    if places.keys() & {"refusals", HEAD, "done"}:
         refusals = refusals_from_json(json.loads(objects.get(REFUSALS, b"[]")))
         left = [replace(one, picks=state.unfinished_of(one.picks)) for one in refusals]
         state = replace(state, refusals=tuple(one for one in left if one.picks))
@@ -366,6 +408,8 @@ def _read_chunks(objects: Mapping[str, bytes], prefix: str) -> ChunkedRanges:
 
 def _read_chunk(number: str, data: bytes) -> Chunk:
     chunk = Chunk(int(number), data=data)
+    if str(chunk.number) != number:
+        raise ValueError(f"chunk {chunk.number} has the place {number!r}")
     chunk.check()
     return chunk
 
@@ -406,15 +450,18 @@ def claim_to_json(c: Claim) -> list[Any]:
 
 def claim_from_json(key: str, value: Sequence[Any], order: tuple[Ranges, ...] | None) -> Claim:
     consumer, session, picks, *rest = value
-    return replace(Claim(key, consumer, session, Ranges.from_json(picks), *rest), order=order)
+    claim = Claim(key, consumer, session, Ranges.from_json(picks), *rest)
+    return claim if order is None else replace(claim, order=order)
 
 
 def _row(a: Acknowledgement) -> list[Any]:
     return [a.position, a.consumer, a.claim, a.picks.to_json(), a.epoch, a.acknowledged_ms, a.since]
 
 
-def _read_row(value: bytes) -> Acknowledgement:
+def _read_row(place: str, value: bytes) -> Acknowledgement:
     position, consumer, claim, picks, *rest = json.loads(value)
+    if str(position) != place:
+        raise ValueError(f"acknowledgement {position!r} has the place {place!r}")
     return Acknowledgement(position, consumer, claim, Ranges.from_json(picks), *rest)
 
 

@@ -15,7 +15,7 @@ This keeps the order of a unit: when the offer was made, every earlier unfinishe
 consumer had it, or it blocked the unit. Only one that has become available again since could be overtaken. A record set counts how
 often that happens (`RecordSet.returns`), so an offer with units of order is taken only while the count is the same, and planned
 again otherwise. Where the plan has not read which candidates belong to which unit, the first that is not to be had blocks all
-behind it.
+behind it; and in a sorted member those block all that are delivered later, or a message would overtake one of a higher rank.
 
 Features: C8, C9, C12, T12 (docs/FEATURES.md)
 """
@@ -30,7 +30,8 @@ import pyarrow.compute as pc
 
 from spark_jms.core.messages.arrays import arrow_array
 from spark_jms.core.messages.ranges import EMPTY, Ranges, view
-from spark_jms.core.ordering.units_of_order import NO_UNITS, BlockedUnits, UnitMessages
+from spark_jms.core.ordering.blocked_units import BlockedUnits
+from spark_jms.core.ordering.units_of_order import NO_UNITS, UnitMessages
 from spark_jms.core.records.batch import MAX_RANGES_PER_MEMBER
 from spark_jms.core.records.record_set import Noted, RecordSet
 from spark_jms.core.records.redelivery import MAX_ORDER, Claim
@@ -133,12 +134,22 @@ class Offer:
     def _behind(self, blocking: Ranges) -> Ranges:
         """The picks that wait for one of the blocking ones."""
         if self.units is None:
-            return self.picks.between(blocking.first, self.picks.last)
+            behind = self.picks.between(blocking.first, self.picks.last)
+            return behind if self.order is None else behind | self._from(behind - blocking)
         held = self.units.only(pc.is_in(self.units.sequences, blocking.numbers()))
         waiting = BlockedUnits(held.first_of_units()).waiting(
             self.units.sequences, self.units.rows["unit"].combine_chunks()
         )
         return EMPTY if waiting is None else Ranges.from_numbers(self.units.sequences.filter(waiting))
+
+    def _from(self, held: Ranges) -> Ranges:
+        """The picks from the first of these on, in the order of delivery."""
+        assert self.order is not None
+        return (
+            Ranges.from_numbers(self.order[pc.index(pc.is_in(self.order, held.numbers()), True).as_py() :])
+            if held
+            else EMPTY
+        )
 
     def _only(self, free: Ranges) -> Offer:
         if self.order is None:

@@ -346,7 +346,10 @@ UPGRADES: tuple[tuple[str, Callable[[OneWayCase], bool]], ...] = (
     ("the message is persistent", lambda case: case.delivery_mode != NON_PERSISTENT),
     (
         "the message has a unit of order",
-        lambda case: case.group_id is not None or case.destination.default_unit_of_order is not None,
+        lambda case: (
+            case.group_id is not None
+            or case.destination.default_unit("", case.rule.factory.default_unit_of_order) is not None
+        ),
     ),
     ("the message is part of a unit of work", lambda case: case.unit_of_work is not None),
     ("the address names a distributed destination, not one member of it", _spread),

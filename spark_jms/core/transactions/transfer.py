@@ -31,12 +31,15 @@ Features: C5, C18, D5, T8 (docs/FEATURES.md)
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any
 
+from spark_jms.core.messages.carried import NOTHING_CARRIED, CarriedCounts, with_note
+from spark_jms.core.messages.message_bytes import parts_in
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 
 MAX_SLOTS = 8  # open intents of one record set
@@ -102,6 +105,11 @@ class StagedFile:
     def token(self) -> str:
         """The unique part of the file's name, with which the ids of its messages begin."""
         return self.path.removeprefix(f"m{self.member}-").removesuffix(".parquet")
+
+    @property
+    def message_bytes(self) -> int:
+        """Of its messages, as quotas count."""
+        return sum(parts_in(json.loads(self.stats), self.bytes))
 
     @property
     def has_compressed(self) -> bool:
@@ -331,3 +339,13 @@ def forwards(
             if share:
                 found.append(Forward(look.member, targets[(place + turn) % len(targets)], share))
     return found
+
+
+def noted(files: Iterable[StagedFile], carried: CarriedCounts) -> list[StagedFile]:
+    """The files with what their messages bring along. `carried`: by the places in all files together."""
+    out, first = list[StagedFile](), 1
+    for file in files:
+        part = carried.within(first, first + file.rows - 1).shifted(1 - first) if file.rows else NOTHING_CARRIED
+        first += file.rows
+        out.append(replace(file, stats=with_note(file.stats, part)) if part else file)
+    return out

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +21,7 @@ import attrs
 import pyarrow as pa
 
 from spark_jms.core.destinations.destination import Destination, Subscription
-from spark_jms.core.destinations.pause import INSERTION, PRODUCTION, Pauses
+from spark_jms.core.destinations.pause import CONSUMPTION, INSERTION, PRODUCTION, Pauses
 from spark_jms.core.destinations.servers import HOME, LeaseTerm
 from spark_jms.core.destinations.subscriptions import check_durable, check_kept, server_of_subscription
 from spark_jms.core.messages.columns import PARTITION_SCHEMA, STORED_SCHEMA
@@ -29,8 +29,9 @@ from spark_jms.core.messages.properties import PromotedColumns
 from spark_jms.core.ordering.sort_order import SortOrder
 from spark_jms.core.ordering.units_of_order import paths_of_lost
 from spark_jms.core.records.life_cycle import sent_id
-from spark_jms.errors import InvalidDestinationError, JmsqError, MemberRemovalError, ModuleFileError
+from spark_jms.errors import DomainError, InvalidDestinationError, JmsqError, MemberRemovalError, ModuleFileError
 from spark_jms.log.destinations.domain import Domain, RegisterEntry
+from spark_jms.log.destinations.limits import follow_quota
 from spark_jms.log.destinations.servers import with_outages
 from spark_jms.log.destinations.temporary import check_not_temporary
 from spark_jms.log.sending.units_of_order import ended_paths
@@ -90,7 +91,7 @@ def apply_destinations(
             )
         for server in wanted.servers:
             if server != HOME:
-                domain.servers.entry(server)  # raises, with the servers that there are
+                _check_server(domain, wanted.name, server)
     check_error_destinations(domain, declared)
     for quota in {wanted.quota for wanted in declared if wanted.quota is not None}:
         domain.quotas.get(quota)  # raises, with the quotas that there are
@@ -103,38 +104,17 @@ def apply_destinations(
             _follow_states(domain, wanted, states)
             changes.append(DeclarationChange(wanted.name, "created", f"{wanted.kind}, {wanted.members} member(s)"))
         else:
-            changes.append(_change(domain, wanted, empty))
-            _follow_quota(domain, wanted)
+            changes.append(change_destination(domain, wanted, empty))
+            follow_quota(domain, wanted)
     warn_of_narrow_ones(domain, declared, {change.destination for change in changes if change.what == "changed"})
     names = {d.name for d in declared}
     return changes + [DeclarationChange(name, "left", "not in the module") for name in sorted(existing - names)]
 
 
-def _follow_quota(domain: Domain, wanted: Destination) -> None:
-    """What an existing destination holds counts in the ledger of its quota from now on. Repeatable. The ledger of an earlier one
-    drops it when it looks at the destination."""
-    if wanted.quota is not None:
-        domain.quotas.observe(wanted.name)
-
-
-def follow_server_quotas(domain: Domain) -> None:
-    """Every destination without a quota of its own counts in those of its servers that have one. Repeatable: after an
-    interrupted `apply`, the next one does the rest."""
-    known = domain.quotas.server_quotas()
-    limited = {server for server, quota in known.items() if quota.has_maximum}
-    for name in domain.destinations() if known else ():
-        if commit(domain.log(name), partial(decide_limited, limited)) is not None or not domain.quotas.knows(name):
-            domain.quotas.observe(name)
-
-
-def decide_limited(limited: Set[str], snapshot: Snapshot) -> Decision | None:
-    """Pure. `limited`: the servers that have a quota. None when the destination knows them."""
-    declared = snapshot.destination
-    concerned = frozenset(limited & set(declared.servers_in_use())) if declared.quota is None else frozenset()
-    if concerned == declared.limited:
-        return None
-    after = attrs.evolve(declared, limited=concerned, epoch=declared.epoch + 1)
-    return Decision("SET TBLPROPERTIES", [metadata_action(snapshot, after)])
+def _check_server(domain: Domain, destination: str, server: str) -> None:
+    """Raises DomainError, with the servers that there are."""
+    if domain.servers.entry(server).removed:
+        raise DomainError(f"destination {destination} names server {server}, which is being removed: leave it out")
 
 
 def _create(domain: Domain, destination: Destination) -> None:
@@ -188,6 +168,9 @@ def _of_history(destination: Destination) -> Destination:
         message_logging_enabled=False,
         quota=None,
         limited=frozenset(),
+        compressions={},
+        follows_servers=False,
+        pauses=Pauses(),
     )
 
 
@@ -227,7 +210,7 @@ def create_table(domain: Domain, path: str, schema: pa.Schema, destination: Dest
     domain.storage.sync([f"{path}/{commit_path(0)}"])
 
 
-def _change(domain: Domain, wanted: Destination, empty: Callable[[str, int], bool]) -> DeclarationChange:
+def change_destination(domain: Domain, wanted: Destination, empty: Callable[[str, int], bool]) -> DeclarationChange:
     def full_member(snapshot: Snapshot) -> int | None:
         """The first member to remove that still holds messages."""
         now = snapshot.destination
@@ -252,25 +235,37 @@ def _change(domain: Domain, wanted: Destination, empty: Callable[[str, int], boo
 
 @dataclass(frozen=True)
 class ServerStates:
-    """What the domain knows of its servers, for the members that come to them: which are stopped, and the terms of their
-    leases."""
+    """What the domain knows of its servers, for the members that come to them: which are stopped, the terms of their leases, and what
+    is paused on them."""
 
     stopped: Mapping[str, int] = field(default_factory=dict)
     terms: Mapping[str, LeaseTerm] = field(default_factory=dict)
+    paused: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @staticmethod
     def of(domain: Domain, wanted: Destination) -> ServerStates:
         if not wanted.servers:
-            return ServerStates()
+            return ServerStates(paused=domain.servers.paused())
         terms = {server: known.term for server, known in domain.terms.newest().items()}
-        return ServerStates(domain.servers.stopped(), terms)
+        return ServerStates(domain.servers.stopped(), terms, domain.servers.paused())
+
+    def pauses_of(self, destination: Destination, epoch: int) -> Pauses:
+        """With those of its servers. Messages of a replicated topic's member belong to the subscriptions on all servers, so their
+        consumption cannot be paused on one."""
+        paused = self.paused
+        if destination.is_replicated:
+            paused = {s: {o: at for o, at in own.items() if o != CONSUMPTION} for s, own in paused.items()}
+        return destination.pauses.of_servers(paused, destination.members_on, epoch)
 
     def on_new(self, destination: Destination, servers: Collection[str]) -> Destination:
         """The destination, for which these servers are new."""
         stopped = {server: since for server, since in self.stopped.items() if server in servers}
         terms = {server: term for server, term in self.terms.items() if server in servers}
         return attrs.evolve(
-            destination, stopped={**destination.stopped, **stopped}, terms={**destination.terms, **terms}
+            destination,
+            stopped={**destination.stopped, **stopped},
+            terms={**destination.terms, **terms},
+            pauses=self.pauses_of(destination, destination.epoch),
         )
 
 
@@ -285,6 +280,13 @@ def _follow_states(domain: Domain, wanted: Destination, known: ServerStates) -> 
         known = now
 
 
+def follow_states(domain: Domain, name: str) -> bool:
+    """The destination gets what the domain knows of its servers now. False when it had that."""
+    table = domain.log(name)
+    states = ServerStates.of(domain, table.refresh().destination)
+    return commit(table, partial(_decide_states, states)) is not None
+
+
 def _decide_states(states: ServerStates, snapshot: Snapshot) -> Decision | None:
     """Pure. A table never goes back to an earlier term."""
     now = snapshot.destination
@@ -293,7 +295,8 @@ def _decide_states(states: ServerStates, snapshot: Snapshot) -> Decision | None:
         s: term for s, term in states.terms.items() if s in on and term.number > now.terms.get(s, LeaseTerm()).number
     }
     stopped = {s: since for s, since in states.stopped.items() if s in on}
-    after = attrs.evolve(now, stopped=stopped, terms={**now.terms, **terms})
+    pauses = states.pauses_of(now, now.epoch + 1)
+    after = attrs.evolve(now, stopped=stopped, terms={**now.terms, **terms}, pauses=pauses)
     if after == now:
         return None
     after = with_outages(snapshot, attrs.evolve(after, epoch=now.epoch + 1))
@@ -332,11 +335,11 @@ def decide_change(
         )
     if full_member is not None:
         raise MemberRemovalError(
-            f"destination {wanted.name} has {_members_of(now)} and the module says {_members_of(wanted)}, but member "
+            f"destination {wanted.name} has {_members_of(now)} and is to have {_members_of(wanted)}, but member "
             f"{full_member} still holds messages. It gets no new ones, and its units of order have moved to the others, or "
             f"follow when what they wait for there is consumed: consume its messages, move them (`jmsq move "
             f"{now.name} {now.name} --member {full_member} --to-member …`), or purge them (`jmsq purge "
-            f"--member {full_member}`), then apply again"
+            f"{now.name} --member {full_member}`), then repeat this"
         )
     after = now.changed_to(wanted, snapshot.numbered_members(), snapshot.last_sequence)
     new = set(after.servers_in_use()) - set(now.servers)
@@ -356,8 +359,8 @@ def _check_subscriptions(now: Destination, after: Destination) -> None:
         server = server_of_subscription(name)
         if server not in after.servers_in_use():
             raise MemberRemovalError(
-                f"destination {now.name} has the durable subscription {name} on server {server}, which the module leaves out: drop "
-                f"it (`jmsq subscriptions --drop {now.name}/{name}`), then apply again"
+                f"destination {now.name} has the durable subscription {name} on server {server}, which it is to leave: drop "
+                f"it (`jmsq subscriptions --drop {now.name}/{name}`), then repeat this"
             )
         check_durable(after, name)
 

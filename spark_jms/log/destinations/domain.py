@@ -9,6 +9,7 @@ ROOT/_jmsq/acknowledgements/, life-cycles/   the Delta tables of its acknowledge
 ROOT/_jmsq/servers/<server>                  its store, and the length of its lease
 ROOT/_jmsq/connection-factories/<name>       its settings
 ROOT/_jmsq/stopped-servers/<server>          since when an administrator has stopped it
+ROOT/_jmsq/paused-servers/<server>           which operations an administrator has paused on it
 ROOT/_jmsq/leases/, lease-terms/             the leases of servers and their terms: log/destinations/servers.py
 ROOT/_jmsq/quotas/<quota>                    its settings
 ROOT/_jmsq/quota-ledgers/<ledger>/           who has reserved room in a quota: log/limits/quota_ledger.py
@@ -29,18 +30,17 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any
 
-from spark_jms.core.destinations.destination import Destination, is_temporary
+from spark_jms.core.destinations.destination import is_temporary
 from spark_jms.core.destinations.servers import HOME
-from spark_jms.core.limits.flow_control import NO_THRESHOLDS, FlowThresholds, thresholds_of
+from spark_jms.core.limits.flow_control import thresholds_of
 from spark_jms.core.limits.quota import MessageUsage
 from spark_jms.errors import (
     DestinationDroppedError,
@@ -51,13 +51,21 @@ from spark_jms.errors import (
     OptionError,
 )
 from spark_jms.log.destinations.owner import StoreOwner, ensure_owner
-from spark_jms.log.destinations.servers import ServerEntry, Servers, ServerTerms
+from spark_jms.log.destinations.servers import ServerEntry, Servers, ServerTerms, home_declaration, home_entry
+from spark_jms.log.destinations.store_places import (
+    DEFAULT_STORE,
+    check_place,
+    check_same,
+    same_store,
+    server_store_uri,
+    store_uri,
+)
 from spark_jms.log.destinations.temporary import TemporaryTables
 from spark_jms.log.limits.quota import Quotas
-from spark_jms.log.limits.usage import UsageFiles, Watched, log
+from spark_jms.log.limits.usage import UsageFiles, log
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.object_store import open_storage
-from spark_jms.log.tables.storage import ClockWatch, LocalStorage, NamedFiles, Storage, now_ms
+from spark_jms.log.tables.storage import ClockWatch, NamedFiles, Storage, now_ms
 from spark_jms.settings.connection_factory import ConnectionFactory, from_stored, to_stored
 from spark_jms.settings.destination import DomainSettings, ServerSettings
 from spark_jms.settings.table import settings_of
@@ -69,14 +77,10 @@ REGISTER = "_jmsq/destinations"
 ACKNOWLEDGEMENTS = "_jmsq/acknowledgements"
 LIFE_CYCLES = "_jmsq/life-cycles"
 CONNECTION_FACTORIES = "_jmsq/connection-factories"
-DEFAULT_STORE = "file"
 FORMAT_VERSION = 2  # of the domain: how record sets are named and stored
 _SCAN_INTERVAL, _SERVER_SCAN_INTERVALS = "expirationScanIntervalMs", "serverExpirationScanIntervalsMs"
 RESTORED = "restored"  # in the domain file: which restored copy this is
 _DEFAULT_SCAN_MS = settings_of(DomainSettings)["expirationScanInterval"].default
-_SERVERS_KEPT_S = 60.0
-_JDBC = ("jdbc:", "sqlite:", "postgresql:")
-_ONE_HOST = ("file:", "jdbc:sqlite:", "sqlite:")
 
 
 class Domain:
@@ -91,16 +95,23 @@ class Domain:
         self.servers = Servers(self.storage)
         self.connection_factories = ConnectionFactories(self.storage)
         self.terms = ServerTerms(self.storage)
-        self.temporary = TemporaryTables(self.storage)
         self.usages = UsageFiles(self.storage)
-        self.quotas = Quotas(self.storage, self.usages, self.log)
+        self.quotas = Quotas(self.storage, self.usages, self._log_for_sending, self._with_temporary)
+        self.temporary = TemporaryTables(self.storage, self.quotas)
         self._lock = threading.Lock()
         self._logs: dict[tuple[str, str], DeltaLog] = {}  # by path and name
         self._admissions: dict[str, Callable[[], None]] = {}
         self._file = data = self.storage.get(DOMAIN_FILE)
         if data is None:
+            # Processes of Spark do not all have the directory of their driver: those of a Spark Connect session have one of its own.
+            relative = not os.path.isabs(root) and self.root == os.path.abspath(root)
             raise DomainError(
                 f"{self.root} is not a spark-jms domain: create it with `jmsq apply --root {self.root} MODULE.yaml`"
+                + (
+                    f", or give an absolute root: {root} is relative to the directory of this process"
+                    if relative
+                    else ""
+                )
             )
         try:
             self.declaration: dict[str, Any] = json.loads(data)
@@ -126,17 +137,11 @@ class Domain:
 
     def expiration_scan_interval_ms(self) -> int:
         """As it is declared now; 0: none. Raises DomainError."""
-        data = self.storage.get(DOMAIN_FILE)
-        if data is None:
-            raise self._unreachable()
-        return int(json.loads(data).get(_SCAN_INTERVAL, _DEFAULT_SCAN_MS))
+        return int(self.declared_now().get(_SCAN_INTERVAL, _DEFAULT_SCAN_MS))
 
     def expiration_scan_intervals_ms(self, servers: Iterable[str]) -> dict[str, int]:
         """The same of each of these servers."""
-        data = self.storage.get(DOMAIN_FILE)
-        if data is None:
-            raise self._unreachable()
-        declared = json.loads(data)
+        declared = self.declared_now()
         default, own = declared.get(_SCAN_INTERVAL, _DEFAULT_SCAN_MS), declared.get(_SERVER_SCAN_INTERVALS, {})
         return {server: int(own.get(server, default)) for server in servers}
 
@@ -151,6 +156,13 @@ class Domain:
         after = {server: ms for server, ms in {**before, **intervals_ms}.items() if ms is not None}
         if after != before:
             self.declare({_SERVER_SCAN_INTERVALS: after})
+
+    def declared_now(self) -> dict[str, Any]:
+        """What the domain's file says, which other processes may have changed. Raises DomainError."""
+        data = self.storage.get(DOMAIN_FILE)
+        if data is None:
+            raise self._unreachable()
+        return dict(json.loads(data))
 
     def declare(self, values: Mapping[str, Any]) -> None:
         """Durable on return."""
@@ -230,6 +242,10 @@ class Domain:
             return self.temporary.own_log(destination)
         return self._shared_log(self._entry(destination).path, destination)
 
+    def _log_for_sending(self, destination: str) -> DeltaLog:
+        """Also of the temporary destination of another context."""
+        return self.temporary.existing_log(destination) if is_temporary(destination) else self.log(destination)
+
     def table_path(self, destination: str) -> str:
         """Where the table of a destination that is not temporary lies, below the root. Raises InvalidDestinationError."""
         return self._entry(destination).path
@@ -255,8 +271,29 @@ class Domain:
         return self.usages.at(self.log(destination).refresh())
 
     def usage_of_server(self, server: str) -> MessageUsage:
-        """The same of all members on a server, as far as their destinations publish it: late by two seconds at most."""
-        return self.usages.of_server(server)
+        """The same of all members on a server, those of temporary destinations too. A destination that cannot be read counts as
+        empty: its own senders get the error."""
+        found = MessageUsage()
+        for name in self._with_temporary() if server == HOME else self.destinations():
+            try:
+                snapshot = self._log_for_sending(name).refresh()
+                members = snapshot.destination.members_on(server)
+                found += self.usages.at(snapshot, members) if members else MessageUsage()
+            except InvalidDestinationError:  # it is dropped
+                continue
+            except (JmsqError, OSError) as error:
+                log.info("server %s: what %s holds there is not counted: %s", server, name, error)
+        return found
+
+    def _with_temporary(self) -> list[str]:
+        """The names of all destinations."""
+        return [*self.destinations(), *(entry.name for entry in self.temporary.entries())]
+
+    def usages_of_members(self, destination: str) -> dict[int, MessageUsage]:
+        """As `usage_of`, by member."""
+        snapshot = self._log_for_sending(destination).refresh()
+        found = self.usages.by_member(self.usages.read(snapshot.table_id), snapshot)
+        return {member: found.get(member, MessageUsage()) for member in snapshot.destination.member_ids}
 
     def _entry(self, destination: str) -> RegisterEntry:
         entry = self.register.entry(destination)
@@ -298,26 +335,6 @@ class Domain:
                     self.storage.child(path), name, self._admit, self.quotas, self.check_present
                 )
             return self._logs[path, name]
-
-
-def store_uri(root: str, store: str, domain_id: str) -> str:
-    """`file` means beside the tables. A database store gets the domain's id, so that no two domains share one."""
-    if store == DEFAULT_STORE:
-        return f"{root}/_jmsq/store"
-    if store.startswith(_JDBC):
-        from spark_jms.store.jdbc.settings import with_engine
-
-        return with_engine(store, domain_id)
-    return store
-
-
-def server_store_uri(root: str, server: str, store: str, domain_id: str) -> str:
-    """As `store_uri`, for a server's store: no two servers share one."""
-    if server == HOME:
-        return store_uri(root, store, domain_id)
-    if store == DEFAULT_STORE:
-        return f"{root}/_jmsq/stores/{server}"
-    return store_uri(root, store, f"{domain_id}-{server}")
 
 
 def create_domain(root: str, store: str | None = None) -> Domain:
@@ -367,58 +384,6 @@ def _with_working_store(domain: Domain, store: str | None) -> Domain:
     return domain
 
 
-def check_place(storage: Storage, store: str) -> None:
-    """Of a new store, as the module file has it. Raises DomainError."""
-    if not isinstance(storage, LocalStorage) and (
-        store == DEFAULT_STORE or store.startswith(_ONE_HOST) or "://" not in store
-    ):
-        raise DomainError(
-            f"the root {storage.uri} is an object store, which several hosts can use, but the store {shown_uri(store)!r} serves "
-            "one host: name one that serves them all with `store:` in the module file"
-        )
-    from spark_jms.store.kinds.opening import folder_of
-
-    folder = None if store == DEFAULT_STORE else folder_of(store)
-    if folder is not None and isinstance(storage, LocalStorage):
-        root = os.path.realpath(storage.root)
-        if os.path.commonpath([root, folder]) == root:
-            raise DomainError(
-                f"the store {shown_uri(store)!r} would be inside the root {storage.uri}, whose folders belong to destinations and are "
-                "deleted with them: write `file`, which has a place of its own there, or a path outside of it"
-            )
-
-
-def same_store(one: str, other: str) -> bool:
-    """Of the URIs of two stores."""
-    return one == other or _identity(one) == _identity(other)
-
-
-def _identity(uri: str, *, layout: bool = False) -> dict[str, str]:
-    """What tells the store from others; `layout`: and what else is fixed since its creation. Of a URI that names no store, itself."""
-    from spark_jms.store.errors import StoreError
-    from spark_jms.store.kinds.opening import identity_of, layout_of
-
-    try:
-        return {**identity_of(uri), **(layout_of(uri) if layout else {})}
-    except StoreError:
-        return {"uri": uri}
-
-
-def check_same(known: str, wanted: str, whose: str, advice: str) -> None:
-    """Of the URIs of a store as it is known and as the module file has it: options may change, what identifies the store and how its
-    tables are laid out may not. Raises DomainError, which names that."""
-    before, after = _identity(known, layout=True), _identity(wanted, layout=True)
-    changed = [name for name in dict.fromkeys([*before, *after]) if before.get(name) != after.get(name)]
-    if changed:
-        what = ", ".join(
-            f"{name} is {shown_uri(before.get(name, ''))!r}, not {shown_uri(after.get(name, ''))!r}" for name in changed
-        )
-        raise DomainError(
-            f"{whose} keeps its state in the store {shown_uri(known)!r}; it cannot be changed to {shown_uri(wanted)!r} by apply "
-            f"({what}): {advice}"
-        )
-
-
 def declare_servers(domain: Domain, servers: Iterable[ServerSettings]) -> None:
     """Enter servers, and create the store of each new one. Raises DomainError when one is known with another store, or shares
     that of another, and StoreError when a new store cannot be created, or belongs to another server or domain."""
@@ -441,7 +406,15 @@ def declare_servers(domain: Domain, servers: Iterable[ServerSettings]) -> None:
             before = domain.servers.entry(server.name).store
             advice = f"take another name for a server with another store, or write that of {server.name} as it was"
             check_same(domain.server_uri(server.name), uri, f"server {server.name} of {domain.root}", advice)
-        domain.servers.add(server.name, ServerEntry(server.store, server.lease_ms, thresholds_of(server)), before)
+        entry = ServerEntry(server.store, server.lease_ms, thresholds_of(server), compression=server.compression)
+        domain.servers.add(server.name, entry, before)
+
+
+def declare_home(domain: Domain, server: ServerSettings) -> None:
+    """How HOME slows senders down and compresses bodies. Senders follow within a minute."""
+    known, thresholds = home_entry(domain.declaration), thresholds_of(server)
+    if (known.thresholds, known.compression) != (thresholds, server.compression):
+        domain.declare(home_declaration(thresholds, server.compression))
 
 
 # -- the register ------------------------------------------------------------------------------------------------------
@@ -561,40 +534,3 @@ class ConnectionFactories:
     def put(self, name: str, factory: ConnectionFactory) -> None:
         """Durable on return."""
         self._files.put(name, json.dumps(to_stored(factory), indent=1).encode())
-
-
-# -- what a domain's senders watch -------------------------------------------------------------------------------------
-
-_known: dict[tuple[str, str], tuple[float, FlowThresholds]] = {}  # of servers: until when, what
-
-
-def watched_of(domain: Domain, table: DeltaLog) -> list[Watched]:
-    """A destination and its servers. The destination's thresholds are those of its newest known snapshot, a server's those of the
-    last minute. Nothing is read before the thresholds of a server are asked for."""
-    found = [
-        Watched(table.name, lambda: thresholds_of(table.snapshot.destination), lambda: domain.usage_of(table.name))
-    ]
-    for server in table.snapshot.destination.servers:
-        if server != HOME:
-            thresholds, usage = partial(_of_server, domain, server), partial(domain.usage_of_server, server)
-            found.append(Watched(f"server {server}", thresholds, usage))
-    return found
-
-
-def publishes_usage(domain: Domain, destination: Destination) -> bool:
-    """Its senders, or those of other destinations on its servers, have to know what it holds."""
-    return destination.measures_usage or any(_of_server(domain, s) for s in destination.servers if s != HOME)
-
-
-def _of_server(domain: Domain, server: str) -> FlowThresholds:
-    """Read once a minute by a process: each send to a destination on servers asks. They stay as they are while they cannot be
-    read, since flow control never fails a send."""
-    key, now_s = (domain.root, server), time.monotonic()
-    until_s, thresholds = _known.get(key, (0.0, NO_THRESHOLDS))
-    if now_s >= until_s:
-        try:
-            thresholds = domain.servers.entry(server).thresholds
-        except (JmsqError, OSError) as error:
-            log.warning("server %s: its thresholds cannot be read, so flow control stays as it is: %s", server, error)
-        _known[key] = (now_s + _SERVERS_KEPT_S, thresholds)
-    return thresholds

@@ -14,7 +14,7 @@ lapsed. The two are kept apart, so the end of one does not end the other. The co
 with the messages: senders that planned before it route again at their commit, and whatever commits after it obeys it. Of a
 replicated topic it also begins or ends an outage.
 
-Features: D1, D4, M10, T5 (docs/FEATURES.md)
+Features: D1, D4, M10, T5, T14 (docs/FEATURES.md)
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 import attrs
 
@@ -34,15 +36,17 @@ from spark_jms.log.tables.commit import Decision, commit, metadata_action
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import NamedFiles, Storage
-from spark_jms.settings.destination import ServerSettings
+from spark_jms.settings.destination import COMPRESSIONS, ServerSettings
 from spark_jms.settings.environment import SERVER_VARIABLE
 from spark_jms.settings.table import settings_of
 from spark_jms.store.errors import shown_uri
 
 SERVERS = "_jmsq/servers"
 STOPPED = "_jmsq/stopped-servers"
+PAUSED = "_jmsq/paused-servers"
 LEASES = "_jmsq/leases"
 TERMS = "_jmsq/lease-terms"
+_HOME_THRESHOLDS, _HOME_COMPRESSION = "homeThresholds", "homeCompression"  # in the domain's file
 DEFAULT_LEASE_MS = settings_of(ServerSettings)["lease"].default
 FORMAT_VERSION = 1  # of the file of a lease
 _KINDS = {field.name: type(field.default) for field in fields(LeaseFile)}
@@ -57,6 +61,8 @@ class ServerEntry:
     store: str
     lease_ms: int = DEFAULT_LEASE_MS
     thresholds: FlowThresholds = NO_THRESHOLDS
+    removed: bool = False  # `jmsq server remove` is under way
+    compression: str | None = None  # of bodies of its members, by default
 
 
 class Servers:
@@ -65,6 +71,7 @@ class Servers:
     def __init__(self, storage: Storage) -> None:
         self._root = storage.uri
         self._files, self._stopped = NamedFiles(storage, SERVERS), NamedFiles(storage, STOPPED)
+        self._paused = NamedFiles(storage, PAUSED)
 
     def names(self) -> list[str]:
         """Without HOME."""
@@ -81,7 +88,9 @@ class Servers:
         try:
             stored = json.loads(data)
             thresholds = FlowThresholds.from_json(stored.get("thresholds", {}))
-            return ServerEntry(str(stored["store"]), int(stored.get("leaseMs", DEFAULT_LEASE_MS)), thresholds)
+            lease_ms, removed = int(stored.get("leaseMs", DEFAULT_LEASE_MS)), stored.get("removed", False) is True
+            compression = compression_of(stored.get("compression"))
+            return ServerEntry(str(stored["store"]), lease_ms, thresholds, removed, compression)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise DomainError(
                 f"{self._files.shown(name)} is damaged ({error!r}): restore it from a copy, or write into it "
@@ -109,18 +118,55 @@ class Servers:
     def start(self, name: str) -> None:
         self._stopped.delete(name)
 
+    def paused(self) -> dict[str, dict[str, int]]:
+        """server -> operation -> since when, ms. What destinations get that come to a server later. Raises DomainError when a file is
+        damaged."""
+        found = {name: self._paused_of(name) for name in self._paused.names()}
+        return {name: operations for name, operations in found.items() if operations}
+
+    def _paused_of(self, name: str) -> dict[str, int]:
+        try:
+            stored = json.loads(self._paused.get(name) or b"{}")
+            return {str(operation): int(since_ms) for operation, since_ms in stored.items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise DomainError(
+                f"{self._paused.shown(name)} is damaged ({error!r}): what is paused of server {name} is not known. "
+                f"`jmsq resume --server {name}` ends all of it; then pause what shall be paused"
+            ) from error
+
+    def pause(self, name: str, operations: Mapping[str, int]) -> None:
+        """These operations and no others, since when. Durable on return."""
+        if operations:
+            self._paused.put(name, json.dumps(operations).encode())
+        else:
+            self._paused.delete(name)
+
+    def forget_states(self, name: str) -> None:
+        """Of a server that is removed: neither stopped nor paused."""
+        self._stopped.delete(name)
+        self._paused.delete(name)
+
     def add(self, name: str, entry: ServerEntry, before: str = "") -> None:
         """Durable on return. Raises DomainError when it exists with a store other than that of `entry`, or `before`, of which the
         caller knows that it is the same one."""
         self._files.create(name, _stored(entry))
         known = self.entry(name)
+        if known.removed:
+            raise DomainError(
+                f"server {name} of {self._root} is being removed: take it out of the module file, and run `jmsq server remove {name}` "
+                "again, which completes that"
+            )
         if known.store not in (entry.store, before):
             raise DomainError(
                 f"server {name} of {self._root} keeps its state in the store {shown_uri(known.store)!r}; it cannot be "
                 f"changed to {shown_uri(entry.store)!r} by apply: take another name"
             )
         if known != entry:
-            self._files.put(name, _stored(entry))
+            self.put(name, entry)
+
+    def put(self, name: str, entry: ServerEntry) -> None:
+        """Durable on return."""
+        self._files.put(name, _stored(entry))
 
 
 def home_server(servers: Servers, given: str | None) -> str | None:
@@ -133,7 +179,34 @@ def home_server(servers: Servers, given: str | None) -> str | None:
 
 def _stored(entry: ServerEntry) -> bytes:
     thresholds = {"thresholds": entry.thresholds.to_json()} if entry.thresholds else {}
-    return json.dumps({"store": entry.store, "leaseMs": entry.lease_ms, **thresholds}, indent=1).encode()
+    removed = {"removed": True} if entry.removed else {}
+    compression = {"compression": entry.compression} if entry.compression is not None else {}
+    stored = {"store": entry.store, "leaseMs": entry.lease_ms, **thresholds, **removed, **compression}
+    return json.dumps(stored, indent=1).encode()
+
+
+def compression_of(stored: object) -> str | None:
+    """Raises ValueError."""
+    if stored is None or stored in COMPRESSIONS:
+        return None if stored is None else str(stored)
+    raise ValueError(f"there is no compression {stored!r}")
+
+
+def home_entry(declaration: Mapping[str, Any]) -> ServerEntry:
+    """Of the domain's own store, which has no file: by the domain's. Raises DomainError."""
+    try:
+        thresholds = FlowThresholds.from_json(declaration.get(_HOME_THRESHOLDS, {}))
+        compression = compression_of(declaration.get(_HOME_COMPRESSION))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise DomainError(
+            f"the file of the domain is damaged: {_HOME_THRESHOLDS} or {_HOME_COMPRESSION} ({error!r}): apply the module file again"
+        ) from error
+    return ServerEntry(str(declaration.get("store", "")), thresholds=thresholds, compression=compression)
+
+
+def home_declaration(thresholds: FlowThresholds, compression: str | None) -> dict[str, Any]:
+    """What the domain's file has of it."""
+    return {_HOME_THRESHOLDS: thresholds.to_json(), _HOME_COMPRESSION: compression}
 
 
 # -- leases ------------------------------------------------------------------------------------------------------------

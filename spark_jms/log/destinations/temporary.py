@@ -32,8 +32,9 @@ from spark_jms.errors import (
     TemporaryDestinationDeletedError,
     TemporaryDestinationError,
 )
+from spark_jms.log.limits.usage import USAGE
 from spark_jms.log.tables.commit import commit, decide_drop, delete_dropped_table
-from spark_jms.log.tables.delta_log import DeltaLog
+from spark_jms.log.tables.delta_log import DeltaLog, QuotaAdmission
 from spark_jms.log.tables.snapshot import Snapshot
 from spark_jms.log.tables.storage import NamedFiles, Storage
 
@@ -68,8 +69,9 @@ class TemporaryLog(DeltaLog):
 class TemporaryTables:
     """The temporary destinations of a domain. Thread-safe. `own` has the names of those that this process has created."""
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage, self._owners = storage, NamedFiles(storage, OWNERS)
+    def __init__(self, storage: Storage, quotas: QuotaAdmission | None = None) -> None:
+        """`quotas`: of the domain, whose own server's counts their messages."""
+        self._storage, self._owners, self._quotas = storage, NamedFiles(storage, OWNERS), quotas
         self._lock = threading.Lock()
         self._logs: OrderedDict[str, TemporaryLog] = OrderedDict()
         self.own: set[str] = set()
@@ -108,12 +110,19 @@ class TemporaryTables:
             )
         return self.log(name)
 
+    def existing_log(self, name: str) -> TemporaryLog:
+        """As `log`. Raises TemporaryDestinationDeletedError when the destination has ended, which its log shows only while its files
+        are deleted."""
+        if not self._storage.exists(f"{OWNERS}/{name}"):
+            raise TemporaryDestinationDeletedError(f"the temporary destination {name} does not exist any more")
+        return self.log(name)
+
     def log(self, name: str) -> TemporaryLog:
         """For sending."""
         with self._lock:
             found = self._logs.pop(name, None)
             if found is None:
-                found = TemporaryLog(self._storage.child(self.messages_path(name)), name)
+                found = TemporaryLog(self._storage.child(self.messages_path(name)), name, quotas=self._quotas)
             self._logs[name] = found
             while len(self._logs) > _LOGS_KEPT + len(self.own):
                 self._logs.popitem(last=False)
@@ -126,7 +135,11 @@ class TemporaryTables:
         """Repeatable, by several processes at once. A send that was committed before it is lost with the destination; a later
         one is refused."""
         with suppress(JmsqError):  # deleted in part, or damaged
-            commit(TemporaryLog(self._storage.child(self.messages_path(name)), name), decide_drop)
+            table = TemporaryLog(self._storage.child(self.messages_path(name)), name)
+            table_id = table.refresh(dropped=True).table_id
+            with suppress(JmsqError):  # it was dropped
+                commit(table, decide_drop)
+            self._storage.delete_all(f"{USAGE}/{table_id}")
         delete_dropped_table(self._storage, self.messages_path(name))
         self._storage.delete_all(f"{TABLES}/{name}")
         self._storage.delete(f"{OWNERS}/{name}")

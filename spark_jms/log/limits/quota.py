@@ -5,8 +5,11 @@ core/limits/quota.py has the theory.
     ROOT/_jmsq/quotas/<quota>               its settings, which `apply` writes
     ROOT/_jmsq/quota-ledgers/<ledger>/      its ledger: quota_ledger.py
 
-A shared quota has one ledger, called as the quota; of one that is not shared, each destination has its own:
-`<quota>@<destination>`. A sender that waits looks at the ledger and at what consumers have published every few milliseconds.
+A shared quota has one ledger, called as the quota; of one that is not shared, each member of each destination has its own:
+`<quota>@<destination>+<member>`, or `<quota>@<destination>` where it is the only one. A sender that waits looks at the ledger and at
+what consumers have published every few milliseconds. Consumers publish a little after they have finished something. So a sender that
+finds no room has it published by `recount` at once, where its process has the stores: first, from time to time while it waits, and
+once more before it fails.
 
 A QuotaObserver looks at the logs of the destinations for a ledger. A look costs one question for the log's next version and one
 for the published usage. What follows from both is kept until one of them changes. A destination of the quota that cannot be read
@@ -23,13 +26,13 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.limits.quota import (
-    FIFO,
     RENEW_S,
     RESERVED_S,
     WAITING_S,
@@ -41,13 +44,21 @@ from spark_jms.core.limits.quota import (
     PublishedUsage,
     QuotaState,
     Request,
+    total,
     transaction_id,
 )
 from spark_jms.core.transactions.transfer import StagedFile
-from spark_jms.errors import DomainError, InvalidDestinationError, JmsqError, ModuleFileError
+from spark_jms.errors import (
+    DomainError,
+    InvalidDestinationError,
+    JmsqError,
+    LargerThanQuotaError,
+    ModuleFileError,
+    QuotaExceededError,
+)
 from spark_jms.log.limits.quota_ledger import LEDGERS, LedgerEntry, QuotaLedger
 from spark_jms.log.limits.usage import UsageFiles
-from spark_jms.log.sending.send import LargerThanQuotaError, QuotaExceededError, TransactionId, needs_of
+from spark_jms.log.sending.send import TransactionId, needs_of
 from spark_jms.log.tables.commit import Decision, commit
 from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.snapshot import Snapshot
@@ -57,24 +68,29 @@ from spark_jms.settings.quota import SERVER_QUOTA, QuotaSettings, from_stored, t
 log = logging.getLogger("spark_jms")
 QUOTAS = "_jmsq/quotas"
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.002, 0.02
+_RECOUNT_EVERY_S, _SHARE_OF_TIME = 0.1, 0.05
 _ATTEMPTS = 200
 
 # -- limits, and room for messages -------------------------------------------------------------------------------------
 
 
 class Quotas:
-    """The quotas of a domain. Thread-safe. `log_of` gives a destination's log by name. `clock_ms` is for people: nothing is judged
-    by it."""
+    """The quotas of a domain. Thread-safe. `log_of` gives a destination's log by name, `names` are those of all destinations, the
+    temporary ones too. `clock_ms` is for people: nothing is judged by it."""
 
     def __init__(
         self,
         storage: Storage,
         usages: UsageFiles,
         log_of: Callable[[str], DeltaLog],
+        names: Callable[[], Iterable[str]] = tuple,
         clock_ms: Callable[[], int] = now_ms,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._storage, self._log_of, self._clock_ms, self.monotonic_s = storage, log_of, clock_ms, monotonic_s
+        self._names = names
+        # Publishes the usage of destinations; raises nothing. None: this process has no stores.
+        self.recount: Callable[[Collection[str]], object] | None = None
         self._observer = QuotaObserver(usages, log_of)
         self._files = NamedFiles(storage, QUOTAS)
         self._lock = threading.Lock()
@@ -126,10 +142,26 @@ class Quotas:
         quota = self.get(name)
         return Limit(quota.messages_maximum, quota.bytes_maximum, quota.shared, quota.policy)
 
-    def ledger(self, quota: str, limit: Limit, destination: str) -> QuotaLedger:
-        name = quota if limit.shared else f"{quota}@{destination}"
+    def ledger(self, quota: str, limit: Limit, destination: str, member: int | None = None) -> QuotaLedger:
+        """`member` None: the destination has one."""
+        part = destination if member is None else f"{destination}+{member}"
+        name = quota if limit.shared else f"{quota}@{part}"
         with self._lock:
             return self._ledgers.setdefault(name, QuotaLedger(self._storage, name))
+
+    def members_apart(self, quota: str, declared: Destination) -> Sequence[int | None]:
+        """The members of the destination that have the quota's maximum each for itself; (None,): they have none, or there is one."""
+        members = [member for member in declared.member_ids if declared.quota_of(member) == quota]
+        return [None] if len(declared.member_ids) == 1 or self.limit(quota).shared else members
+
+    def _ledgers_of(self, destination: str) -> list[QuotaLedger]:
+        """All that count the destination."""
+        declared = self._log_of(destination).snapshot.destination
+        return [
+            self.ledger(quota, self.limit(quota), destination, member)
+            for quota in declared.quotas
+            for member in self.members_apart(quota, declared)
+        ]
 
     def ledgers(self, quota: str) -> list[QuotaLedger]:
         """Those with entries."""
@@ -140,12 +172,15 @@ class Quotas:
         return sorted({info.path.removeprefix(f"{LEDGERS}/").split("/", 1)[0] for info in self._storage.list(LEDGERS)})
 
     # -- senders --------------------------------------------------------------------------------------------------
-    def reserve(self, request: Request, quota: str, epoch: int, wait_s: float, *, stays: bool) -> Grant | None:
-        """Room in the quota, by the declaration of this epoch. None: the quota does not count the destination any more. Raises
+    def reserve(
+        self, request: Request, quota: str, epoch: int, wait_s: float, *, stays: bool, member: int | None = None
+    ) -> Grant | None:
+        """Room in the quota, or in what a `member` has of it, by the declaration of this epoch. None: the quota does not count the
+        destination any more. Raises
         QuotaExceededError when there is none within `wait_s`, when the messages are more than the maximum, or when the
         destination gets another quota while this waits. A request that `stays` keeps its place for a few seconds then."""
         deadline = time.monotonic() + wait_s
-        attempt, table = _Attempt(request), request.destination
+        attempt, table = _Attempt(request, member), request.destination
         try:
             while True:
                 with _named(quota, table):
@@ -153,7 +188,8 @@ class Quotas:
                 if grant is not None:
                     return grant
                 left_s = deadline - time.monotonic()
-                if left_s > 0:
+                recounts = self._recounts(attempt, quota, left_s)
+                if left_s > 0 and not recounts:
                     time.sleep(attempt.pause(left_s))
                 declared = self._log_of(table).refresh().destination
                 if quota not in declared.quotas:
@@ -163,7 +199,7 @@ class Quotas:
                         f"{table} got the quota {declared.quota or 'none'} while {request.need.messages:,} message(s) waited for "
                         f"room in {quota}"
                     )
-                if left_s <= 0:
+                if left_s <= 0 and not recounts:
                     raise QuotaExceededError(self._refusal(attempt, quota))
                 epoch = declared.epoch
         except BaseException as error:
@@ -173,8 +209,11 @@ class Quotas:
 
     def check_possible(self, destination: str, files: Iterable[StagedFile]) -> None:
         """Raises LargerThanQuotaError when no waiting would help."""
-        for quota, need in needs_of(self._log_of(destination).snapshot.destination, files).items():
-            _check_possible(destination, need, quota, self.limit(quota))
+        declared = self._log_of(destination).snapshot.destination
+        for quota, needs in needs_of(declared, files).items():
+            limit = self.limit(quota)
+            for need in [total(needs.values())] if limit.shared else needs.values():
+                _check_possible(destination, need, quota, limit)
 
     def withdraw(self, grant: Grant) -> None:
         """The sender will not commit. Raises nothing: a reservation that stays is ended when others need the room."""
@@ -182,21 +221,30 @@ class Quotas:
 
     def observe(self, destination: str) -> None:
         """Enter what the destination holds now into the ledgers of its quotas."""
-        for quota in self._log_of(destination).refresh().destination.quotas:
-            ledger = self.ledger(quota, self.limit(quota), destination)
+        self._log_of(destination).refresh()
+        for ledger in self._ledgers_of(destination):
             self._change(ledger, destination, lambda state: state, "looked", own=destination)
 
     def forget(self, destination: str) -> None:
         """Its own ledgers, before it is dropped or gets another name. Shared ones find out with their next look."""
         for name in self._ledger_names():
-            if name.endswith(f"@{destination}"):
-                QuotaLedger(self._storage, name).delete()
+            ledger = QuotaLedger(self._storage, name)
+            if ledger.destination == destination:
+                ledger.delete()
+
+    def outdated_ledgers(self, quota: str) -> list[QuotaLedger]:
+        """Those with entries from before its `shared` was changed."""
+        shared = self.limit(quota).shared
+        return [ledger for ledger in self.ledgers(quota) if (ledger.name == quota) != shared]
+
+    def forget_quota(self, quota: str) -> None:
+        """Its ledgers, after the quota has ended."""
+        for ledger in self.ledgers(quota):
+            ledger.delete()
 
     def knows(self, destination: str) -> bool:
         """The ledgers of all its quotas count the destination."""
-        counted = self._log_of(destination).snapshot.destination.quotas
-        ledgers = (self.ledger(quota, self.limit(quota), destination) for quota in counted)
-        return all(destination in ledger.read().state.usages for ledger in ledgers)
+        return all(destination in ledger.read().state.usages for ledger in self._ledgers_of(destination))
 
     def now(self, ledger: QuotaLedger, destinations: Iterable[str] = ()) -> QuotaLook:
         """The ledger's newest state, with what its destinations, and these, hold now. Changes nothing."""
@@ -205,14 +253,27 @@ class Quotas:
         return self._observer.look(ledger, state, {*state.usages, *destinations})
 
     # -- inside ---------------------------------------------------------------------------------------------------
+    def _recounts(self, attempt: _Attempt, quota: str, left_s: float) -> bool:
+        """Whether there may be more room than was published, since the usage has been counted again. Not for a request that waits
+        behind another one: more room would not help it."""
+        recount = self.recount
+        if recount is None or not attempt.state.has_turn(attempt.request, self.limit(quota)):
+            return False
+        if not attempt.may_recount(left_s):
+            return False
+        recount({attempt.request.destination, *attempt.state.usages})
+        attempt.recounted()
+        return True
+
     def _try(self, attempt: _Attempt, quota: str, epoch: int, *, waits: bool) -> Grant | None:
         """None: there is no room now, or the quota does not count the destination any more."""
         request, limit = attempt.request, self.limit(quota)
         own = request.destination
-        ledger = self.ledger(quota, limit, own)
+        ledger = self.ledger(quota, limit, own, attempt.member)
         changed, looked = {own}, False
         while True:
             entry = ledger.read() if attempt.is_sure else ledger.follow()
+            changed |= self._not_counted_yet(ledger, entry)
             if not entry.state.has_reserved(request):
                 _check_possible(own, request.need, quota, limit)
             now, now_s = self._clock_ms(), self.monotonic_s()
@@ -226,7 +287,7 @@ class Quotas:
             if granted is None and not attempt.is_sure:
                 attempt.is_sure = True
                 continue
-            if granted is None and not looked and (draft.is_next(request.id) or limit.policy != FIFO):
+            if granted is None and not looked and draft.has_turn(request, limit):
                 # A look at many destinations takes so long that another process writes the entry first, each time. So it only tells
                 # which of them to look at again, behind the newest entry.
                 look, looked = self._observer.look_at_all(ledger, draft, old, now, own), True
@@ -242,7 +303,7 @@ class Quotas:
                 if ledger.append(entry, granted, now, f"granted {_shown(request.need)} to {request.by}"):
                     made = granted.find(request.id)
                     assert made is not None
-                    return Grant(quota, ledger.name, request, made.number, made.slot, epoch)
+                    return Grant(quota, ledger.name, request, made.number, made.slot, epoch, attempt.member)
             elif not waits or now_s < attempt.renew_s:
                 return None
             else:
@@ -251,6 +312,11 @@ class Quotas:
                     attempt.renew_s = now_s + RENEW_S
                     return None
             time.sleep(random.uniform(0, 0.002))  # another process was first
+
+    def _not_counted_yet(self, ledger: QuotaLedger, entry: LedgerEntry) -> set[str]:
+        """Which destinations a ledger has to look at when it begins, perhaps again: any may have the quota. None in that of a single
+        destination."""
+        return set() if entry.number or ledger.destination else {*self._names()}
 
     def _withdraw(self, ledger: QuotaLedger, request: Request, number: int | None = None) -> None:
         try:
@@ -271,7 +337,8 @@ class Quotas:
         """One entry with this change and what the destination holds then. Raises when `own` cannot be read."""
         for _ in range(_ATTEMPTS):
             entry = ledger.read()
-            look = self._observer.look(ledger, entry.state.successor(self._clock_ms()), [destination], own)
+            concerned = {destination, *self._not_counted_yet(ledger, entry)}
+            look = self._observer.look(ledger, entry.state.successor(self._clock_ms()), concerned, own)
             made = ledger.append(entry, change(look.state), self._clock_ms(), what)
             if made is not None:
                 return made
@@ -286,8 +353,11 @@ class Quotas:
             parts.append(f"{_shown(state.reserved)} reserved")
         if waiting:
             parts.append(f"{waiting} other send(s) wait")
+        where = request.destination
+        if attempt.member is not None and not limit.shared:
+            where = self._log_of(where).snapshot.destination.part_name(attempt.member)
         return (
-            f"{request.destination}: quota {quota} has no room for {_shown(request.need)}: its maximum is {_maximum(limit)} "
+            f"{where}: quota {quota} has no room for {_shown(request.need)}: its maximum is {_maximum(limit)} "
             f"({', '.join(parts)}){_unreadable(attempt.unreadable)}"
         )
 
@@ -307,8 +377,8 @@ def _named(quota: str, destination: str) -> Iterator[None]:
 class _Attempt:
     """One send on its way to a reservation."""
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    def __init__(self, request: Request, member: int | None = None) -> None:
+        self.request, self.member = request, member
         self.state = QuotaState()  # as last seen
         self.renew_s = float("-inf")  # when to renew the request, by the monotonic clock
         self.unreadable: dict[str, str] = {}
@@ -317,6 +387,20 @@ class _Attempt:
         )
         self.ledger: QuotaLedger | None = None
         self._look_s = _SHORTEST_LOOK_S
+        self._recount_s = self._recounting_s = float("-inf")  # when to recount again, and since when it does
+        self._is_last = False  # the count at the end of the wait was made
+
+    def may_recount(self, left_s: float) -> bool:
+        """At once; then so that it takes a small share of the time; and once when no time is left."""
+        self._recounting_s = time.monotonic()
+        if left_s > 0:
+            return self._recounting_s >= self._recount_s
+        was_last, self._is_last = self._is_last, True
+        return not was_last
+
+    def recounted(self) -> None:
+        now_s = time.monotonic()
+        self._recount_s = now_s + max(_RECOUNT_EVERY_S, (now_s - self._recounting_s) / _SHARE_OF_TIME)
 
     def pause(self, left_s: float) -> float:
         self._look_s = min(2 * self._look_s, _LONGEST_LOOK_S)
@@ -409,9 +493,10 @@ class QuotaObserver:
                 self._tell(ledger, one.request.destination, str(error))
 
     def _observation(self, ledger: QuotaLedger, destination: str, state: QuotaState) -> Observation | None:
-        """None: it has another quota."""
+        """None: it has another quota, or lost the member."""
         snapshot, published = self._read(self._log_of(destination))
-        if ledger.quota not in snapshot.destination.quotas:
+        declared = snapshot.destination
+        if ledger.quota not in declared.quotas or ledger.member not in (None, *declared.member_ids):
             return None
         numbers = {slot: _number(snapshot, ledger, slot) for slot in state.slots(destination)}
         highest = 0 if destination in state.usages else _highest(snapshot, ledger)
@@ -435,6 +520,7 @@ class QuotaObserver:
         if known is None or known.snapshot is not snapshot or known.published is not published:
             declared = snapshot.destination
             members = {member for member in declared.member_ids if declared.quota_of(member) == ledger.quota}
+            members = members if ledger.member is None else members & {ledger.member}
             known = _Known(snapshot, published, self._usages.by(published, snapshot, members))
             self._known[key] = known
         return known.usage

@@ -58,11 +58,13 @@ _NOTHING = LedgerEntry(QuotaState())
 
 
 class QuotaLedger:
-    """The ledger of one quota. Thread-safe: every call reads or writes the storage. `name` is that of the quota, or
-    `<quota>@<destination>`."""
+    """The ledger of one quota. Thread-safe: every call reads or writes the storage. `name` is that of the quota, of a destination in
+    it, `<quota>@<destination>`, or of its member, `<quota>@<destination>+<member>`."""
 
     def __init__(self, storage: Storage, name: str) -> None:
-        self.name, self.quota = name, name.partition("@")[0]
+        self.quota, _, part = name.partition("@")
+        self.destination, _, member = part.partition("+")
+        self.name, self.member = name, int(member) if member else None
         self._storage, self._folder = storage, f"{LEDGERS}/{name}"
         self._newest = _NOTHING
         self._watch, self._lock = QuotaWatch(), threading.Lock()

@@ -56,9 +56,11 @@ class MessageWriter:
         routing: Routing | None = None,
         producer: str | None = None,
         threshold: int | None = None,
+        unit: str | None = None,
     ) -> None:
         """`prefix` begins the token of every file (transfers name theirs). `routing` None: the destination's. `producer` names
-        the sender of the rows; None: this writer is one. `threshold`: from so many bytes on a body is compressed; None: never."""
+        the sender of the rows; None: this writer is one. `threshold`: from so many bytes on a body is compressed; None: never.
+        `unit`: the default unit of order of the sender's connection factory."""
         self._threshold = threshold
         self._storage = storage
         self._destination = destination
@@ -69,7 +71,7 @@ class MessageWriter:
         self._open: dict[int, FileWriter] = {}
         self._notes_order = destination.can_lose_members
         self._producer, self._rows = uuid.uuid4().hex, 0
-        self._default_unit = destination.default_unit(producer or self._producer)
+        self._default_unit = destination.default_unit(producer or self._producer, unit)
         self._numbers: dict[int, Ranges] = {}  # open file -> which of our rows it has, if a member can be removed
         self._placed: dict[int, frozenset[str]] = {}  # open file -> its units that go to its member if they are new
         self._staged: list[StagedFile] = []
@@ -77,7 +79,6 @@ class MessageWriter:
         self._checked: pa.Schema | None = None
         self._order = SortOrder.of(destination.destination_keys)
         self._promoted = PromotedColumns.of(destination.promoted_properties)
-        self._codec = codec_of(destination)
 
     def write(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Returns the rows as they are stored, without ids. Raises MessageFormatError or MessageSizeError before it writes
@@ -127,7 +128,7 @@ class MessageWriter:
                     promoted=self._promoted,
                     prefix=self._prefix,
                     row_group_bytes=size,
-                    codec=self._codec,
+                    codec=codec_of(self._destination, self._destination.compression_on(member)),
                 )
                 self._open[member] = writer
             writer.write(part)

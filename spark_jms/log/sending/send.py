@@ -11,7 +11,8 @@ What happens on a send:
    paused, or the destination's quota has no room, `send` waits for as long as its caller allows.
 
 The destination names its quota, or the servers whose quotas count its members, in its own metadata, so the commit that gives it
-another quota orders before or after each send. Members on several servers need room in the quota of each: of all, or of none.
+another quota orders before or after each send. Members on several servers need room in the quota of each, and members that have a
+maximum each for itself in what each has: of all, or of none.
 core/limits/quota.py has the theory.
 
     decide on a snapshot -- no quota, or grants cover the files -> commit
@@ -38,7 +39,7 @@ import attrs
 
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.destinations.routing import ANY_MEMBER, Balancing
-from spark_jms.core.limits.quota import Grant, MessageUsage, Request
+from spark_jms.core.limits.quota import Grant, MessageUsage, Request, total
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.transactions.producers import NumberedMessages, new_versions
 from spark_jms.core.transactions.transfer import StagedFile
@@ -57,8 +58,8 @@ from spark_jms.log.tables.commit import Decision, commit_prepared, metadata_acti
 from spark_jms.log.tables.delta_log import Action, DeltaLog
 from spark_jms.log.tables.snapshot import SEQUENCE_PREFIX, RouteId, Snapshot
 from spark_jms.log.tables.storage import now_ms
-from spark_jms.store.errors import ResourceAllocationException
 
+QuotaNeeds = Mapping[str, Mapping[int, MessageUsage]]  # quota -> member -> how much
 Reroute = Callable[[Sequence[StagedFile], Destination], list[StagedFile]]
 _LONGEST_LOOK_S = 0.05  # between two looks at a paused destination
 
@@ -322,19 +323,10 @@ def _this_process() -> Sender:
 # -- room in the quotas of the destination -----------------------------------------------------------------------------
 
 
-class QuotaExceededError(JmsqError, ResourceAllocationException):
-    """Nothing was sent. Send the messages again when consumers have finished others, give the producer a longer send_timeout, or raise
-    the maximum of the quota."""
-
-
-class LargerThanQuotaError(QuotaExceededError):
-    """Nothing was sent, and to wait would not help. Send fewer or smaller messages at once, or raise the maximum of the quota."""
-
-
 class QuotaNeeded(Exception):
-    """Not an error: the commit needs reservations. `needs`: quota -> how much; `epoch`: of the declaration that says so."""
+    """Not an error: the commit needs reservations. `needs`: quota -> member -> how much; `epoch`: of the declaration that says so."""
 
-    def __init__(self, needs: Mapping[str, MessageUsage], epoch: int) -> None:
+    def __init__(self, needs: QuotaNeeds, epoch: int) -> None:
         super().__init__(needs, epoch)
         self.needs, self.epoch = needs, epoch
 
@@ -354,11 +346,16 @@ class Room:
             raise AssertionError(f"{self._log.name} has a quota, but its log was opened without quotas")
         self.give_back()
         self._sender = sender = self._sender or _this_process()
-        for quota, need in sorted(needed.needs.items(), key=itemgetter(0)):  # in one order: no two wait for each other
-            request = Request(sender.id, self._log.name, need, sender.by)
-            wait_s = self._deadline - time.monotonic()
-            grant = quotas.reserve(request, quota, needed.epoch, wait_s, stays=sender.stays)
-            self.grants += (grant,) if grant is not None else ()
+        declared = self._log.snapshot.destination
+        for quota, needs in sorted(needed.needs.items(), key=itemgetter(0)):  # in one order: no two wait for each other
+            apart = quotas.members_apart(quota, declared)
+            for member in [None] if None in apart else sorted(needs):
+                id = sender.id if member is None else f"{sender.id}+{member}"
+                need = total(needs.values()) if member is None else needs[member]
+                request = Request(id, self._log.name, need, sender.by)
+                wait_s = self._deadline - time.monotonic()
+                grant = quotas.reserve(request, quota, needed.epoch, wait_s, stays=sender.stays, member=member)
+                self.grants += (grant,) if grant is not None else ()
 
     def reserve_for(self, files: Sequence[StagedFile]) -> None:
         """Ahead of the first attempt to commit, which would find out that it needs room."""
@@ -374,28 +371,33 @@ class Room:
                 self._log.quotas.withdraw(grant)
 
 
-def needs_of(declared: Destination, files: Iterable[StagedFile]) -> dict[str, MessageUsage]:
-    """quota -> what the files need in it."""
-    needs: dict[str, MessageUsage] = {}
+def needs_of(declared: Destination, files: Iterable[StagedFile]) -> QuotaNeeds:
+    """What the files need in each quota, by member."""
+    needs: dict[str, dict[int, MessageUsage]] = {}
     for file in files:
         quota = declared.quota_of(file.member)
         if quota is not None:
-            needs[quota] = needs.get(quota, MessageUsage()) + MessageUsage(file.rows, file.bytes)
+            known = needs.setdefault(quota, {})
+            known[file.member] = known.get(file.member, MessageUsage()) + MessageUsage(file.rows, file.message_bytes)
     return needs
 
 
 def spent(snapshot: Snapshot, files: Sequence[StagedFile], grants: Sequence[Grant], now: int) -> list[Action]:
     """Pure. What the commit of these files adds to the log: the transactions that end the reservations; nothing where no quota
-    counts them. Raises QuotaNeeded unless there is a grant of each quota, which covers its files and has not ended."""
+    counts them. Raises QuotaNeeded unless there is a grant of each quota, or of each member of it, which covers its files and has not
+    ended."""
     declared = snapshot.destination
     if declared.quota is None and not declared.limited:
         return []
-    needs, by_quota = needs_of(declared, files), {grant.quota: grant for grant in grants}
-    for quota, need in needs.items():
-        grant = by_quota.get(quota)
-        if grant is None or not _fits(snapshot, grant, need):
-            raise QuotaNeeded(needs, declared.epoch)
-    used = (by_quota[quota] for quota in sorted(needs))
+    needs, known = needs_of(declared, files), {(grant.quota, grant.member): grant for grant in grants}
+    used = []
+    for quota, by_member in sorted(needs.items(), key=itemgetter(0)):
+        whole = {None: total(by_member.values())} if (quota, None) in known else by_member
+        for member, need in whole.items():
+            grant = known.get((quota, member))
+            if grant is None or not _fits(snapshot, grant, need):
+                raise QuotaNeeded(needs, declared.epoch)
+            used.append(grant)
     return [{"txn": {"appId": one.transaction, "version": one.number, "lastUpdated": now}} for one in used]
 
 

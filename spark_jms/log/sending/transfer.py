@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,9 +21,10 @@ import pyarrow.parquet as pq
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.destinations.routing import Balancing, Routing, route, route_of
 from spark_jms.core.limits.quota import Grant
+from spark_jms.core.messages.carried import NOTHING_CARRIED, CarriedCounts, joined, note_in
 from spark_jms.core.messages.columns import ORDINAL, STORED_SCHEMA, check_message_sizes
 from spark_jms.core.records.refusal import Sieve, check_counted_sizes
-from spark_jms.core.transactions.transfer import StagedFile, TargetOutcome, Ticket, TransferTarget, outcome_of
+from spark_jms.core.transactions.transfer import StagedFile, TargetOutcome, Ticket, TransferTarget, noted, outcome_of
 from spark_jms.errors import CommitOutcomeUnknownError, DestinationReplacedError, InsertionPausedError
 from spark_jms.log.messages.data_files import discard
 from spark_jms.log.messages.message_writer import MessageWriter, is_misplaced
@@ -50,10 +52,12 @@ def stage_transfer(
     member: int | None = None,
     table_id: str | None = None,
     sieve: Sieve | None = None,
+    carried: CarriedCounts = NOTHING_CARRIED,
 ) -> TransferTarget:
     """Write rows of `ROW_COLUMNS` to files of the target, routed by its own rules or all to `member`. The messages keep
     their ids. What breaks a rule of the target raises MessageSizeError; with a `sieve` it is left out, and the rows come with their
-    `sequence` behind the other columns. Raises DestinationReplacedError when the table is not `table_id` any more. After an error
+    `sequence` behind the other columns. `carried`: the delivery counts of messages that all go to `member`, by their places among the
+    rows. Raises DestinationReplacedError when the table is not `table_id` any more. After an error
     nothing is left."""
     snapshot = log.verify()  # in a table that was replaced, the files would be staged for nothing
     if table_id not in (None, snapshot.table_id):
@@ -69,7 +73,7 @@ def stage_transfer(
                 writer.write_normalised(batch)
             else:
                 writer.write_to(batch, member)
-        files = writer.close()
+        files = noted(writer.close(), carried)
     except BaseException:
         writer.abort()
         raise
@@ -173,17 +177,20 @@ def _files_for(log: DeltaLog, target: TransferTarget, ticket: Ticket, snapshot: 
     if len(kept) == len(target.files):
         return target.files
     writer = _writer(log, destination, ticket)
-    for file in target.files:
-        if file in kept:
-            continue
+    left = [file for file in target.files if file not in kept]
+    before = accumulate((file.rows for file in left), initial=0)
+    carried = joined(note_in(file.stats).shifted(rows) for file, rows in zip(left, before, strict=False))
+    for file in left:
         with log.storage.open_input(file.path) as source:
             for batch in pq.ParquetFile(source).iter_batches():
                 rows = batch.select(ROW_COLUMNS)
-                if file.member in reachable:
+                if carried:  # all in one file, as before: their places are noted
+                    writer.write_to(rows, sorted(reachable)[ticket.number % len(reachable)])
+                elif file.member in reachable:
                     writer.write_routed(rows, _members_of(rows, file, routing))
                 else:
                     writer.write_normalised(rows)
-    moved = writer.close()
+    moved = noted(writer.close(), carried)
     log.storage.sync([file.path for file in moved])
     return kept + moved
 

@@ -19,10 +19,11 @@ import os
 import select
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
+from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.limits.quota import Grant, Request
 from spark_jms.errors import (
     CommitOutcomeUnknownError,
@@ -60,7 +61,10 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would mak
 class QuotaAdmission(Protocol):
     """What a table's log needs of the domain's quotas."""
 
-    def reserve(self, request: Request, quota: str, epoch: int, wait_s: float, *, stays: bool) -> Grant | None: ...
+    def reserve(
+        self, request: Request, quota: str, epoch: int, wait_s: float, *, stays: bool, member: int | None = None
+    ) -> Grant | None: ...
+    def members_apart(self, quota: str, declared: Destination) -> Sequence[int | None]: ...
     def withdraw(self, grant: Grant) -> None: ...
 
 
@@ -390,21 +394,22 @@ class LogWatch:
         self._thread: threading.Thread | None = None
         self._stop_read, self._stop_write = -1, -1
 
-    def add(self, table: DeltaLog, wake: Wake) -> None:
-        """Call `wake` soon after each commit to this log, from the watch's thread. It must not block."""
+    def add(self, table: DeltaLog, wake: Wake) -> bool:
+        """Call `wake` soon after each commit to this log, from the watch's thread. It must not block. False: it cannot be watched."""
         if not isinstance(table.storage, LocalStorage):
-            return
+            return False
         folder = str(table.storage.root / LOG)
         with self._lock:
             try:
                 self._start()
                 if self._inotify is None:
-                    return
+                    return False
                 self.folders[self._inotify.add_watch(folder, _CREATED | _MOVED_TO)] = folder
             except OSError as error:  # too many watches or open files
                 log.info("%s cannot be watched (%s): its receivers poll", folder, error)
-                return
+                return False
             self._wakes.setdefault(folder, []).append(wake)
+            return True
 
     def remove(self, wake: Wake) -> None:
         with self._lock:

@@ -26,13 +26,16 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spark_jms.core.messages.carried import NOTHING_CARRIED, CarriedCounts, is_noted, joined, note_in
 from spark_jms.core.messages.columns import ORDINAL, STATISTICS_COLUMNS
+from spark_jms.core.messages.message_bytes import bytes_of, parts_in
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.messages.types import readable
 from spark_jms.errors import UnreadableTableError
@@ -83,6 +86,7 @@ class DataFile:
     first_ordinal: int
     modified_ms: int
     stats: str  # JSON as in the log
+    message_bytes: int  # as quotas count: core/messages/message_bytes.py
 
     @property
     def last(self) -> int:
@@ -91,6 +95,13 @@ class DataFile:
     @property
     def hint(self) -> FileHint:
         return FileHint(self.path, self.first, self.rows, self.bytes)
+
+    def bytes_of(self, some: Ranges) -> int:
+        """What these messages of it count in quotas."""
+        left = some.between(self.first, self.last)
+        if left.count in (0, self.rows):
+            return self.message_bytes if left else 0
+        return bytes_of(parts_in(json.loads(self.stats), self.bytes), self.first, self.rows, left)
 
     @cached_property
     def statistics(self) -> Mapping[str, Mapping[str, Any]]:
@@ -107,6 +118,11 @@ class DataFile:
     def has_groups(self) -> bool:
         nulls = self.statistics.get("nullCount", {}).get("JMSXGroupID")
         return nulls != self.rows
+
+    @cached_property
+    def carried(self) -> CarriedCounts:
+        """The delivery counts that its messages have brought along, by their sequences."""
+        return note_in(self.stats).shifted(self.first - 1)
 
     @property
     def partition_values(self) -> dict[str, str]:
@@ -153,6 +169,7 @@ class MemberFiles:
     base: Sequence[DataFile] = ()
     tail_firsts: Sequence[int] = ()
     tail: Sequence[DataFile] = ()  # behind the base
+    carrying: Sequence[DataFile] = ()  # those whose messages have brought delivery counts along
 
     @property
     def files(self) -> list[DataFile]:
@@ -161,6 +178,11 @@ class MemberFiles:
 
     def __len__(self) -> int:
         return len(self.base) + len(self.tail)
+
+    @cached_property
+    def has_groups(self) -> bool:
+        """Messages may belong to units of order."""
+        return any(file.has_groups for file in chain(self.base, self.tail))
 
     @property
     def newest(self) -> DataFile | None:
@@ -171,6 +193,10 @@ class MemberFiles:
         return overlapping(self.base_firsts, self.base, first, last) + overlapping(
             self.tail_firsts, self.tail, first, last
         )
+
+    def carried(self, floor: int) -> CarriedCounts:
+        """The delivery counts that messages have brought along. Those up to `floor` may be left out."""
+        return joined(file.carried for file in self.carrying if file.last > floor) if self.carrying else NOTHING_CARRIED
 
     def missing(self, wanted: Ranges) -> Ranges:
         """Those of these sequences that no file holds."""
@@ -216,11 +242,13 @@ class MemberEdit:
     def done(self) -> MemberFiles:
         start, firsts = self._start, tuple([file.first for file in self._added])
         if self._whole is not None:
-            return MemberFiles(tuple([file.first for file in self._whole]), tuple(self._whole))
+            firsts = tuple([file.first for file in self._whole])
+            return MemberFiles(firsts, tuple(self._whole), carrying=_carrying(self._whole))
+        carrying = (*start.carrying, *_carrying(self._added))
         tail_firsts, tail = (*start.tail_firsts, *firsts), (*start.tail, *self._added)
         if len(tail) <= _MAX_TAIL:
-            return MemberFiles(start.base_firsts, start.base, tail_firsts, tail)
-        return MemberFiles((*start.base_firsts, *tail_firsts), (*start.base, *tail))
+            return MemberFiles(start.base_firsts, start.base, tail_firsts, tail, carrying)
+        return MemberFiles((*start.base_firsts, *tail_firsts), (*start.base, *tail), carrying=carrying)
 
     def _copied(self) -> list[DataFile]:
         if self._whole is None:
@@ -230,6 +258,10 @@ class MemberEdit:
 
 def _first(file: DataFile) -> int:
     return file.first
+
+
+def _carrying(files: Sequence[DataFile]) -> tuple[DataFile, ...]:
+    return tuple([file for file in files if is_noted(file.stats)])
 
 
 # -- a map of which each version shares entries with the one before ----------------------------------------------------

@@ -19,6 +19,7 @@ import attrs
 
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.messages.columns import ORDINAL
+from spark_jms.core.messages.message_bytes import parts_in
 from spark_jms.core.messages.ranges import EMPTY, Ranges
 from spark_jms.core.ordering.units_of_order import PATH_PREFIX
 from spark_jms.errors import ForeignWriteError, UnreadableTableError
@@ -348,6 +349,7 @@ class LogReplay:
             low,
             int(add.get("modificationTime") or 0),
             str(stats),
+            sum(parts_in(numbers, int(add["size"]))),
         )
 
     # -- commits of other programs --------------------------------------------------------------------------------

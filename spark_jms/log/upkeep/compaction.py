@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from spark_jms.core.messages.carried import joined
 from spark_jms.core.messages.columns import ORDINAL, STORED_SCHEMA
 from spark_jms.core.messages.compression import codec_of
 from spark_jms.core.messages.properties import PromotedColumns
 from spark_jms.core.messages.ranges import Ranges, counting
-from spark_jms.core.transactions.transfer import StagedFile
+from spark_jms.core.transactions.transfer import StagedFile, noted
 from spark_jms.errors import UnreadableTableError
 from spark_jms.log.messages.data_files import FileWriter, read_stored, too_old
 from spark_jms.log.tables.commit import (
@@ -185,7 +186,8 @@ def merged(log: DeltaLog, run: list[DataFile]) -> StagedFile:
     schema = _schema(log)
     declared = log.snapshot.destination
     promoted = PromotedColumns.of(declared.promoted_properties)
-    writer = FileWriter(log.storage, run[0].member, schema, promoted=promoted, prefix=_PREFIX, codec=codec_of(declared))
+    codec = codec_of(declared, declared.compression_on(run[0].member))
+    writer = FileWriter(log.storage, run[0].member, schema, promoted=promoted, prefix=_PREFIX, codec=codec)
     try:
         pending: list[pa.RecordBatch] = []
         size = 0
@@ -197,7 +199,8 @@ def merged(log: DeltaLog, run: list[DataFile]) -> StagedFile:
                 pending, size = [], 0
         _append(writer, pending, schema)
         give_way()
-        return writer.close()
+        (staged,) = noted([writer.close()], joined(file.carried.shifted(1 - run[0].first) for file in run))
+        return staged
     except BaseException:
         writer.abort()
         raise

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 import spark_jms
 from spark_jms.admin import backup as backups
-from spark_jms.admin.backup import MANIFEST, RECORDS, back_up, restore
+from spark_jms.admin.backup import MANIFEST, back_up, restore
+from spark_jms.admin.backup_files import RECORDS
 from spark_jms.claims.upkeep.views import opened_store
 from spark_jms.cli.__main__ import cli
 from spark_jms.client import Context

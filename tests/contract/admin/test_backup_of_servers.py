@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import spark_jms
 from spark_jms.admin import backup as backups
 from spark_jms.admin.backup import MANIFEST, back_up, restore
-from spark_jms.admin.servers import start_server, stop_server
+from spark_jms.admin.servers import pause_server, start_server, stop_server
 from spark_jms.claims.servers.stores import state_of
 from spark_jms.claims.upkeep.views import opened_store, subscriptions
 from spark_jms.cli.__main__ import cli
@@ -201,19 +201,24 @@ def test_backup_says_its_format(tmp_path: Path) -> None:
     spark_jms.apply(root, {"destinations": {"orders": {"kind": "queue"}}})
     backed_up(root, str(tmp_path / "copy"))
     manifest = json.loads((tmp_path / "copy" / MANIFEST).read_text())
-    assert manifest["formatVersion"] == 4
+    assert manifest["formatVersion"] == 5
     assert not manifest["servers"]
 
 
 @pytest.mark.parametrize("limited", [True, False])
-def test_thresholds_of_servers_are_restored(tmp_path: Path, backup: str, limited: bool) -> None:
-    """C19, T5: the backup has them."""
-    more = {"messagesThresholdHigh": 10, "messagesThresholdLow": 5} if limited else {}
+def test_settings_of_servers_are_restored(tmp_path: Path, backup: str, limited: bool) -> None:
+    """C19, T5, T8, T14: thresholds and compression, and what is paused; the backup has them."""
+    thresholds = {"messagesThresholdHigh": 10, "messagesThresholdLow": 5}
+    more = {**thresholds, "storeMessageCompressionEnabled": True} if limited else {}
     root = applied(tmp_path, {**MODULE, "servers": {"a": {"store": "file", **more}, "b": {"store": "file"}}})
+    if limited:
+        pause_server(Domain(root), "a", ["consumption", "production"])
     backed_up(root, backup)
-    assert json.loads((Path(backup) / MANIFEST).read_text())["formatVersion"] == 4
+    assert json.loads((Path(backup) / MANIFEST).read_text())["formatVersion"] == 5
     restore(backup, str(tmp_path / "restored"))
     servers = Domain(str(tmp_path / "restored")).servers
     assert servers.entry("a") == Domain(root).servers.entry("a")
     assert bool(servers.entry("a").thresholds) is limited
+    assert servers.paused() == Domain(root).servers.paused()
+    assert bool(servers.paused()) is limited
     assert not servers.entry("b").thresholds

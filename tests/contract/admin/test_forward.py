@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from click.testing import CliRunner
 import spark_jms
 from spark_jms.admin.destinations import pause, resume
 from spark_jms.admin.servers import stop_server
-from spark_jms.admin.transfer import Forwarders, MemberForwarder
-from spark_jms.claims.upkeep import views
+from spark_jms.claims.upkeep import housekeeping, views
+from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.claims.upkeep.move import Forwarders, MemberForwarder
 from spark_jms.cli.__main__ import cli
 from spark_jms.client import Context
 from spark_jms.errors import MessageFormatError, ModuleFileError
@@ -53,10 +55,11 @@ class Bench:
             self.context.producer(f"{'abc'[member]}@orders").send_many({"text": text} for text in texts)
             return
         self.context.producer("orders").send_many({"text": text} for text in texts)
-        from spark_jms.admin.transfer import MoveOrder, move
+        from spark_jms.admin.transfer import MoveOrder
+        from spark_jms.admin.transfer import move as carry_out
 
         with views.opened_store(self.domain) as store:
-            move(self.domain, store, MoveOrder("orders", "orders", target_member=member), 5)
+            carry_out(self.domain, store, MoveOrder("orders", "orders", target_member=member), 5)
 
     def consumer(self, member: int) -> Any:
         if self.placed:
@@ -100,6 +103,30 @@ def test_idle_messages_go_to_members_with_consumers(bench: Bench, forwarder: Mem
     assert {message.message_id: message.text for message in got} == before
     assert {(message.redelivered, message.delivery_count) for message in got} == {(False, 1)}
     assert forwarder.run().moves == ()
+
+
+def test_housekeeping_forwards(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D5: without any command; and the delay begins again for a process that takes over."""
+    monkeypatch.setattr(housekeeping, "MemberForwarder", partial(MemberForwarder, monotonic_s=bench.clock))
+    bench.send(0, "1", "2")
+    consumer = bench.consumer(1)
+    with views.opened_store(bench.domain) as store:
+        first, second = Housekeeper(bench.domain, store, "orders"), Housekeeper(bench.domain, store, "orders")
+        assert first.run()
+        assert not second.run()
+        bench.clock.now_s += 9
+        assert first.run()
+        assert sorted(bench.texts()[0]) == ["1", "2"]
+        first.close()
+        bench.clock.now_s += 9
+        assert second.run()
+        assert sorted(bench.texts()[0]) == ["1", "2"], "the second one has not seen that the member was idle"
+        bench.clock.now_s += 11
+        assert second.run()
+        assert not second.health.failures
+        assert bench.texts()[0] == []
+        second.close()
+    assert {consumer.receive(30).text for _ in range(2)} == {"1", "2"}
 
 
 def test_member_with_a_consumer_waits_again_when_it_leaves(bench: Bench, forwarder: MemberForwarder) -> None:
@@ -210,7 +237,6 @@ def test_units_of_order_and_forwarding_exclude_each_other(tmp_path: Path) -> Non
         ({"kind": "distributed-topic"}, "it is for a distributed-queue"),
         ({"kind": "distributed-queue", "defaultUnitOfOrder": "u"}, "messages of a unit stay on one member"),
         ({"kind": "distributed-queue", "unitOfWorkHandlingPolicy": "SingleMessageDelivery"}, "messages of a unit"),
-        ({"kind": "distributed-queue", "resetDeliveryCountOnForward": False}, "resetDeliveryCountOnForward is false"),
     ],
 )
 def test_contradicting_declarations_are_refused(tmp_path: Path, more: dict[str, Any], said: str) -> None:

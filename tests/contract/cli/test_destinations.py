@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from spark_jms import apply, connect
 from spark_jms.log.destinations.domain import Domain
 from tests.harness.domains.commands import Jmsq
@@ -54,6 +56,31 @@ def test_apply_makes_changes_and_refuses(root: str, tmp_path: Path, jmsq: Jmsq, 
     file.write_text("destinations:\n  orders: {kind: distributed-queue, members: 1}\n")
     jmsq("purge", "orders", "--yes")
     assert "was made with 2 members" in jmsq("apply", str(file), code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ("servers: [a]", True),
+        ("servers: [a], template: t", False),
+        ("servers: [a], forwarding: partitioned", False),
+        ("servers: [a], forwarding: replicated", False),
+        ("members: 2", False),
+    ],
+)
+def test_apply_tells_of_forwarding_that_is_left_out(
+    root: str, tmp_path: Path, jmsq: Jmsq, js: Callable[..., Any], keys: str, told: bool
+) -> None:
+    """D6, D7: once, when the topic is created: WebLogic's default is the other one, and it cannot be changed."""
+    file = tmp_path / "module.yaml"
+    file.write_text(
+        "servers: {a: {store: file}}\ntemplates: {t: {forwarding: partitioned}}\n"
+        f"destinations: {{prices: {{kind: distributed-topic, {keys}}}, orders: {{kind: queue}}}}\n"
+    )
+    found = {change["destination"]: change["detail"] for change in js("apply", str(file))}
+    assert ("forwarding is left out, so it is partitioned" in found["prices"]) == told
+    assert "forwarding" not in found["orders"]
+    assert "forwarding is left out" not in jmsq("apply", str(file)).output
 
 
 def test_invalid_module_file_changes_nothing(root: str, tmp_path: Path, jmsq: Jmsq) -> None:

@@ -23,8 +23,8 @@ from spark_jms.admin.services import (
     ServiceRunner,
     service_reports,
 )
-from spark_jms.admin.transfer import Forwarders
 from spark_jms.claims.upkeep import views
+from spark_jms.claims.upkeep.move import Forwarders
 from spark_jms.cli import services as services_command
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.tables.storage import NamedFiles, now_ms

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from spark_jms.core.limits.quota import PREEMPTIVE, Limit, QuotaState
+from spark_jms.core.limits.quota import PATIENCE, PREEMPTIVE, Limit, QuotaState
 from spark_jms.log.limits.quota_ledger import LedgerEntry
 
 
 def check_entries(entries: list[LedgerEntry], limit: Limit) -> None:
-    """All entries of a ledger: used + reserved is within the maximum after each, and with FIFO none is overtaken."""
+    """All entries of a ledger: used + reserved is within the maximum after each, and with FIFO none is overtaken by one for the same
+    destination, nor, after PATIENCE entries, by any other."""
     assert [entry.number for entry in entries] == list(range(1, len(entries) + 1)), "all entries are there"
     for before, after in pairwise(entries):
         assert after.previous == before.mark
@@ -19,7 +20,7 @@ def check_entries(entries: list[LedgerEntry], limit: Limit) -> None:
 
 
 def overtaken(before: QuotaState, after: QuotaState) -> list[str]:
-    """The requests that waited before another one that this entry has granted, and wait still."""
+    """The requests that waited before another one for their destination that this entry has granted, and wait still."""
     known = {one.request.id: one for one in before.requests}
     found = []
     for one in after.requests:
@@ -27,5 +28,11 @@ def overtaken(before: QuotaState, after: QuotaState) -> list[str]:
             continue
         earlier = known.get(one.request.id)
         number = earlier.number if earlier is not None else one.number
-        found += [other.request.id for other in after.waiting if other.number < number]
+        behind = (other for other in after.waiting if other.number < number)
+        found += [
+            other.request.id
+            for other in behind
+            if other.request.destination == one.request.destination
+            or after.base + after.number - other.number > PATIENCE
+        ]
     return found

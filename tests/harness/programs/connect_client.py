@@ -39,6 +39,12 @@ def uses(spark: SparkSession, work: Path) -> None:
     query = spark.readStream.table("t").writeStream.foreachBatch(keep).trigger(availableNow=True)
     query.option("checkpointLocation", str(work / "each-checkpoint")).start().awaitTermination()
     print("foreachBatch:", spark.read.parquet(f"{folder}/*").distinct().count(), "left:", spark.table("t").count())
+    by_variable = spark.read.format("jmsq").option("destination", "orders")
+    print("root of the server's environment:", by_variable.load().count())
+    try:
+        by_variable.option("root", "messages").load().count()
+    except PySparkException as error:
+        print("relative root:", type(error).__name__, "or give an absolute root: messages is relative" in str(error))
     try:
         jmsq(spark.read, work, "orders").option("selecter", "a = 1").load().count()
     except PySparkException as error:

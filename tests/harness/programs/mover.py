@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from spark_jms.admin import transfer as moving
 from spark_jms.admin.transfer import MoveOrder, move
+from spark_jms.claims.upkeep import move as moving
 from spark_jms.errors import MemberUnavailableError
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.store import open_store

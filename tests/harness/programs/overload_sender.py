@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from spark_jms import connect
+from spark_jms.errors import QuotaExceededError
 from spark_jms.log.limits import quota_ledger
-from spark_jms.log.sending.send import QuotaExceededError
 from tests.harness.programs.quota_sender import hold_after  # which shortens the times
 
 quota_ledger.KEPT = 1_000  # entries, until the test has copied them

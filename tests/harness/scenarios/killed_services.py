@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -37,6 +37,7 @@ DESTINATIONS = {
     "news": {"kind": "topic"},
     "jobs": {"kind": "queue"},
 }
+COMMAND = (sys.executable, "-m", "spark_jms.cli")
 LIMIT_S = 120
 
 
@@ -47,7 +48,7 @@ def check_killed_services(path: Path, engine: str, kills: int, each: int, seed: 
     apply(root, {"destinations": DESTINATIONS, "expirationScanInterval": "100 ms"})
     with connect(root, housekeeping=False) as context:
         context.consumer("news", subscription="a").close()
-    command = [sys.executable, "-m", "spark_jms.cli", "services", "--root", root, "--every", "0.1s", "--json"]
+    command = [*COMMAND, "services", "--root", root, "--every", "0.1s", "--json"]
     command += ["--only", "expiration", "--only", "lag", "--only", "usage", "--engine", engine]
     command += ["--checkpoint", str(path / "checkpoint")]
     for _ in range(kills):
@@ -55,16 +56,13 @@ def check_killed_services(path: Path, engine: str, kills: int, each: int, seed: 
         running = forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert running.stdout is not None
         try:
-            _wait_for_rounds(running.stdout, chance.randint(0, most), max)
+            _wait_for_rounds(running.stdout, chance.randint(0, most))
         finally:
             running.kill()
             running.wait()
             running.stdout.close()
     _send(root, each)
-    _run_to_the_end(command, root, (kills + 1) * each)
-    with connect(root, housekeeping=False) as context:
-        arrived = Counter(message.text for message in context.browser("late"))
-    assert arrived == {f"{n}": kills + 1 for n in range(each)}
+    _run_to_the_end(command, root, kills + 1, each)
 
 
 def _send(root: str, each: int) -> None:
@@ -75,39 +73,62 @@ def _send(root: str, each: int) -> None:
             context.producer(name).send_table(pa.table({"text": [f"{n}" for n in range(each)], "JMSExpiration": over}))
 
 
-def _wait_for_rounds(out: IO[bytes], rounds: int, which: Callable[[Iterable[int]], int]) -> None:
-    """Of the service that has most of them, or fewest."""
+def _wait_for_rounds(out: IO[bytes], rounds: int) -> None:
+    """Of the service that has most of them."""
     for line in out:
-        if which(one["rounds"] for one in json.loads(line)["services"]) >= rounds:
+        if max(one["rounds"] for one in json.loads(line)["services"]) >= rounds:
             return
     raise AssertionError("the services have ended by themselves")
 
 
-def _run_to_the_end(command: list[str], root: str, count: int, jobs: tuple[int, int] = (0, 0)) -> None:
-    """`jobs`: sent to that queue, and finished."""
-    domain = Domain(root)
-    wanted = {("orders", count, 0, count), ("news", count, 0, count), ("late", count, 0, 0)}
-    wanted |= {("jobs", *jobs, 0)} if any(jobs) else set()
+def _run_to_the_end(command: list[str], root: str, turns: int, each: int, jobs: tuple[int, int] = (0, 0)) -> None:
+    """Its output goes to files: it would wait for the reader of a full pipe, and meanwhile start no query again that has ended."""
+    domain, count, path = Domain(root), turns * each, Path(root).parent
+    told, log = path / "told", path / "last.log"
     with opened_store(domain) as store:
-
-        def expired() -> tuple[int, int]:
-            return collect(domain, store, "orders").expired, collect(domain, store, "news").expired
-
-        last = forked.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        assert last.stdout is not None
+        with told.open("wb") as out, log.open("wb") as err:
+            last = forked.Popen(command, stdout=out, stderr=err)
         try:
-            _wait_for_rounds(last.stdout, 1, min)
-            wait_until(lambda: expired() == (count, count), LIMIT_S, lambda: f"{expired()}")
+            wait_until(
+                lambda: expired(domain, store) == (count, count) and _least_rounds(told) > 0,
+                LIMIT_S,
+                lambda: f"{expired(domain, store)}: {_end_of(told)} {_end_of(log)}",
+            )
         finally:
             last.send_signal(signal.SIGTERM)
-            out, err = last.communicate(timeout=60)
-        assert last.returncode == 0, err
-        shown = json.loads(out.splitlines()[-1])
+            last.wait(timeout=60)
+        assert last.returncode == 0, _end_of(log)
+        shown = json.loads(told.read_bytes().splitlines()[-1])
         assert {one["state"] for one in shown["services"]} == {"ok"}, shown
-        assert expired() == (count, count)
-        assert _recorded(domain, store) == wanted
-        domain.storage.delete_all(USAGE_HISTORY)
-        assert _recorded(Domain(root), store) == wanted
+        check_history(root, store, turns, each, jobs)
+
+
+def _least_rounds(told: Path) -> int:
+    whole = told.read_bytes().rpartition(b"\n")[0].splitlines()
+    return min(one["rounds"] for one in json.loads(whole[-1])["services"]) if whole else 0
+
+
+def _end_of(file: Path) -> str:
+    return file.read_text(errors="replace")[-3_000:]
+
+
+def expired(domain: Domain, store: Any) -> tuple[int, int]:
+    return collect(domain, store, "orders").expired, collect(domain, store, "news").expired
+
+
+def check_history(root: str, store: Any, turns: int, each: int, jobs: tuple[int, int] = (0, 0)) -> None:
+    """Each message has ended once, and the usage history says so, as does one that begins again. `jobs`: sent to that queue, and
+    finished."""
+    domain, count = Domain(root), turns * each
+    wanted = {("orders", count, 0, count), ("news", count, 0, count), ("late", count, 0, 0)}
+    wanted |= {("jobs", *jobs, 0)} if any(jobs) else set()
+    assert expired(domain, store) == (count, count)
+    assert _recorded(domain, store) == wanted
+    domain.storage.delete_all(USAGE_HISTORY)
+    assert _recorded(Domain(root), store) == wanted
+    with connect(root, housekeeping=False) as context:
+        arrived = Counter(message.text for message in context.browser("late"))
+    assert arrived == {f"{n}": turns for n in range(each)}
 
 
 def _recorded(domain: Domain, store: Any) -> set[tuple[str, int, int, int]]:
@@ -136,20 +157,19 @@ def check_attacked_services(path: Path, attacks: Sequence[str], each: int, seed:
     end each message has ended once, and the usage history equals a recount from scratch."""
     services = AttackedServices(path, each, seed)
     for attack in attacks:
-        print(f"{attack}, behind {services.batches()} logged batches", flush=True)
+        print(attack, flush=True)
         services.attacked(attack)
     services.send()
-    _run_to_the_end(services.command("checkpoint"), services.root, services.turns * each, services.jobs)
-    with connect(services.root, housekeeping=False) as context:
-        arrived = Counter(message.text for message in context.browser("late"))
-    assert arrived == {f"{n}": services.turns for n in range(each)}
+    _run_to_the_end(services.command("checkpoint"), services.root, services.turns, each, services.jobs)
 
 
 class AttackedServices:
     """A domain, its traffic, and the processes that are attacked."""
 
-    def __init__(self, path: Path, each: int, seed: int) -> None:
+    def __init__(self, path: Path, each: int, seed: int, launcher: Sequence[str] = COMMAND) -> None:
+        """`launcher`: what starts `jmsq`."""
         self.root, self.turns, self._path, self._each = str(path / "domain"), 0, path, each
+        self._launcher = launcher
         self._chance, self._crash = random.Random(seed), CrashDirectory(path / "crash")
         apply(self.root, {"destinations": DESTINATIONS, "expirationScanInterval": "100 ms"})
         with connect(self.root, housekeeping=False) as context:
@@ -172,19 +192,17 @@ class AttackedServices:
 
     def command(self, checkpoint: str) -> list[str]:
         words = "services --every 0.1s --json --only expiration --only usage --engine spark --root"
-        return [
-            sys.executable,
-            "-m",
-            "spark_jms.cli",
-            *words.split(),
-            self.root,
-            "--checkpoint",
-            str(self._path / checkpoint),
-        ]
+        return [*self._launcher, *words.split(), self.root, "--checkpoint", str(self._path / checkpoint)]
 
-    def batches(self, checkpoint: str = "checkpoint") -> int:
-        """What Spark has logged of the batches of both queries: begun, or done."""
-        return sum(len([*(self._path / checkpoint).glob(f"*/{what}/[0-9]*")]) for what in ("offsets", "commits"))
+    def logged(self, checkpoint: str = "checkpoint") -> set[tuple[str, int]]:
+        """What Spark has logged of the batches of both queries: begun, or done. By inode too, since a query that begins with a fresh
+        checkpoint counts from 0 again; old files are deleted."""
+        found = set()
+        for what in ("offsets", "commits"):
+            for path in (self._path / checkpoint).glob(f"*/{what}/[0-9]*"):
+                with suppress(FileNotFoundError):
+                    found.add((str(path), path.stat().st_ino))
+        return found
 
     def attacked(self, attack: str) -> None:
         if attack in ("history", "due sink"):
@@ -205,7 +223,7 @@ class AttackedServices:
                 self.send()
                 self._chance.shuffle(running)
                 _kill(running.pop())
-                self._await_batches(1, "another" if "another" in str(running[0].args) else "checkpoint")
+                self._send_until_batches(1, "another" if "another" in str(running[0].args) else "checkpoint")
             elif attack == "stop":
                 running[0].terminate()
                 assert running[0].wait(timeout=LIMIT_S) in (0, -signal.SIGTERM)  # before it can handle it
@@ -215,6 +233,18 @@ class AttackedServices:
                 _kill(process)
         if attack == "checkpoint":
             shutil.rmtree(self._path / "checkpoint", ignore_errors=True)
+
+    def go_on(self, strike: Callable[[], None]) -> None:
+        """Before a strike and behind it, the same processes end what is sent."""
+        running, domain = self._start("checkpoint"), Domain(self.root)
+        try:
+            with opened_store(domain) as store:
+                for act in (lambda: None, strike):
+                    act()
+                    self.send()
+                    self._await(lambda: expired(domain, store) == (self.turns * self._each,) * 2)
+        finally:
+            _kill(running)
 
     def _start(self, checkpoint: str) -> subprocess.Popen[bytes]:
         """In a process group of its own, with Java and Spark's Python processes."""
@@ -226,18 +256,32 @@ class AttackedServices:
             )
 
     def _await_batches(self, more: int, checkpoint: str = "checkpoint") -> None:
-        wanted = self.batches(checkpoint) + more
-        self._await(lambda: self.batches(checkpoint) >= wanted)
+        self._await(self._have_logged(more, checkpoint))
+
+    def _send_until_batches(self, more: int, checkpoint: str = "checkpoint") -> None:
+        """What was sent before may be in batches already, behind which a service that stands by would begin none."""
+        reached = self._have_logged(more, checkpoint)
+        self.send()
+        self._await(reached)
+
+    def _have_logged(self, more: int, checkpoint: str = "checkpoint") -> Callable[[], bool]:
+        """From now on."""
+        before, met = self.logged(checkpoint), set[tuple[str, int]]()
+
+        def reached() -> bool:
+            met.update(self.logged(checkpoint) - before)
+            return len(met) >= more
+
+        return reached
 
     def _await(self, reached: Callable[[], bool]) -> None:
-        log = self._path / "log"
-        wait_until(reached, LIMIT_S, lambda: log.read_text(errors="replace")[-3_000:])
+        wait_until(reached, LIMIT_S, lambda: _end_of(self._path / "log"))
 
     def _await_strike(self) -> None:
         """With news for each batch of usage, until the planned one has met its end."""
         for _ in range(6):
-            wanted = self.batches() + 6
-            self._await(lambda wanted=wanted: self._crash.fired() is not None or self.batches() >= wanted)  # type: ignore[misc]
+            reached = self._have_logged(6)
+            self._await(lambda reached=reached: self._crash.fired() is not None or reached())  # type: ignore[misc]
             if self._crash.fired() is not None:
                 return
             self.send()
@@ -249,8 +293,7 @@ class AttackedServices:
             self._await(lambda: bool(_workers(services.pid)))
             with suppress(psutil.Error, IndexError):
                 self._chance.choice(_workers(services.pid)).kill()
-            self.send()
-            self._await_batches(1)
+            self._send_until_batches(1)
 
 
 def _workers(pid: int) -> list[psutil.Process]:

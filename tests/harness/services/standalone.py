@@ -79,6 +79,13 @@ class StandaloneCluster:
         assert match is not None
         return match[1]
 
+    def kill_worker(self, number: int) -> None:
+        """With its executors."""
+        process = self._processes[1 + number]
+        process.kill()
+        process.wait()
+        end_session(process.pid)
+
     def executors(self) -> set[Path]:
         """The directories of all executors that ran here: worker/application/number."""
         return {path for path in self._directory.glob("work-*/app-*/*") if path.is_dir()}

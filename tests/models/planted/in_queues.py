@@ -9,7 +9,6 @@ from typing import Any
 
 from attrs import evolve
 
-from spark_jms.admin.transfer import FORWARDER, REDRIVER
 from spark_jms.claims.batches import planner
 from spark_jms.claims.batches.acknowledgement import PreviousBatch
 from spark_jms.claims.batches.batch import BatchMaker
@@ -17,17 +16,21 @@ from spark_jms.claims.consumers.server_part import ServerPart
 from spark_jms.claims.failures import expiration
 from spark_jms.claims.failures.error_destination import ErrorDestination, Reconsideration
 from spark_jms.claims.messages import scan, sort_order
+from spark_jms.claims.records import members
 from spark_jms.claims.records.members import Members, ProgressRecord
 from spark_jms.claims.transactions.transfer import Transfers
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.destinations.pause import CONSUMPTION, Pauses
 from spark_jms.core.messages.ranges import EMPTY, Ranges
-from spark_jms.core.ordering.units_of_order import NO_UNITS, BlockedUnits
+from spark_jms.core.ordering.blocked_units import BlockedUnits
+from spark_jms.core.ordering.units_of_order import NO_UNITS
 from spark_jms.core.records import record_set, redelivery
 from spark_jms.core.records.batch import Batch, QueryProgress
+from spark_jms.core.records.endings import FORWARDER, REDRIVER
 from spark_jms.core.records.record_set import RecordSet
-from spark_jms.core.records.redelivery import TRANSITIONS, MessageEvent, MessageState, MessageTransition
+from spark_jms.core.records.redelivery import TRANSITIONS, Claim, MessageEvent, MessageState, MessageTransition
 from spark_jms.core.records.refusal import MessageRefusal
+from spark_jms.core.records.remembered import BlockedMessages, DelayedMessages, Looks
 from spark_jms.core.records.take import Offer
 from spark_jms.core.transactions.transfer import STEPS, NextStep, TargetOutcome, Ticket, TransferStep
 from spark_jms.log.sending import send
@@ -170,6 +173,32 @@ def consumer_does_not_look_for_a_new_table(patch: Patch) -> None:
 
 def units_of_others_are_claimed(patch: Patch) -> None:
     patch.setattr(planner, "units_of", lambda *_, **__: NO_UNITS)
+    patch.setattr(planner, "units_and_lost", lambda *_, **__: (NO_UNITS, EMPTY))
+
+
+def freed_unit_stays_remembered(patch: Patch) -> None:
+    """What waited behind a message stays left out when that one is finished."""
+
+    def looks(self: BlockedMessages, blocked: Any, now_ms: int) -> Looks:
+        return original(self, blocked, now_ms)._replace(again=EMPTY)
+
+    original = BlockedMessages.looks
+    patch.setattr(BlockedMessages, "looks", looks)
+
+
+def messages_that_others_had_are_looked_at_no_more(patch: Patch) -> None:
+    """A plan passes over what is claimed, and takes it for remembered."""
+
+    def up_to(self: Any, last: int, new: Ranges, stored: RecordSet) -> Any:
+        return original(self, last, EMPTY, stored)
+
+    original = planner._Looked.up_to
+    patch.setattr(planner._Looked, "up_to", up_to)
+
+
+def remembered_messages_block_no_unit(patch: Patch) -> None:
+    """A delayed message that is remembered blocks its unit no longer."""
+    patch.setattr(DelayedMessages, "first_of_units", lambda self, state: {})
 
 
 def undeliverable_messages_block_no_unit(patch: Patch) -> None:
@@ -227,6 +256,26 @@ def takes_look_at_no_returns(patch: Patch) -> None:
     patch.setattr(Offer, "within", within)
 
 
+def living_consumers_lose_their_claims(patch: Patch) -> None:
+    """A sweep takes every consumer that has messages for dead."""
+
+    def event_of_session(claim: Claim, live: Any, *times: int) -> MessageEvent | None:
+        return original(claim, frozenset(), *times)
+
+    original = redelivery.event_of_session
+    patch.setattr(record_set, "event_of_session", event_of_session)
+
+
+def living_consumers_lose_their_sessions(patch: Patch) -> None:
+    """A plan takes every consumer that has no messages for dead."""
+
+    def found_dead(state: RecordSet, changes: Any) -> set[str]:
+        busy = {claim.consumer for claim in state.claims.values()}
+        return {session for consumer, session in state.consumers.items() if consumer not in busy}
+
+    patch.setattr(members, "found_dead", found_dead)
+
+
 # -- the redelivery limit -------------------------------------------------------------------------------------------------
 def messages_beyond_the_limit_are_delivered(patch: Patch) -> None:
     patch.setattr(RecordSet, "beyond_limit", lambda self, limit: EMPTY)
@@ -270,6 +319,10 @@ def refused_messages_are_lost(patch: Patch) -> None:
 
 def redelivery_delay_is_not_waited_for(patch: Patch) -> None:
     patch.setattr(RecordSet, "waiting", EMPTY)
+
+
+def redelivery_delay_is_forgotten(patch: Patch) -> None:
+    patch.setattr(record_set, "delayed", lambda delays, picks, until_ms: delays)
 
 
 # -- expiration -----------------------------------------------------------------------------------------------------------
@@ -413,6 +466,13 @@ PLANTED_IN_QUEUES = (
         seed=260,
     ),
     PlantedPatch("units of others are claimed", r"got units of order", units_of_others_are_claimed),
+    PlantedPatch("a freed unit stays remembered", "before an earlier one", freed_unit_stays_remembered),
+    PlantedPatch(
+        "messages that others had are looked at no more",
+        r"of priority \d+ before",
+        messages_that_others_had_are_looked_at_no_more,
+    ),
+    PlantedPatch("remembered messages block no unit", "before an earlier one", remembered_messages_block_no_unit),
     PlantedPatch(
         "undeliverable messages block no unit", r"before an earlier one", undeliverable_messages_block_no_unit
     ),
@@ -428,6 +488,10 @@ PLANTED_IN_QUEUES = (
         takes_look_at_no_returns,
         ("crash", "start"),
         seed=148,
+    ),
+    PlantedPatch("living consumers lose their claims", "which lives, was revoked", living_consumers_lose_their_claims),
+    PlantedPatch(
+        "living consumers lose their sessions", "which lives, has ended", living_consumers_lose_their_sessions
     ),
     PlantedPatch(
         "redelivered messages are lost on the way",
@@ -470,6 +534,13 @@ PLANTED_IN_QUEUES = (
         "before its redelivery delay was over",
         redelivery_delay_is_not_waited_for,
         seed=33,
+    ),
+    PlantedPatch(
+        "redelivery delay is forgotten",
+        "before its redelivery delay was over",
+        redelivery_delay_is_forgotten,
+        ("crash", "start", "wait"),
+        seed=36,
     ),
     PlantedPatch("expired messages are delivered", "got expired messages", expired_messages_are_delivered, ("wait",)),
     PlantedPatch("redirected messages are discarded", "for no reason", redirected_messages_are_discarded, ("wait",)),

@@ -17,10 +17,11 @@ Then the faults end, and the consumers must drain the queue.
     crowd.py           all consumers: start, crash, stall, replace, copy
     administration.py  moves, housekeeping, members, drop and rename
     conservation.py    every message is in one place, and leaves it for one reason
+    revocations.py     which claims were revoked
     account.py         what else must hold
     world.py           composes them, and runs a seed
 """
 
-from tests.models.queue.world import QueueWorld, run
+from tests.models.queue.world import QueueWorld, often_of, run
 
-__all__ = ["QueueWorld", "run"]
+__all__ = ["QueueWorld", "often_of", "run"]

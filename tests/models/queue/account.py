@@ -10,7 +10,6 @@ from spark_jms.core.destinations.pause import CONSUMPTION
 from spark_jms.core.messages.ranges import Ranges, union
 from spark_jms.core.records.batch import Batch, claim_number
 from spark_jms.core.records.record_set import RecordSet
-from spark_jms.core.records.redelivery import Claim
 from spark_jms.core.records.refusal import holding_back, messages_of
 from spark_jms.core.records.stored_form import consumer_record
 from spark_jms.log.tables.snapshot import Snapshot
@@ -21,6 +20,7 @@ from tests.models.queue.clock import Clock
 from tests.models.queue.conservation import NEW, Conservation
 from tests.models.queue.consumers import ConsumerProcess, DeliveredRow, Query
 from tests.models.queue.crowd import Crowd
+from tests.models.queue.revocations import Revocations
 from tests.models.queue.rules import Rules
 from tests.models.queue.senders import Senders
 from tests.models.queue.tables import Place, Tables
@@ -34,27 +34,13 @@ class Account:
     conservation: Conservation
     clock: Clock
     rules: Rules
-    revoked: dict[tuple[str, int], int] = field(
-        default_factory=dict
-    )  # claim, sequence -> when it may come again at first
+    revocations: Revocations
     claims: dict[Place, list[str]] = field(default_factory=dict)  # of messages that wait before they come again
-    shown: set[tuple[str, int]] = field(default_factory=set)  # claim, sequence: revoked, and certainly shown
     _checked: dict[tuple[str, int], RecordSet] = field(default_factory=dict)
     newest: dict[tuple[str, str], int] = field(
         default_factory=dict
     )  # table, consumer -> the number of its newest claim
     planned: Snapshot | None = None  # what the newest plan of a consumer has seen of the log
-
-    def note_revocation(self, claim: Claim, picks: Ranges, shown: Ranges, until_ms: int) -> None:
-        """A revocation that was planned and not written counts too, so the account misses some, and invents none. Limit and delay
-        concern what was `shown`."""
-        for sequence in picks.numbers().tolist():
-            certain, known = sequence in shown, self.revoked.get((claim.id, sequence))
-            delay_ms = until_ms if certain else 0
-            self.revoked[claim.id, sequence] = delay_ms if known is None else min(known, delay_ms)
-            if certain and (claim.id, sequence) not in self.shown:
-                self.shown.add((claim.id, sequence))
-                self.conservation.returns[sequence] += 1
 
     def check_claim(self, consumer: ConsumerProcess, batch: Batch) -> None:
         """A consumer claims messages of the living table only. One consumer at a time has messages of a unit of order, and
@@ -93,15 +79,16 @@ class Account:
 
     def _check_redelivery(self, name: str, batch: Batch, member: int, state: RecordSet) -> None:
         """No message comes again too often, or too early."""
-        pick, limit = batch.members[member], self.rules.redelivery_limit
+        pick, limit, revoked = batch.members[member], self.rules.redelivery_limit, self.revocations.until_ms
         shown = max((times for times, ranges in state.deliveries.shown.items() if ranges & pick.picks), default=0)
         assert limit == UNLIMITED or shown <= limit, (
             f"{name} got a message for the {shown + 1}th time, the limit is {limit}"
         )
         if self.rules.redelivery_delay_ms:
             for sequence in pick.picks.numbers().tolist():
-                known = self.claims.setdefault(Place(batch.table, member, sequence), [])
-                wait_ms = max((self.revoked.get((claim, sequence), 0) for claim in known), default=0) - self.clock.ms()
+                place = Place(batch.table, member, sequence)
+                known = self.claims.setdefault(place, [])
+                wait_ms = max((revoked.get((claim, place), 0) for claim in known), default=0) - self.clock.ms()
                 assert wait_ms <= 0, f"{name} got message {sequence} {wait_ms} ms before its redelivery delay was over"
                 known.append(batch.claim)
 
@@ -174,7 +161,7 @@ class Account:
         """At the end. `in_order`: nothing has happened that may change the order of a single query's messages."""
         for table, member, given in self.tables.numbers():
             assert given == list(range(1, len(given) + 1)), f"the sequences of {table}/{member} have gaps"
-        every: dict[Place, list[DeliveredRow]] = defaultdict(list)
+        every, revoked = defaultdict[Place, list[DeliveredRow]](list), self.revocations.until_ms
         for consumer in crowd.consumers:
             for d in consumer.delivered:
                 assert self.tables.text(d.table, d.member, d.sequence) == d.text, f"another message's content: {d}"
@@ -182,7 +169,7 @@ class Account:
         received = Counter(
             self.tables.texts[place]
             for place, deliveries in every.items()
-            if any((d.claim, d.sequence) not in self.revoked for d in deliveries)
+            if any((d.claim, place) not in revoked for d in deliveries)
         )
         finished = {d.text for consumer in crowd.consumers for d in consumer.finished}
         lost = set(self.tables.texts.values()) - finished - self.tables.discarded - self.conservation.over
@@ -193,11 +180,11 @@ class Account:
             text = self.tables.texts[place]
             deliveries.sort(key=lambda d: d.count)
             for before, after in pairwise(deliveries):
-                assert (before.claim, before.sequence) in self.revoked, (
+                assert (before.claim, place) in revoked, (
                     f"{text} was delivered twice, and its claim was not revoked: {deliveries}"
                 )
                 assert after.count > before.count, f"{text} was delivered twice and not flagged: {deliveries}"
-        if in_order and not self.rules.sorts and isinstance(crowd.consumers[0], Query) and not self.revoked:
+        if in_order and not self.rules.sorts and isinstance(crowd.consumers[0], Query) and not revoked:
             for table, member, _ in self.tables.numbers():
                 delivered = crowd.consumers[0].delivered
                 mine = [d for d in delivered if (d.table, d.member) == (table, member)]

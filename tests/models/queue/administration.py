@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from attrs import evolve
 
 from spark_jms.admin.destinations import drop_destination, pause, plan_drop, rename_destination, resume
-from spark_jms.admin.transfer import MemberForwarder, MoveOrder, RedriveOrder, move, redrive
+from spark_jms.admin.transfer import MoveOrder, RedriveOrder, move, redrive
 from spark_jms.claims.servers.stores import operations
 from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.claims.upkeep.move import MemberForwarder
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.destinations.pause import OPERATIONS, Pause
 from spark_jms.core.records.stored_form import member_record

@@ -17,6 +17,7 @@ from spark_jms.core.records.record_set import RecordSet
 from spark_jms.settings.destination import UNLIMITED
 from tests.models.queue.clock import Clock
 from tests.models.queue.consumers import ConsumerProcess
+from tests.models.queue.revocations import Revocations
 from tests.models.queue.rules import Rules
 from tests.models.queue.tables import ModelDestination, Place, Tables
 
@@ -30,10 +31,8 @@ class Conservation:
     consumers: list[ConsumerProcess]
     rules: Rules
     clock: Clock
+    revocations: Revocations
     over: set[str] = field(default_factory=set)  # texts of messages that have left for good without an acknowledgement
-    returns: Counter[int] = field(
-        default_factory=Counter
-    )  # sequence -> how often a message was returned, in some member
     left: dict[tuple[str, int], Counter[str]] = field(default_factory=dict)  # table, member -> why messages left it
     _finished: set[Place] = field(default_factory=set)
     _counted: list[int] = field(default_factory=list)  # how many finished messages of each consumer were looked at
@@ -86,5 +85,5 @@ class Conservation:
         if self.tables.is_over(place, self.clock.ms()) and not (of_orders and self.rules.redirects):
             return EXPIRED
         limit = self.rules.redelivery_limit
-        may_drop = limit != UNLIMITED and not self.rules.keeps_failed and self.returns[place.sequence] > limit
+        may_drop = limit != UNLIMITED and not self.rules.keeps_failed and self.revocations.returns[place] > limit
         return DROPPED if may_drop and of_orders else ""

@@ -93,8 +93,13 @@ class ConsumerProcess:
     def up(self) -> bool:
         return self.subscriber is not None
 
+    @property
+    def session(self) -> str:
+        """Empty while it is down."""
+        return members_of(self.subscriber).session_id if self.subscriber is not None else ""
+
     def is_of(self, session: str) -> bool:
-        return self.subscriber is not None and members_of(self.subscriber).session_id == session
+        return self.session == session
 
     def crash(self) -> None:
         if self.subscriber is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from spark_jms.core.records.batch import Batch
+from spark_jms.errors import SessionEndedException
 from spark_jms.store import MemoryStore
 from tests.models.queue.clock import Clock
 from tests.models.queue.consumers import Client, ConsumerProcess, Query, QueryCheckpoint
@@ -16,6 +17,7 @@ from tests.models.queue.rules import Rules
 from tests.models.queue.tables import ModelDestination
 
 _STEPS_OF_A_BATCH = 6  # and the question for the next one, which acknowledges it
+SESSION_ENDED = SessionEndedException.__name__
 Killable = Callable[[Callable[[], object]], bool]
 
 
@@ -30,6 +32,7 @@ class Crowd:
     consumers: list[ConsumerProcess]
     rules: Rules
     stalled: list[ConsumerProcess] = field(default_factory=list)
+    lapsed: set[str] = field(default_factory=set)  # sessions that ended while their processes slept
     trace: Callable[[str], object] = lambda line: None
 
     def __post_init__(self) -> None:
@@ -63,7 +66,8 @@ class Crowd:
             self._work(self.random.choice(awake))
 
     def lives(self, session: str) -> bool:
-        return any(c.is_of(session) for c in self.consumers if c not in self.stalled)
+        awake = (c for c in self.consumers if c not in self.stalled)
+        return session not in self.lapsed and any(c.is_of(session) for c in awake)
 
     # -- what may happen ------------------------------------------------------------------------------------------
     def work(self) -> None:
@@ -94,8 +98,10 @@ class Crowd:
 
     def attempt(self, consumer: ConsumerProcess, what: Callable[[], object]) -> None:
         """A consumer that a replaced table has ended is followed by another one, as the error asks for."""
-        was_retired, errors = consumer.retired, Counter(consumer.errors)
+        was_retired, errors, session = consumer.retired, Counter(consumer.errors), consumer.session
         consumer.attempt(what)
+        if consumer.errors[SESSION_ENDED] > errors[SESSION_ENDED]:
+            assert session in self.lapsed, f"the session of {consumer.name}, which lives, has ended"
         self.trace(f"      {consumer.name} {getattr(what, '__name__', '')} {dict(consumer.errors - errors) or ''}")
         if consumer.retired and not was_retired and len(self.consumers) < 12:
             self.add(type(consumer))  # type: ignore[arg-type]
@@ -122,8 +128,12 @@ class Crowd:
             self.stalled.append(consumer)
 
     def wake(self) -> None:
+        """A consumer that slept for too long may find that its session has ended."""
         if self.stalled:
-            self.stalled.pop(0).wake()
+            woken = self.stalled.pop(0)
+            woken.wake()
+            if woken.up and woken.session not in self.store.sessions():
+                self.lapsed.add(woken.session)
 
     def zombie(self) -> None:
         """The cluster starts a query again while its old driver still runs. The old one fails at its next write to the Spark

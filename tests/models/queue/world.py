@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from spark_jms.admin import transfer
 from spark_jms.claims.batches import planner
 from spark_jms.claims.batches.batch import BatchMaker, PreparedBatch
 from spark_jms.claims.consumers import branches, subscriber
 from spark_jms.claims.failures import expiration
 from spark_jms.claims.records import members
 from spark_jms.claims.servers import stores
+from spark_jms.claims.upkeep import move
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import Claim, MessageEvent
@@ -36,11 +36,27 @@ from tests.models.queue.conservation import Conservation
 from tests.models.queue.consumers import ConsumerProcess
 from tests.models.queue.crowd import Crowd
 from tests.models.queue.parsing import parse_once
+from tests.models.queue.revocations import NotedRevocation, Revocations
 from tests.models.queue.rules import Rules
 from tests.models.queue.senders import Senders
 from tests.models.queue.tables import ROOT, Tables
 
 STEPS = 80
+OFTEN = (  # for a second half of the seeds, one after the other: what happens ten times as often as usual
+    ("crash", "start", "wait"),
+    ("stall", "wake", "wait"),
+    ("crash", "start", "wait_long"),
+    ("copy", "zombie", "crash", "start"),
+    ("add_member", "move_between", "forward"),
+    ("drop", "apply", "start", "crash"),
+    ("stall", "wake", "wait_long", "crash"),
+    ("move", "move_back", "redrive", "wait"),
+    ("pause", "resume", "crash", "start"),
+    ("release", "purge", "compact", "housekeeping", "wait"),
+    ("stage", "commit_staged", "wait_hours", "clean_up"),
+    ("rename", "crash", "start"),
+    ("close", "start", "wait"),
+)
 _DRAIN_ROUNDS = 300
 
 
@@ -66,8 +82,9 @@ class QueueWorld:
         storage.files.before_change = lambda path: self.before_write()
         self.senders = Senders(self.tables, self.random, clock, self.killable, rules)
         consumers: list[ConsumerProcess] = []
-        self.conservation = Conservation(self.tables, consumers, rules, clock)
-        self.account = Account(self.tables, self.store, self.senders, self.conservation, clock, rules)
+        self.revocations = Revocations(self.store)
+        self.conservation = Conservation(self.tables, consumers, rules, clock, self.revocations)
+        self.account = Account(self.tables, self.store, self.senders, self.conservation, clock, rules, self.revocations)
         orders, planned = self.tables.orders, self.account.check_claim
         self.crowd = Crowd(orders, self.store, clock, self.random, self.killable, planned, consumers, rules)
         self.administration = Administration(
@@ -159,8 +176,9 @@ class QueueWorld:
             return
         self._between, lives, self._lives = True, self._lives, None
         try:
-            for _ in range(self.random.choice([1, 1, 2, 4])):
-                self.crowd.work_beside(session)
+            with self.revocations.of_others():
+                for _ in range(self.random.choice([1, 1, 2, 4])):
+                    self.crowd.work_beside(session)
         finally:
             self._between, self._lives = False, lives
 
@@ -189,6 +207,11 @@ class QueueWorld:
         self.account.check(self.crowd, in_order=quiet)
 
 
+def often_of(seed: int) -> tuple[str, ...]:
+    """Half of the seeds go as usual, and the others have weights of their own."""
+    return OFTEN[seed // 2 % len(OFTEN)] if seed % 2 else ()
+
+
 class LivingRevokedError(Exception):
     """The claim of a consumer that lives was revoked."""
 
@@ -215,7 +238,7 @@ def run(seed: int, trace: Callable[[str], object] = lambda line: None, often: Co
             patch.setattr(module, "time", clock)
         patch.setattr(subscriber, "random", random.Random(0))
         patch.setattr(members, "OPEN_TIMEOUT_S", 0.0)
-        for module in (expiration, transfer):
+        for module in (expiration, move):
             patch.setattr(module, "WAIT_S", 0.0)
         patch.setattr(stores, "ask_once", lambda server, ask, timeout_s: ask())
         parse_once(patch)
@@ -250,7 +273,8 @@ def _note_changes(patch: pytest.MonkeyPatch, world: QueueWorld) -> None:
         shown: Ranges | None = None,
     ) -> RecordSet:
         if event is MessageEvent.REDELIVER:
-            world.account.note_revocation(claim, picks, picks if shown is None else shown, until_ms)
+            certain = picks if shown is None else shown
+            world.revocations.note(NotedRevocation(claim, picks, certain, until_ms))
             world.seen["innocent"] += shown is not None and bool(picks - shown)
         return original_move(self, claim, picks, event, now_ms, until_ms, row, shown)
 
@@ -269,7 +293,7 @@ def _note_changes(patch: pytest.MonkeyPatch, world: QueueWorld) -> None:
     def returned(self: RecordSet, ticket: Ticket) -> RecordSet:
         after = original_return(self, ticket)
         if after is not self:
-            world.conservation.returns.update(self.intents[ticket.slot].picks.numbers().tolist())
+            world.revocations.note_end(self.intents[ticket.slot])
         return after
 
     def revoked(self: RecordSet, claim_id: str, *times: int) -> RecordSet:
@@ -279,6 +303,7 @@ def _note_changes(patch: pytest.MonkeyPatch, world: QueueWorld) -> None:
         return original_revoke(self, claim_id, *times)
 
     def prepare(self: BatchMaker, *args: Any) -> PreparedBatch:
+        world.revocations.forget()
         prepared = original_prepare(self, *args)
         world.account.planned = prepared.snapshot
         return prepared
@@ -301,12 +326,14 @@ def _count_store_writes(patch: pytest.MonkeyPatch, world: QueueWorld) -> None:
 
     def commit(self: LedgerSession, changes: Mapping[Handle, Sequence[Operation]]) -> None:
         world.before_write()
-        original(self, changes)
+        with world.revocations.write([handle.name for handle in changes]):
+            original(self, changes)
 
     def change(self: LedgerSession, names: Sequence[str], call: RuleCall, *held: Any) -> bytes:
         world.others_act(self.session_id)
         world.before_write()
-        return original_change(self, names, call, *held)
+        with world.revocations.write(names):
+            return original_change(self, names, call, *held)
 
     original, original_change = LedgerSession.commit, LedgerSession.change
     patch.setattr(LedgerSession, "commit", commit)

@@ -378,7 +378,8 @@ def test_waiting_processes_get_the_lock_of_a_killed_writer(tmp_path: Path, child
 
 
 def test_waiting_processes_break_the_lock_of_a_stopped_writer(tmp_path: Path, children: Children) -> None:
-    """R8, C9: its late frame is in a generation that nobody reads."""
+    """R8, C9: its late frame is in a generation that nobody reads. The time-out is 10 s where this has 0.7 s: docs/PROMISES.md has the
+    bound for consumers, tests/process/claims/test_stopped_in_a_write.py shows them."""
     path = tmp_path / "s"
     writers = [writer(children, path, number, 700) for number in range(3)]
     holder = slow(children, path, 700)

@@ -132,8 +132,8 @@ def test_spark_and_sql(fresh: Fresh, messages: str) -> None:
     ):
         program += SQL.format(statements=[s.strip() for s in sql.split(";") if s.strip()])
     printed = fresh.run("python", "-c", program)
-    # The stream has taken the 1,000 messages of the commands and its own; of six statements the fifth finds SQL's message.
-    statements = ["[]", "[]", "[]", "[]", "[(…, 'hello')]", "[]"]
+    # The stream has taken the 1,000 messages of the commands and its own; of six statements two find SQL's message.
+    statements = ["[]", "[]", "[('red', 1)]", "[]", "[(…, 'hello')]", "[]"]
     assert lines(printed) == promised("\n".join([FIVE_ROWS, "2000 2000", *statements]))
 
 

@@ -76,7 +76,12 @@ def remote(tmp_path: Path) -> Iterator[str]:
     command = ["spark-submit", "--master", "local[2]", *given, "--class", SERVER, "spark-internal"]
     with (tmp_path / "server.log").open("wb") as log:
         server = subprocess.Popen(
-            command, env=environment(), cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
+            command,
+            env={**environment(), "JMSQ_ROOT": str(tmp_path / "messages")},
+            cwd=tmp_path,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     try:
         until(lambda: server.poll() is not None or _answers(port))
@@ -95,7 +100,8 @@ def _answers(port: int) -> bool:
 def test_each_way_works_and_a_dead_clients_query_goes_on_until_its_session_stops_it(
     remote: str, tmp_path: Path
 ) -> None:
-    """C1, C5: batch, table, view, INSERT, foreachBatch; an error has Spark's type and our text. A query outlives its client, which
+    """C1, C5: batch, table, view, INSERT, foreachBatch; an error has Spark's type and our text. The root is the server's
+    JMSQ_ROOT or an absolute path: a relative one, that of the server's directory too, is refused. A query outlives its client, which
     was killed, and another client that joins the session stops it: what it has claimed is finished or comes back, once."""
     spark_jms.apply(
         tmp_path / "messages", {"destinations": {"orders": {"kind": "queue"}, "invoices": {"kind": "queue"}}}
@@ -104,6 +110,8 @@ def test_each_way_works_and_a_dead_clients_query_goes_on_until_its_session_stops
         "sent and read: 20",
         "table and view: 21 21",
         "foreachBatch: 21 left: 0",
+        "root of the server's environment: 0",
+        "relative root: AnalysisException True",
         "error: AnalysisException PYTHON_DATA_SOURCE_ERROR True True",
     ]
     with spark_jms.connect(tmp_path / "messages") as context:

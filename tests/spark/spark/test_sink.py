@@ -212,4 +212,6 @@ def test_sink_slows_down_above_a_threshold(bench: Bench) -> None:
     assert stored.path.endswith(str(query.id))
     pace = QueryPace.from_bytes(domain.storage.get(stored.path) or b"")
     assert pace.pace.limit == 1000
-    assert 0 < pace.pace.debt <= 40
+    assert pace.pace.debt <= 1, "each batch has waited for its own messages"
+    assert pace.batch > 0
+    assert any(pace.armed.values())

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks import (
+    blocked_backlog,
     calls,
     client,
     competing,
@@ -261,6 +262,26 @@ def test_selectors_are_measured_beside_counting(monkeypatch: pytest.MonkeyPatch,
     bounds = {c.cell: c.bound for c in results.comparisons if c.bound}
     assert list(bounds.values()) == [3.0, 1.0, 0.2]
     assert {c.against for c in results.comparisons} == {selective_backlog.COUNT}
+
+
+def test_blocked_backlogs_are_measured_by_processor_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """C9, C12, T10: of a message and of a waiting consumer, against the same one beside fewer messages."""
+    for name, value in (("FEW", 20), ("QUICK_MANY", 60), ("SEND_MESSAGES", 50), ("QUICK_WAIT_S", 0.05), ("WARM", 1)):
+        monkeypatch.setattr(blocked_backlog, name, value)
+    few_units = tuple(replace(backlog, units=min(backlog.units, 3)) for backlog in blocked_backlog.KINDS)
+    monkeypatch.setattr(blocked_backlog, "KINDS", few_units)
+    options = replace(OPTIONS, parts=("blocked",), runs=1, quick=True)
+    with Recorder(tmp_path / "lines.jsonl", Console(file=io.StringIO())) as recorder:
+        blocked_backlog.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+    results = recorder.results
+    assert results.absences == []
+    cells = [f"{size} {backlog.kind}" for backlog in few_units for size in (20, 60)]
+    for table in (blocked_backlog.MESSAGE, blocked_backlog.WAITING):
+        assert results.cells(table) == cells
+        assert all(results.by_run(table, cell).keys() == {0, 1} for cell in cells)
+    assert [(c.cell, c.against, c.bound) for c in results.comparisons if c.table == blocked_backlog.MESSAGE] == [
+        (many, few, 2.0) for few, many in zip(cells[::2], cells[1::2], strict=True)
+    ]
 
 
 def test_subscriptions_are_measured_by_time_and_bytes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -36,6 +37,15 @@ def test_errors_offer_errors() -> None:
     """C11"""
     assert "JmsqError" in dir(errors)
     assert all(issubclass(getattr(errors, name), Exception) for name in dir(errors))
+
+
+def test_errors_that_operating_says_derive_from_its_base_class_are_in_one_module() -> None:
+    """C11: an application imports what it may be told by name from where the page says it is. The last two tables are of stores."""
+    page = (PROJECT / "docs/OPERATING.md").read_text(encoding="utf-8").split("## Errors by name")[1]
+    own, _, _ = page.partition("Errors of the store (module")
+    names = re.findall(r"`(\w+)`", " ".join(row.split("|")[1] for row in own.splitlines() if row.startswith("| `")))
+    assert "QuotaExceededError" in names
+    assert [name for name in names if name not in dir(errors)] == []
 
 
 # The reference of the site (docs/site/conf.py) has a page for each.

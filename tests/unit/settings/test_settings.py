@@ -128,12 +128,36 @@ def test_number_alone_needs_a_setting_that_names_its_unit() -> None:
         Duration(high="1 h").read("250")
 
 
+# Settings of the texts, whose numbers have a unit there.
+OF_THE_TEXTS = dict.fromkeys(
+    ("flowInterval", "forwardDelay", "expirationScanInterval", "transactionTimeout", "databaseTransactionTimeout"), "s"
+)
+
+
+def test_number_alone_has_the_unit_of_the_texts() -> None:
+    """T18: as an administrator writes it who has the texts at hand."""
+    module = load_module(
+        {
+            "expirationScanInterval": 5,
+            "connectionFactories": {
+                "f": {"flowInterval": 60, "transactionTimeout": 7200, "databaseTransactionTimeout": "45 s"}
+            },
+            "destinations": {"orders": {"kind": "distributed-queue", "members": 2, "forwardDelay": 10}},
+        }
+    )
+    factory = module.factories["f"]
+    assert (factory.flow_interval_ms, factory.transaction_timeout_ms) == (60_000, 7_200_000)
+    assert factory.database_transaction_timeout_ms == 45_000
+    assert module.expiration_scan_interval_ms == 5_000
+    assert module.destinations[0].forward_delay_ms == 10_000
+
+
 @pytest.mark.parametrize("group", GROUPS.values(), ids=lambda group: group.name)
 def test_settings_that_take_a_number_alone_name_its_unit(group: Group) -> None:
     for name, row in group.settings.items():
         if isinstance(row.type, Duration):
             suffix = name.lower().rpartition("_")[2]
-            assert row.type.bare == (suffix if suffix in ("s", "ms") else ""), name
+            assert row.type.bare == OF_THE_TEXTS.get(name, suffix if suffix in ("s", "ms") else ""), name
 
 
 @pytest.mark.parametrize(("given", "seconds"), [(2, 2.0), (0.25, 0.25), ("250 ms", 0.25), (timedelta(minutes=1), 60.0)])

@@ -73,6 +73,55 @@ def test_template_takes_each_key_of_a_destination(row: Setting) -> None:
     assert f"templates.t.{row.name} is <object" in str(caught.value)
 
 
+def test_template_serves_queues_and_topics() -> None:
+    """T18, T4, D5: what is for another kind of destination does not concern it, and is not shown as the template's."""
+    found = loaded(
+        {"all": {"messagesLimitOverride": 9, "forwardDelay": 10, "redeliveryLimit": 3}},
+        queue={"kind": "queue", "template": "all"},
+        members={"kind": "distributed-queue", "members": 2, "template": "all"},
+        topic={"kind": "topic", "template": "all"},
+        topics={"kind": "distributed-topic", "members": 2, "template": "all"},
+    )
+    seen = {name: (d.messages_limit_override, d.forward_delay_ms, d.redelivery_limit) for name, d in found.items()}
+    assert seen == {
+        "queue": (-1, None, 3),
+        "members": (-1, 10_000, 3),
+        "topic": (9, None, 3),
+        "topics": (9, None, 3),
+    }
+    assert found["queue"].inherited == {"redeliveryLimit"}
+    assert found["members"].inherited == {"forwardDelay", "redeliveryLimit"}
+
+
+def test_template_of_replicated_topics_serves_others() -> None:
+    """T18, D6: with its kind in the template, too."""
+    module = {
+        "servers": {"east": {"store": "file"}},
+        "templates": {"t": {"kind": "queue", "forwarding": "replicated", "storeEnabled": False}},
+        "destinations": {
+            "orders": {"template": "t"},
+            "prices": {"template": "t", "kind": "distributed-topic", "servers": ["east"]},
+        },
+    }
+    orders, prices = load_module(module).destinations
+    assert (orders.forwarding, orders.store_enabled) == ("partitioned", True)
+    assert (prices.forwarding, prices.store_enabled) == ("replicated", False)
+
+
+@pytest.mark.parametrize("key", ["messagesLimitOverride", "forwardDelay"])
+def test_own_value_for_another_kind_is_refused(key: str) -> None:
+    """T18, C3: a destination's own one is a mistake, whatever its template has."""
+    with pytest.raises(ModuleFileError, match=key):
+        loaded({"t": {key: 5}}, a={"kind": "queue", "template": "t", key: 5})
+
+
+@pytest.mark.parametrize("key", ["messagesLimitOverride", "forwardDelay"])
+def test_null_is_the_default_of_a_key_for_another_kind(key: str) -> None:
+    """T18, C3: as of every key that the template has."""
+    made = loaded({"t": {key: 5}}, a={"kind": "queue", "template": "t", key: None})["a"]
+    assert (made.messages_limit_override, made.forward_delay_ms) == (-1, None)
+
+
 REFUSED: dict[str, tuple[str, int, str]] = {
     "unknown template": (
         "templates: {big: {}}\ndestinations:\n  a: {kind: queue, template: bigg}\n",

@@ -7,25 +7,26 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from spark_jms import connect
 from spark_jms.claims.batches import planner
-from spark_jms.claims.batches.batch import ConsumerSettings
-from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.messages.scan import Question, scan
 from spark_jms.client import Context
 from spark_jms.core.destinations.destination import Destination
 from spark_jms.core.messages.ranges import Ranges
-from spark_jms.core.ordering.units_of_order import BlockedUnits
-from spark_jms.core.records.batch import Batch, Limits
-from spark_jms.core.selector import Selector
+from spark_jms.core.ordering.blocked_units import BlockedUnits
 from spark_jms.errors import ModuleFileError
 from spark_jms.log.destinations.domain import Domain
+from spark_jms.log.messages.message_writer import MessageWriter
+from spark_jms.log.sending.send import send
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.log.upkeep.compaction import compact
+from spark_jms.settings.connection_factory import ConnectionFactory
 from spark_jms.testing import memory_domain
-from spark_jms.testing.inside import domain_of, members_of, records_of
+from spark_jms.testing.inside import domain_of
+from tests.harness.messages.sequence_reader import Reader, put
 
 HIGH = "JMSPriority > 6"
 
@@ -34,42 +35,6 @@ HIGH = "JMSPriority > 6"
 def context() -> Iterator[Context]:
     with memory_domain(orders="queue", prices="topic") as root, connect(root, housekeeping=False) as opened:
         yield opened
-
-
-class Reader:
-    """A client with a clock of its own, which acknowledges what it receives with the next `take`, or keeps it."""
-
-    def __init__(
-        self, context: Context, selector: str | None = None, name: str = "r", where: tuple[str, str] = ("orders", "-")
-    ) -> None:
-        self.context, self.name, self.now_ms = context, name, now_ms() + 10
-        self.where = where
-        settings = ConsumerSettings(Selector.parse(selector), replayable=False)
-        self.subscriber = Subscriber(
-            Domain(context.root), records_of(context), *where, name, settings, clock_ms=lambda: self.now_ms
-        )
-        members_of(self.subscriber).monotonic_s = lambda: self.now_ms / 1000
-
-    def take(self, count: int | None = None, *, keep: bool = False) -> list[int]:
-        """The sequences of all batches until there is none."""
-        got: list[int] = []
-        self.now_ms += 2_000  # a selector's consumer returns to a member that it has left to others
-        while (batch := self.subscriber.next_batch(Batch(self.name), Limits(max_messages=count))) or self.more():
-            if batch is not None:
-                got += batch.members[0].picks.numbers().tolist()
-                if not keep:
-                    self.subscriber.acknowledge({batch.claim: {0: batch.members[0].picks}})
-            if count is not None:
-                break
-        return got
-
-    def more(self) -> bool:
-        return self.subscriber.has_more()
-
-
-def put(context: Context, *messages: dict[str, Any], where: str = "orders") -> None:
-    for n, message in enumerate(messages):
-        context.producer(where).send(text=str(n), **message)
 
 
 @pytest.mark.parametrize("one_commit", [False, True])
@@ -273,6 +238,73 @@ def test_generated_default_unit_belongs_to_a_producer() -> None:
             assert len({m.member for m in with_unit}) == 1
             units.append(sent.group_id)
         assert units[0] != units[1]
+
+
+def of_factory(unit: str) -> ConnectionFactory:
+    return ConnectionFactory(default_unit_of_order=unit)
+
+
+def test_default_unit_of_a_connection_factory_comes_before_the_destinations() -> None:
+    """T10: in single sends, chunks, tables and transactions; a message's own unit comes first. A connection without one has the
+    destination's."""
+    with memory_domain(**DEFAULTS, plain="queue") as root:
+        for name, others in (("named", "all"), ("plain", None)):
+            with (
+                connect(root, housekeeping=False, connection_factory=of_factory("ours")) as context,
+                connect(root, housekeeping=False) as other,
+                context.transacted_session() as session,
+            ):
+                producer = context.producer(name)
+                assert producer.send(text="0").group_id == "ours"
+                assert producer.send(text="1", group_id="own").group_id == "own"
+                producer.send_many([{"text": str(n)} for n in range(2, 5)])
+                producer.send_many([{"text": str(n)} for n in range(5, 200)])
+                producer.send_table(pa.table({"text": ["200"]}))
+                session.producer(name).send(text="201")
+                session.commit()
+                assert other.producer(name).send(text="202").group_id == others
+                found = {(m.text, m.group_id) for m in other.browser(name)}
+                units = {1: "own", 202: others}
+                assert found == {(str(n), units.get(n, "ours")) for n in range(203)}
+
+
+def test_generated_unit_of_a_connection_factory_belongs_to_a_producer() -> None:
+    """T10: as that of a destination."""
+    with memory_domain(plain="queue") as root:
+        factory = of_factory(".System-generated")
+        with connect(root, housekeeping=False, connection_factory=factory) as context:
+            first, second = context.producer("plain"), context.producer("plain")
+            units = [producer.send(text="x").group_id for producer in (first, first, second)]
+            assert units[0] == units[1] != units[2]
+            assert None not in units
+
+
+def test_destinations_without_units_of_order_ignore_that_of_a_factory() -> None:
+    """T10, T12, D5: one that forwards, and one that handles units of work."""
+    queues = {
+        "forwards": {"kind": "distributed-queue", "members": 2, "forward_delay_ms": 1000},
+        "works": {"kind": "queue", "unit_of_work_handling_policy": "SingleMessageDelivery"},
+    }
+    with (
+        memory_domain(**queues) as root,
+        connect(root, housekeeping=False, connection_factory=of_factory("ours")) as context,
+    ):
+        for name in queues:
+            assert context.producer(name).send(text="x").group_id is None
+            context.producer(name).send_many([{"text": "x"}] * 150)
+            assert {m.group_id for m in context.browser(name)} == {None}
+
+
+def test_tasks_of_spark_give_the_unit_of_their_connection_factory() -> None:
+    """T10, C2: to what has none."""
+    with memory_domain(plain="queue") as root:
+        domain = Domain(root)
+        log = domain.log("plain")
+        writer = MessageWriter(log.storage, log.refresh().destination, 0, unit="ours")
+        writer.write(pa.RecordBatch.from_pydict({"text": ["a", "b"], "JMSXGroupID": [None, "own"]}))
+        send(log, writer.close(), log.snapshot.route_id)
+        with connect(root, housekeeping=False) as context:
+            assert [m.group_id for m in context.browser("plain")] == ["ours", "own"]
 
 
 def test_default_unit_of_order_and_units_of_work_exclude_each_other() -> None:

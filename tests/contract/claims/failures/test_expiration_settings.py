@@ -43,8 +43,8 @@ def test_interval_is_a_key_of_the_module_file(tmp_path: Path) -> None:
     apply(root, {"destinations": queues})
     with connect(root, housekeeping=False) as context:
         assert domain_of(context).expiration_scan_interval_ms() == 120_000
-    with pytest.raises(ModuleFileError, match=r"expirationScanInterval is 30, but must be"):
-        apply(root, {"destinations": queues, "expirationScanInterval": 30})
+    with pytest.raises(ModuleFileError, match=r"expirationScanInterval is '30 weeks', but must be"):
+        apply(root, {"destinations": queues, "expirationScanInterval": "30 weeks"})
 
 
 @pytest.mark.parametrize("forwarding", ["partitioned", "replicated", None])
@@ -94,8 +94,8 @@ def test_home_is_a_server_with_an_interval(tmp_path: Path) -> None:
             search.monotonic_s = seconds
             found.append(search.scan.run())
         assert found == [1, 0, 2]
-    with pytest.raises(ModuleFileError, match=r"servers.home.expirationScanInterval is 60, but must be"):
-        apply(root, {**module, "servers": {"home": {"expirationScanInterval": 60}}})
+    with pytest.raises(ModuleFileError, match=r"servers.home.expirationScanInterval is -1, but must be"):
+        apply(root, {**module, "servers": {"home": {"expirationScanInterval": -1}}})
 
 
 def test_housekeeping_searches(tmp_path: Path) -> None:

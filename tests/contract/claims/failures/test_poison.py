@@ -26,6 +26,7 @@ QUEUES: dict[str, Any] = {
     "orders": {"kind": "queue", "error_destination": "failed", "redelivery_limit": 1},
     "spread": {"kind": "distributed-queue", "members": 3, "error_destination": "failed"},
     "drops": {"kind": "queue"},
+    "once": {"kind": "queue", "error_destination": "failed", "redelivery_limit": 0},
     "failed": "queue",
 }
 
@@ -244,6 +245,24 @@ def test_trial_is_kept_by_a_run_without_the_option(root: str) -> None:
     query.drain()
     assert sink.sizes[3:] == [4, 4, 2, 1, 1]
     assert sink.texts == numbers(1, 8)
+
+
+@pytest.mark.parametrize("option", ["fail", "isolate"])
+def test_batch_that_its_checkpoint_has_lost_counts_as_delivered(root: str, option: str) -> None:
+    """M4, C8: the query has repeated a batch, and starts with a checkpoint that does not know it. The sink may have had its messages,
+    so those that may be delivered once only move to the error destination, and others come flagged."""
+    sinks = {name: Sink(dies_before={1, 2}) for name in ("once", "orders")}
+    for name, sink in sinks.items():
+        send(root, name, *numbers(1, 3))
+        query = Query(root, name, sink, {"onPoison": option})
+        assert not query.run()
+        assert not query.run()
+        query.offsets.pop()
+        query.drain()
+    assert sinks["once"].rows == []
+    assert sorted(message.text for message in received(root, "failed")) == numbers(1, 3)
+    assert {(row["JMSXDeliveryCount"], row["JMSRedelivered"]) for row in sinks["orders"].rows} == {(2, True)}
+    assert sinks["orders"].texts == numbers(1, 3)
 
 
 # -- crashes -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""The acknowledgement table tells how every message ended: it equals a recount of what was done (T3, T6, M12)."""
+"""The acknowledgement table tells how every message ended: it equals a recount of what was done, and the usage history equals a
+recount of the tables (T3, T6, M12)."""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ from spark_jms.log.sending.send import send as commit_send
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import domain_of, records_of, subscriber_of
 from tests.harness.domains.expirations import Later, Search, send
+from tests.harness.domains.usage_recount import check_usage
 from tests.harness.messages.shorthands import reject_next, send_texts, texts, texts_now
 from tests.harness.processes.killed import killed_client
 
@@ -51,8 +53,10 @@ DESTINATIONS: dict[str, Any] = {
 
 @pytest.fixture
 def context() -> Iterator[Context]:
+    """Behind each test the usage history is that of the tables."""
     with memory_domain("file", **DESTINATIONS) as root, connect(root, housekeeping=False) as made:
         yield made
+        assert "sent" in check_usage(domain_of(made), records_of(made))
 
 
 def housekeeping(context: Context, destination: str, *, clean: bool = False) -> None:

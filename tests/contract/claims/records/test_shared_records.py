@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ from spark_jms.claims.batches.batch import BatchMaker, ConsumerSettings
 from spark_jms.claims.consumers.subscriber import Subscriber
 from spark_jms.claims.records import members, shared
 from spark_jms.claims.records.shared import PlanOutdatedError, change_record_sets
-from spark_jms.claims.servers.stores import opened_state, operations, read_state, record_of, store_of
-from spark_jms.client import Context
+from spark_jms.claims.servers.stores import opened_records, opened_state, operations, read_state, record_of, store_of
+from spark_jms.client import Context, Message
 from spark_jms.client.receiving import receiver
 from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.messages.ranges import Ranges
@@ -53,6 +54,18 @@ def send(context: Context, count: int, destination: str = "orders", unit: str | 
     context.producer(destination).send_many({"text": str(n), "group_id": unit} for n in range(1, count + 1))
 
 
+def received_in_a_wait(
+    context: Context, monkeypatch: pytest.MonkeyPatch, **in_place: Callable[[Subscriber], bool]
+) -> Message | None:
+    """By a consumer that looks, but does not plan for time alone, with these in place of the subscriber's methods once it waits."""
+    monkeypatch.setattr(receiver, "_REPLAN_S", 600.0)
+    with context.consumer("orders", acknowledge="auto", prefetch=1) as own:
+        assert own.receive(0) is None
+        for name, method in in_place.items():
+            monkeypatch.setattr(Subscriber, name, method)
+        return own.receive(4 * PATIENCE)
+
+
 def taken(one: Subscriber, count: int) -> Ranges:
     batch = one.next_batch(Batch(one.consumer), Limits(max_messages=count))
     return batch.members[0].picks if batch else Ranges.of()
@@ -75,6 +88,103 @@ def test_all_consumers_of_one_member_have_messages_at_once(context: Context) -> 
     assert ones[0].backlog() == {0: 15}
     for one in ones:
         one.close()
+
+
+def test_consumer_does_not_ask_again_for_what_a_clearing_has_refused(context: Context) -> None:
+    """C9, C14: its subscription was dropped while it began. It looks at the record set as it is now, and is told that its claim is
+    gone; else it would ask for the same until its time is up, and say that another session has the record set open."""
+    send(context, 2)
+    one = consumer(context, "a")
+    batch = one.next_batch(Batch("a"), Limits(max_messages=2))
+    assert batch is not None
+    name = record_of(domain_of(context).log("orders").refresh(), "-", 0)
+    with opened_records(records_of(context), {name: "orders/-/0"}, 5, "test") as records:
+        records.change({name: records.states[name].cleared()})
+    parts = {batch.claim: {0: batch.members[0].picks}}
+    assert one.acknowledge(parts) == parts  # planned on what it knew
+    with pytest.raises(ConsumerClosedException):
+        one.acknowledge(parts)
+    one.close()
+
+
+@pytest.mark.parametrize("fails", ["plan", "acknowledgement"])
+def test_record_set_that_was_opened_in_line_is_closed_after_an_error(
+    context: Context, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """C9: what a consumer waited for, while another session had it open for long, is open to all again when its plan fails, or
+    its claim was revoked meanwhile."""
+    monkeypatch.setattr(members, "SHORT_S", 0.0)
+    monkeypatch.setattr(members, "LINE_S", 10.0 * PATIENCE)
+    send(context, 2)
+    store, one = records_of(context), consumer(context, "a")
+    batch = one.next_batch(Batch("a"), Limits(max_messages=1))
+    assert batch is not None
+    parts = {batch.claim: {0: batch.members[0].picks}}
+    name = record_of(domain_of(context).log("orders").refresh(), "-", 0)
+    session = store.connect("test")
+    handle = session.open(name)
+    state = opened_state(handle)
+    handle.commit(operations(state, state.revoke(batch.claim)))
+    assert taken(one, 1) == Ranges.of()  # it goes on without the record set, and waits for it the next time
+    if fails == "plan":
+        monkeypatch.setattr(BatchMaker, "_up_to_date", raise_storage_error)
+
+    def plan() -> None:
+        if fails == "plan":
+            one.next_batch(Batch("a"), Limits(max_messages=1))
+        else:
+            one.acknowledge(parts)
+
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(plan)
+        wait_until(handle.waiters)
+        handle.close()
+        with pytest.raises((OSError, ConsumerClosedException)):
+            done.result()
+    session.open(name, timeout_ms=0).close()
+    session.close()
+    one.close()
+
+
+@pytest.mark.parametrize("ends", ["whole acknowledgement", "release"])
+def test_record_set_that_was_opened_in_line_and_not_changed_is_closed(
+    context: Context, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """C9: all or nothing is asked of two record sets, and another session keeps the second one. Nothing is changed, and the first, for
+    which the consumer waited, is open to all again: to that session, too."""
+    monkeypatch.setattr(members, "SHORT_S", 0.0)
+    monkeypatch.setattr(members, "LINE_S", 10.0 * PATIENCE)
+    for unit in "abcdefgh":
+        send(context, 1, "spread", unit)
+    store, one = records_of(context), consumer(context, "a", destination="spread")
+    batch = one.next_batch(Batch("a"), Limits())
+    assert batch is not None
+    parts = {member: batch.members[member].picks for member in (0, 1)}
+    snapshot = domain_of(context).log("spread").refresh()
+    session = store.connect("test")
+    first, second = (session.open(record_of(snapshot, "-", member)) for member in (0, 1))
+    assert one.next_batch(Batch("a"), Limits()) is None  # it waits for them the next time
+
+    def ask() -> object:
+        if ends == "release":
+            return one.release(batch.claim, parts, delivered=True)
+        return one.acknowledge({batch.claim: parts}, whole=True)
+
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(ask)
+        wait_until(first.waiters)
+        monkeypatch.setattr(members, "LINE_S", 0.0)
+        first.close()
+        assert done.result() in (False, {batch.claim: parts})
+    session.open(first.name, timeout_ms=0).close()
+    second.close()
+    assert ask() in (True, {})
+    session.close()
+    one.close()
+
+
+def raise_storage_error(*arguments: object) -> None:
+    raise OSError("the storage does not answer")
 
 
 def test_threads_receive_each_message_once(context: Context) -> None:
@@ -127,6 +237,67 @@ def test_a_message_wakes_few_of_many_that_wait(context: Context, monkeypatch: py
             wait_until(lambda number=number: state().floor == number)
         assert [one.result() for one in working] == ["1"] * 8
     assert len(plans) < 20
+
+
+def test_message_that_comes_behind_a_look_wakes_its_consumer(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C9, C11: another thread reads the log's new version after this consumer's look, and before the consumer notes which it saw."""
+    available, is_due, found = Subscriber.has_available, Subscriber.is_due, list[bool]()
+
+    def waits(self: Subscriber) -> bool:
+        if self.table.snapshot.last_sequence(0) == 0:
+            send(context, 1)
+        return is_due(self)
+
+    def looked(self: Subscriber) -> bool:
+        if not found:
+            assert taken(other, 1) == Ranges.of((1, 1))
+        found.append(available(self))
+        if len(found) == 1:
+            with connect(context.root, housekeeping=False) as elsewhere:
+                send(elsewhere, 2)
+            self.table.refresh()
+        return found[-1]
+
+    other = consumer(context, "other")
+    message = received_in_a_wait(context, monkeypatch, has_available=looked, is_due=waits)
+    other.close()
+    assert message is not None
+    assert (message.text, message.sequence, found[0]) == ("1", 2, False)
+
+
+def test_message_that_is_returned_behind_a_look_wakes_its_consumer(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C9, C11: no number of the log's version keeps a consumer from looking whether others have changed a record set."""
+    available, is_due, batches, found = Subscriber.has_available, Subscriber.is_due, list[Batch](), list[bool]()
+
+    def waits(self: Subscriber) -> bool:
+        if self.consumer == "other":
+            return is_due(self)
+        if self.table.snapshot.last_sequence(0) == 0:
+            send(context, 1)
+        elif found == [False]:
+            (batch,) = batches
+            other.release(batch.claim, {0: batch.members[0].picks}, delivered=True)
+            found.append(True)
+        return is_due(self)
+
+    def looked(self: Subscriber) -> bool:
+        if not batches:
+            batch = other.next_batch(Batch(other.consumer), Limits(max_messages=1))
+            assert batch is not None
+            batches.append(batch)
+            found.append(available(self))
+            return found[0]
+        return available(self)
+
+    begun = time.monotonic()
+    monkeypatch.setattr(receiver, "time", SimpleNamespace(monotonic=lambda: time.monotonic() - begun - 1_000_000))
+    other = consumer(context, "other")
+    message = received_in_a_wait(context, monkeypatch, has_available=looked, is_due=waits)
+    other.close()
+    assert message is not None
+    assert (message.text, message.delivery_count, found) == ("1", 2, [False, True])
 
 
 def test_consumer_that_was_overtaken_plans_again_soon(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,7 +180,9 @@ def test_one_keeper_for_all_consumers_and_housekeepers_of_a_context(root: str) -
 def test_failing_storage_pauses_the_keeper(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """D4: while the domain's storage fails, nothing is decided; afterwards the keeper continues."""
     domain = Domain(root)
-    keeper = ServerKeeper(domain, lambda server: None, lambda server, timeout_s: "", lambda server: 0.0)
+    keeper = ServerKeeper(
+        domain, lambda server: None, lambda server: None, lambda server, timeout_s: "", lambda server: 0.0
+    )
     fail = [True]
     entry = type(domain.servers).entry
 
@@ -210,7 +212,9 @@ def test_term_reaches_all_destinations_but_the_one_that_fails(root: str, monkeyp
         return real(log, server, term)
 
     monkeypatch.setattr(lease, "follow_term", follow)
-    keeper = ServerKeeper(Domain(root), lambda server: None, lambda server, timeout_s: "", lambda server: 0.0)
+    keeper = ServerKeeper(
+        Domain(root), lambda server: None, lambda server: None, lambda server, timeout_s: "", lambda server: 0.0
+    )
     with pytest.raises(OSError, match="damaged"):
         keeper.commit_everywhere("b", LeaseTerm(1, 5))
     keeper.close()
@@ -266,7 +270,9 @@ def test_absence_is_known_of_what_refuses_or_is_missing(tmp_path: Path) -> None:
 def test_root_that_vanished_has_followed_no_term(root: str) -> None:
     """D4: without a register there is no destination to tell, which does not mean that all of them know."""
     domain = Domain(root)
-    keeper = ServerKeeper(domain, lambda server: None, lambda server, timeout_s: "", lambda server: 0.0)
+    keeper = ServerKeeper(
+        domain, lambda server: None, lambda server: None, lambda server, timeout_s: "", lambda server: 0.0
+    )
     Path(root).rename(f"{root}-away")
     with pytest.raises(DomainError):
         keeper.commit_everywhere("b", LeaseTerm(1, 5))

@@ -16,7 +16,8 @@ from spark_jms.admin.servers import start_server, stop_server
 from spark_jms.claims.batches.batch import ConsumerSettings
 from spark_jms.claims.consumers import branches
 from spark_jms.claims.consumers.subscriber import Subscriber
-from spark_jms.claims.servers.stores import open_stores
+from spark_jms.claims.records import members
+from spark_jms.claims.servers.stores import open_stores, record_of
 from spark_jms.claims.servers.stores import read_state as state
 from spark_jms.claims.upkeep import views
 from spark_jms.core.records.batch import Batch, Limits
@@ -37,7 +38,7 @@ from spark_jms.spark.source import JmsqStreamReader
 from spark_jms.store import MemoryStore, open_store
 from spark_jms.store.errors import SessionLostError, StoreNotFoundError
 from spark_jms.store.kinds.routed import RoutedStore
-from spark_jms.testing.domain import wait_until
+from spark_jms.testing.domain import PATIENCE, wait_until
 from tests.harness.domains.servers import SERVERS, Away, applied, next_batch, queue_on
 from tests.harness.messages.source_steps import LIMIT, next_offset, texts_of
 
@@ -321,6 +322,31 @@ def test_server_that_hangs_holds_up_no_other(root: str, query: Any, monkeypatch:
     proceed.set()
     third = next_batch(subscriber, second)
     assert {m: pick.picks.text() for m, pick in third.delivered.items()} == {1: "2"}
+
+
+def test_record_set_that_a_late_plan_has_opened_is_closed(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C9, M10: the consumer waits for a record set that another session keeps, and its batch is made without that server meanwhile.
+    What a context does once a second closes it, or no other consumer could have it until the next plan."""
+    monkeypatch.setattr(members, "SHORT_S", 0.0)
+    monkeypatch.setattr(members, "LINE_S", 60.0 * PATIENCE)
+    domain = Domain(root)
+    store = open_stores(domain)
+    one = Subscriber(domain, store, "orders", "-", "c", ConsumerSettings(replayable=False))
+    session = store.connect("test")
+    name = record_of(domain.log("orders").refresh(), "-", 0)
+    handle = session.open(name)
+    monkeypatch.setattr(branches, "ANSWER_S", 0.1)
+    wait_until(lambda: one.next_batch(Batch("c"), Limits()) is None and handle.waiters())
+    handle.close()
+
+    def holder() -> str | None:
+        return session.look([name])[name].holder
+
+    wait_until(holder)
+    wait_until(lambda: one.flush_outbox() or not holder())
+    session.close()
+    one.close()
+    store.close()
 
 
 def test_client_loses_a_server_with_unacknowledged_messages(root: str, monkeypatch: pytest.MonkeyPatch) -> None:

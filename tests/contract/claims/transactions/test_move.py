@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from spark_jms import connect
-from spark_jms.admin import transfer as admin_transfer
 from spark_jms.admin.backup import back_up
 from spark_jms.admin.backup import restore as restore_backup
 from spark_jms.admin.destinations import drop_destination, rename_destination
@@ -17,6 +16,7 @@ from spark_jms.admin.transfer import Moved, MoveOrder, move, plan_move
 from spark_jms.claims.servers import stores
 from spark_jms.claims.servers.stores import state_of, timed_stores
 from spark_jms.claims.transactions import transfer as claims_transfer
+from spark_jms.claims.upkeep import move as upkeep_move
 from spark_jms.claims.upkeep import views
 from spark_jms.claims.upkeep.housekeeping import Housekeeper
 from spark_jms.client.context.context import Context
@@ -393,7 +393,7 @@ def restore(session: Session, record: str, copy: dict[str, bytes]) -> None:
 
 def test_transfer_in_many_pieces(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """C18: more messages than one transfer takes."""
-    monkeypatch.setattr(admin_transfer, "BATCH", 7)
+    monkeypatch.setattr(upkeep_move, "BATCH", 7)
     send(context, 40)
     before = everything(context, "orders")
     assert run(context, MoveOrder("orders", "errors", limit=33)).moved == 33
@@ -435,8 +435,8 @@ def test_destination_that_is_replaced_meanwhile_is_left_alone(
                     send(other, 10)
         return opened(*given, **named)
 
-    monkeypatch.setattr(admin_transfer, "opened_records", beside)
-    monkeypatch.setattr(admin_transfer, "BATCH", 2)
+    monkeypatch.setattr(upkeep_move, "opened_records", beside)
+    monkeypatch.setattr(upkeep_move, "BATCH", 2)
     with pytest.raises(
         DestinationReplacedError, match=f"{replaced} was dropped and created again while messages moved: 4 "
     ):

@@ -13,10 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import spark_jms
+from spark_jms.claims.servers.stores import store_of
 from spark_jms.claims.transactions.transaction import Coordinators
 from spark_jms.claims.upkeep.housekeeping import Housekeeper
+from spark_jms.claims.upkeep.views import opened_store
 from spark_jms.client.context.context import Context
 from spark_jms.client.sending import shared_send
+from spark_jms.core.destinations.servers import HOME
 from spark_jms.core.destinations.subscriptions import ActiveSubscription
 from spark_jms.log.destinations.domain import Register
 from spark_jms.log.tables import files
@@ -24,6 +27,7 @@ from spark_jms.log.tables.delta_log import DeltaLog
 from spark_jms.log.tables.files import RecentRows
 from spark_jms.log.upkeep import compaction, health
 from spark_jms.log.upkeep.compaction import compact
+from spark_jms.store import RecordInfo
 from spark_jms.testing.inside import coordinators_of, domain_of, records_of
 
 SEVEN_FILES = 7  # compaction leaves fewer than 8 files of a level
@@ -233,3 +237,38 @@ def test_sends_leave_no_work_for_the_garbage_collector(context: Context) -> None
     finally:
         gc.enable()
     assert kept == []
+
+
+def test_looking_for_the_lease_of_another_process_writes_nothing(context: Context) -> None:
+    """C9, C13: every process looks every two seconds, and each write would have to be read by all consumers."""
+    domain = domain_of(context)
+    with opened_store(domain) as store:
+        first, second = (Housekeeper(domain, store, "orders") for _ in range(2))
+        try:
+            assert first.run()
+            before = store.statistics().physical_write_count
+            assert not second.run()
+            assert not second.run()
+            assert store.statistics().physical_write_count == before
+        finally:
+            first.close()
+        try:
+            assert second.run()
+        finally:
+            second.close()
+
+
+def test_a_lease_that_an_unknown_outcome_has_left_with_this_process_is_taken(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C13: else no process would ever keep house."""
+    domain = domain_of(context)
+    with opened_store(domain) as store:
+        before = store.sessions().keys()
+        housekeeper = Housekeeper(domain, store, "orders")
+        try:
+            (own,) = store.sessions().keys() - before
+            monkeypatch.setattr(store_of(store, HOME), "info", lambda name: RecordInfo(name, 1, own, ()))
+            assert housekeeper.run()
+        finally:
+            housekeeper.close()

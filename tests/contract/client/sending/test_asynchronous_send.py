@@ -26,9 +26,9 @@ from spark_jms.errors import (
     MessageSizeError,
     OptionError,
     ProductionPausedError,
+    QuotaExceededError,
 )
 from spark_jms.log.sending import send
-from spark_jms.log.sending.send import QuotaExceededError
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import asynchronous_sends_of, domain_of
 from tests.harness.messages.completions import (

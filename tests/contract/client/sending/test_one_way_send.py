@@ -24,12 +24,12 @@ from spark_jms.errors import (
     ModuleFileError,
     OptionError,
     ProductionPausedError,
+    QuotaExceededError,
     ServerDownError,
     ServerLostError,
 )
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.destinations.servers import follow_term
-from spark_jms.log.sending.send import QuotaExceededError
 from spark_jms.store.errors import ResourceAllocationException
 from spark_jms.testing import memory_domain, wait_until
 from spark_jms.testing.inside import asynchronous_sends_of, commits_held, domain_of

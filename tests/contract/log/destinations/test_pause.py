@@ -244,7 +244,7 @@ def test_transfer_waits_for_its_target(context: Context, monkeypatch: pytest.Mon
     assert not views.transfers(domain, store, "orders")
 
     with monkeypatch.context() as patched:  # the pause comes after the check
-        patched.setattr("spark_jms.admin.transfer._checked", lambda *_: ("-", [0]))
+        patched.setattr("spark_jms.claims.upkeep.move._checked", lambda *_: ("-", [0]))
         with pytest.raises(Exception, match="insertion"):
             move(domain, store, order, wait_s=5)
     (row,) = views.transfers(domain, store, "orders")

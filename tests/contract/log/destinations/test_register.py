@@ -81,6 +81,18 @@ def test_damaged_entry_is_named(data: bytes) -> None:
             Domain(root).log("orders")
 
 
+def test_relative_root_without_a_domain_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C3: by the directory in which it was looked for, which need not be the user's: processes of Spark have their own."""
+    monkeypatch.chdir(tmp_path)
+    for root, relative in (("messages", True), (str(tmp_path / "messages"), False), (f"{tmp_path}/messages/", False)):
+        with pytest.raises(
+            DomainError, match=f"^{tmp_path}/messages is not a spark-jms domain: create it with"
+        ) as raised:
+            Domain(root)
+        said = "or give an absolute root: messages is relative to the directory of this process"
+        assert str(raised.value).endswith(said) == relative
+
+
 def test_unknown_destination_is_named() -> None:
     """C3: by both tables."""
     with memory_domain(orders="queue") as root:

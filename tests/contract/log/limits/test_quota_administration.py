@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from spark_jms import apply, connect
@@ -13,12 +14,11 @@ from spark_jms.admin.destinations import rename_destination
 from spark_jms.admin.quota import quotas
 from spark_jms.claims.records.subscriptions import ensure_subscription
 from spark_jms.core.limits.quota import QuotaState
-from spark_jms.errors import InvalidDestinationError, JmsqError, ModuleFileError
+from spark_jms.errors import InvalidDestinationError, JmsqError, ModuleFileError, QuotaExceededError
 from spark_jms.log.destinations.domain import Domain, Register
 from spark_jms.log.limits.quota import QuotaLook, QuotaObserver, Quotas
 from spark_jms.log.limits.quota_ledger import QuotaLedger
 from spark_jms.log.sending import send as sending
-from spark_jms.log.sending.send import QuotaExceededError
 from spark_jms.store import MemoryStore
 from spark_jms.store.errors import ResourceAllocationException
 from spark_jms.testing import wait_until
@@ -43,6 +43,44 @@ def test_raised_maximum_lets_waiting_senders_through(root: str) -> None:
         wait_until(waiting(context, 1), LIMIT_S)
         made(root, {"messagesMaximum": 2})
         assert sent.result(LIMIT_S).messages == 1
+
+
+def test_quota_that_is_shared_from_now_on_counts_all_its_destinations(root: str) -> None:
+    """T1: also one that the module file leaves out, and whatever its ledger said when it was shared before."""
+    made(root, {"messagesMaximum": 5}, more=QUEUE)
+    with connect(root, housekeeping=False) as context:
+        context.producer("more").send(text="x")
+        made(root, {"messagesMaximum": 5, "shared": False})
+        context.producer("more").send_many([{"text": "x"}] * 3)
+        made(root, {"messagesMaximum": 5})
+        producer = context.producer("orders", send_timeout=0)
+        producer.send(text="x")
+        with pytest.raises(QuotaExceededError):
+            producer.send(text="x")
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_change_of_sharing_ends_what_senders_have_reserved(
+    root: str, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """T1: the ledgers that count from then on do not know of it, so a sender that slept before its commit reserves again."""
+    quota = {"messagesMaximum": 5}
+    made(root, {**quota, "shared": shared})
+    with connect(root, housekeeping=False) as slow, connect(root, housekeeping=False) as context:
+        decide, asleep = sending.decide_send, [True]
+
+        def decide_late(snapshot: Any, *arguments: Any) -> Any:
+            decision = decide(snapshot, *arguments)  # raises without a reservation
+            if asleep:
+                asleep.clear()
+                made(root, {**quota, "shared": not shared})
+                context.producer("orders").send_many([{"text": "x"}] * 3)
+            return decision
+
+        monkeypatch.setattr(sending, "decide_send", decide_late)
+        with pytest.raises(QuotaExceededError):
+            slow.producer("orders", send_timeout=0).send_table(pa.table({"text": ["late"] * 5}))
+        assert len(list(context.browser("orders"))) == 3
 
 
 def test_switching_the_quota_fails_waiting_senders(root: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_jms import connect
+from spark_jms import apply, connect
 from spark_jms.admin.destinations import drop_destination, rename_destination
 from spark_jms.admin.quota import quotas
 from spark_jms.claims.upkeep.housekeeping import Housekeeper
@@ -23,14 +23,13 @@ from spark_jms.core.limits import quota as core_quota
 from spark_jms.core.limits.quota import MemberUsage, MessageUsage, PublishedUsage
 from spark_jms.core.messages.ranges import Ranges
 from spark_jms.core.records.record_set import RecordSet
-from spark_jms.errors import DomainError, JmsqError
+from spark_jms.errors import DomainError, JmsqError, QuotaExceededError
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.limits import quota as log_quota
 from spark_jms.log.limits.quota import QuotaObserver
 from spark_jms.log.limits.quota_ledger import LEDGERS
 from spark_jms.log.limits.usage import USAGE
 from spark_jms.log.sending import send
-from spark_jms.log.sending.send import QuotaExceededError
 from spark_jms.log.tables import commit as log_commit
 from spark_jms.log.tables import storage
 from spark_jms.log.tables.snapshot import Snapshot
@@ -189,7 +188,7 @@ def test_look_at_a_destination_that_has_not_changed_costs_no_count(root: str, mo
         for _ in range(5):
             with pytest.raises(QuotaExceededError):
                 context.producer("orders", send_timeout=0).send(text="x")
-    assert len(counted) == 2
+    assert len(counted) == 3, "the one that has changed, and both after the first sender has published what they hold"
 
 
 # -- storage ---------------------------------------------------------------------------------------------------------------------
@@ -280,6 +279,25 @@ def test_ledger_that_is_deleted_beside_its_senders_begins_again(root: str) -> No
         assert state_of(context).used.messages == 5
         with pytest.raises(QuotaExceededError):
             other.producer("orders", send_timeout=0).send(text="x")
+
+
+@pytest.mark.parametrize("quota", ["of the module", "of home"])
+def test_ledger_that_begins_again_counts_all_its_destinations(root: str, quota: str) -> None:
+    """T1: also those to which nothing is sent meanwhile, temporary ones among them; a restored backup has no ledgers either."""
+    if quota == "of home":
+        plain = {"kind": "queue"}
+        servers = {"home": {"messagesMaximum": 5}}
+        apply(root, {"servers": servers, "destinations": {"orders": plain, "more": plain}})
+    else:
+        made(root, {"messagesMaximum": 5}, more=QUEUE)
+    with connect(root, housekeeping=False) as context, connect(root, housekeeping=False) as other:
+        second = "more" if quota == "of the module" else other.create_temporary_queue().name
+        other.producer(second).send_many([{"text": "x"}] * 4)
+        Domain(root).storage.delete_all(LEDGERS)
+        producer = context.producer("orders", send_timeout=0)
+        producer.send(text="x")
+        with pytest.raises(QuotaExceededError, match=r"5 message\(s\) with 2,565 bytes used"):
+            producer.send(text="x")
 
 
 def test_drop_and_rename_delete_the_ledgers_of_the_name(root: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from spark_jms import connect
 from spark_jms.claims.upkeep.housekeeping import Housekeeper
-from spark_jms.claims.upkeep.usage import UsagePublisher, publish_usage
+from spark_jms.claims.upkeep.usage import UsagePublisher, UsageRecount, publish_usage
 from spark_jms.client import Context
 from spark_jms.core.limits.quota import MessageUsage
 from spark_jms.core.records.record_set import RecordSet
@@ -27,6 +27,7 @@ DEPTH = 3
 def context(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
     made(str(tmp_path), {"messagesMaximum": 10_000})
     monkeypatch.setattr(UsagePublisher, "publish", lambda self, paced=True: None)  # only the course publishes
+    monkeypatch.setattr(UsageRecount, "__call__", lambda self, destinations: None)
     with connect(str(tmp_path), housekeeping=False) as opened:
         yield opened
     MemoryStore.forget(f"quotas-{tmp_path.name}")
@@ -57,7 +58,7 @@ class Course:
         known = self._log.refresh().files
         count = self._chance.randint(1, 4)
         self._producer.send_many({"text": "x" * self._chance.randrange(500)} for _ in range(count))
-        size = sum(file.bytes for path, file in self._log.refresh().files.items() if path not in known)
+        size = sum(file.message_bytes for path, file in self._log.refresh().files.items() if path not in known)
         self._sent += MessageUsage(count, size)
 
     def _finish(self) -> None:

@@ -19,14 +19,13 @@ from spark_jms.core.destinations.routing import ANY_MEMBER
 from spark_jms.core.limits import quota as core_quota
 from spark_jms.core.limits.quota import Grant, MessageUsage
 from spark_jms.core.transactions import transfer
-from spark_jms.errors import JmsqError
+from spark_jms.errors import JmsqError, LargerThanQuotaError, QuotaExceededError
 from spark_jms.log.destinations.domain import Domain
 from spark_jms.log.limits import quota as quotas_module
 from spark_jms.log.limits.quota import QuotaLook, QuotaObserver
 from spark_jms.log.limits.quota_ledger import QuotaLedger
 from spark_jms.log.messages.message_writer import MessageWriter
 from spark_jms.log.sending import send
-from spark_jms.log.sending.send import LargerThanQuotaError, QuotaExceededError
 from spark_jms.log.tables.storage import now_ms
 from spark_jms.spark.options import parse_options
 from spark_jms.spark.sink import JmsqStreamWriter, StagedMessage
@@ -94,20 +93,33 @@ def test_refusal_says_each_thing_once(root: str) -> None:
             assert (told.count("nothing was sent"), told.count("no room") + told.count("more than")) == (1, 1), told
 
 
-def test_bytes_count_as_their_files(root: str) -> None:
-    """T1: a file counts with all its bytes until all its messages are finished."""
-    made(root, {"bytesMaximum": "64 KiB"})
+def test_bytes_count_as_they_were_sent(root: str) -> None:
+    """T1: whatever Parquet makes of them, and until their message is finished."""
+    made(root, {"bytesMaximum": "20000"})
     with connect(root, housekeeping=False) as context:
-        producer = context.producer("orders", send_timeout=0)
-        producer.send_many([{"body": bytes([n]) * 10} for n in range(3)])
-        size = domain_of(context).usage_of("orders").bytes
-        assert size == sum(file.bytes for file in domain_of(context).log("orders").snapshot.files.values())
+        producer, domain = context.producer("orders", send_timeout=0), domain_of(context)
         with pytest.raises(LargerThanQuotaError):
-            producer.send_table(pa.table({"body": [pa.array(range(20_000), pa.int64()).buffers()[1].to_pybytes()]}))
+            producer.send(body=b"x" * 100_000)
+        producer.send_many([{"body": bytes([n]) * 10, "properties": {"a": "bc"}} for n in range(10)])
+        assert domain.usage_of("orders") == MessageUsage(10, 10 * (512 + 10 + 3))
+        receive(context, 9)
+        assert domain.usage_of("orders") == MessageUsage(1, 525)
+        producer.send(body=b"x" * 18_000)
+        with pytest.raises(QuotaExceededError, match="quota"):
+            producer.send(body=b"x" * 1000)
         receive(context, 2)
-        assert domain_of(context).usage_of("orders") == MessageUsage(1, size)
-        receive(context, 1)
-        assert domain_of(context).usage_of("orders") == MessageUsage()
+        assert domain.usage_of("orders") == MessageUsage()
+
+
+def test_large_file_frees_its_bytes_in_parts(root: str) -> None:
+    """T1: of 300 messages in one file 299 are finished: the rest counts as one part of 64, five messages at most."""
+    made(root, {"bytesMaximum": "1 MiB"})
+    with connect(root, housekeeping=False) as context:
+        context.producer("orders").send_many({"text": "x" * 100} for _ in range(300))
+        assert len(domain_of(context).log("orders").refresh().files) == 1
+        assert domain_of(context).usage_of("orders") == MessageUsage(300, 300 * 612)
+        receive(context, 299)
+        assert domain_of(context).usage_of("orders") == MessageUsage(1, 5 * 612)
 
 
 def test_delayed_and_claimed_messages_count(root: str) -> None:

@@ -108,3 +108,42 @@ def test_wrong_kind_is_refused(tmp_path: Path) -> None:
     assert list(COMPRESSIONS) == [name for name in CODECS if name]
     with pytest.raises(ModuleFileError, match="must be one of GZIP_DEFAULT_COMPRESSION, .* LZF"):
         declare(str(tmp_path), "ZIP")
+
+
+def test_server_compresses_by_default(tmp_path: Path) -> None:
+    """T8, D1: the members on it, of destinations that do not compress by themselves; `home` is a server like any other. A change
+    concerns what is sent and merged from then on."""
+    root = str(tmp_path)
+
+    def applied(**servers: object) -> None:
+        plain = {"a": {"store": "file"}, "b": {"store": "file"}, "home": {}}
+        own = {"kind": "queue", "storeMessageCompressionEnabled": True, "messageCompressionOptions": "LZF"}
+        orders = {"kind": "distributed-queue", "servers": ["a", "b"]}
+        destinations = {"orders": orders, "own": own, "plain": {"kind": "queue"}}
+        spark_jms.apply(root, {"servers": {**plain, **servers}, "destinations": destinations})
+
+    def sent(name: str) -> dict[str, str]:
+        """The codec of the bodies of a message that is sent now."""
+        destination = name.partition("@")[2] or name
+        log = Domain(root).log(destination)
+        before = set(log.refresh().files)
+        with spark_jms.connect(root, housekeeping=False) as context:
+            context.producer(name).send(text=TEXT)
+        (path,) = set(log.refresh().files) - before
+        group = pq.ParquetFile(Path(log.storage.uri, path)).metadata.row_group(0)
+        return {c.path_in_schema: c.compression for c in map(group.column, range(group.num_columns))}
+
+    applied()
+    assert {sent(name)["text"] for name in ("a@orders", "b@orders", "plain")} == {"SNAPPY"}
+    gzip = {"storeMessageCompressionEnabled": True}
+    applied(a={"store": "file", **gzip}, home={**gzip, "messageCompressionOptions": "GZIP_BEST_SPEED"})
+    assert [sent(name)["text"] for name in ("a@orders", "b@orders", "plain", "own")] == [
+        "GZIP",
+        "SNAPPY",
+        "GZIP",
+        "LZ4",
+    ]
+    assert sent("a@orders")["properties.key_value.value"] == "SNAPPY"
+    applied()
+    assert sent("a@orders")["text"] == sent("plain")["text"] == "SNAPPY"
+    assert not Domain(root).log("orders").refresh().destination.compressions

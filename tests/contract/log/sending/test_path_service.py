@@ -432,7 +432,7 @@ def test_units_are_found_in_a_file_with_other_units(context: Context, wanted: li
 def test_statistics_exclude_no_unit_of_a_file(there: set[str], wanted: set[str]) -> None:
     """T10: a file is read when one of the wanted units may be in it by its bounds."""
     bounds = {"minValues": {"JMSXGroupID": min(there)}, "maxValues": {"JMSXGroupID": max(there)}}
-    file = DataFile("f", 0, 1, len(there), 1, 0, 0, json.dumps({**bounds, "nullCount": {"JMSXGroupID": 0}}))
+    file = DataFile("f", 0, 1, len(there), 1, 0, 0, json.dumps({**bounds, "nullCount": {"JMSXGroupID": 0}}), 1)
     assert may_have(file, sorted(wanted)) == any(min(there) <= unit <= max(there) for unit in wanted)
 
 

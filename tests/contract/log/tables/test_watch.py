@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -132,8 +133,32 @@ def test_unannounced_news_return_to_frequent_polls(root: str) -> None:
 def test_pauses() -> None:
     """C11: a watched receiver polls the store only; no pause is longer than 50 ms."""
     assert pause_s(0, False) == 0.002
-    assert pause_s(0, True) == 0.01
+    assert pause_s(0, True) == 0.05
     assert pause_s(3600, False) == pause_s(3600, True) == 0.05
+
+
+def test_idle_time_begins_with_the_newest_message(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C11: not with each call, or a consumer that waits in short calls would look at the log as often as beside traffic."""
+    pauses: list[tuple[float, bool]] = []
+
+    def noted(idle_s: float, watched: bool) -> float:
+        pauses.append((idle_s, watched))
+        return pause_s(idle_s, watched)
+
+    monkeypatch.setattr("spark_jms.client.receiving.receiver.pause_s", noted)
+    with spark_jms.connect(root) as context:
+        consumer = context.consumer("orders", acknowledge="auto")
+        for _ in range(3):
+            assert consumer.receive(timeout=0.1) is None
+        idle = [idle_s for idle_s, _ in pauses]
+        assert idle == sorted(idle)
+        assert idle[-1] > 0.2
+        context.producer("orders").send(text="a")
+        before_s = time.monotonic()
+        assert consumer.receive(timeout=LIMIT_S) is not None
+        pauses.clear()
+        assert consumer.receive(timeout=0.001) is None
+        assert pauses[0][0] <= time.monotonic() - before_s, "the message has begun it again"
 
 
 def test_closed_context_ends_the_watch(root: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -27,6 +28,9 @@ class Session:
     """In the place of a part."""
 
     closed = False
+
+    def ask(self, act: Callable[[Any], Any]) -> Any:
+        return act(self)
 
     def close(self) -> None:
         self.closed = True

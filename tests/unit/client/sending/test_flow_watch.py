@@ -12,7 +12,7 @@ from spark_jms.client.sending.flow_control import FlowStatistics, ProducerFlow
 from spark_jms.core.limits.flow_control import FlowParameters, FlowThreshold, FlowThresholds
 from spark_jms.core.limits.quota import MessageUsage
 from spark_jms.errors import ClosedError, DomainError
-from spark_jms.log.limits.usage import FlowWatch, Watched
+from spark_jms.log.destinations.limits import FlowWatch, Watched
 from spark_jms.testing.domain import wait_until
 
 TEN = FlowThresholds(messages=FlowThreshold(10, 5))
@@ -27,16 +27,18 @@ class Scene:
     now_s: float = 1000.0
     looks: int = 0
     fails: bool = False
+    free_from_s: float = float("inf")  # nothing is used then
     slept: list[float] = field(default_factory=list)
 
-    def usage(self) -> MessageUsage:
+    def usages(self) -> dict[str, MessageUsage]:
         self.looks += 1
         if self.fails:
             raise DomainError("the root cannot be reached")
-        return MessageUsage(self.messages, 100 * self.messages)
+        messages = self.messages if self.now_s < self.free_from_s else 0
+        return {"orders": MessageUsage(messages, 100 * messages)}
 
     def watch(self) -> FlowWatch:
-        return FlowWatch([Watched("orders", lambda: self.thresholds, self.usage)], lambda: self.now_s)
+        return FlowWatch(lambda: [Watched("orders", lambda: self.thresholds, self.usages)], lambda: self.now_s)
 
     def producer(self, parameters: FlowParameters) -> ProducerFlow:
         made = ProducerFlow(parameters, self.watch(), lambda: self.now_s)
@@ -107,29 +109,48 @@ def test_producer_keeps_its_rate_over_time() -> None:
     assert flow.statistics().waited_s == pytest.approx(sum(scene.slept))
 
 
-def test_batch_is_paid_for_by_the_next_send() -> None:
-    """T5: a batch goes at once, and the next send waits for it; at most a minute, and the rest stays as debt."""
+def test_batch_waits_for_its_whole_debt() -> None:
+    """T5: the first one too, and longer than a minute; only the last message needs not be paid for."""
     scene = Scene(messages=11)
     flow = scene.producer(FlowParameters(50, 50, 60_000, 1))
     flow.wait(500)
-    assert scene.slept == []
+    assert sum(scene.slept) == pytest.approx(499 / 50)
     flow.wait(1)
     assert sum(scene.slept) == pytest.approx(10)
-    flow.sent(10_000)  # of a table whose size was not known before
-    scene.slept.clear()
+    flow.wait(10_000)
+    assert sum(scene.slept) == pytest.approx(10 + 200)
+    assert flow.statistics().debt == pytest.approx(1)
+
+
+def test_batch_that_may_not_wait_longer_leaves_the_rest_as_debt() -> None:
+    """T5, C13: its files are not safe for ever, and the next one pays for it."""
+    scene = Scene(messages=11)
+    flow = scene.producer(FlowParameters(50, 50, 60_000, 1))
+    flow.wait(1_000, longest_s=5.0)
+    assert sum(scene.slept) == pytest.approx(5)
+    assert flow.statistics().debt == pytest.approx(750)
     flow.wait(1)
-    assert sum(scene.slept) == pytest.approx(60)
-    assert flow.statistics().debt == pytest.approx(10_002 - 60 * 50, abs=60)
+    assert sum(scene.slept) == pytest.approx(20)
+
+
+def test_part_of_a_batch_is_what_a_second_allows() -> None:
+    """T5: as long as the producer is limited."""
+    scene = Scene(messages=11)
+    flow = scene.producer(FlowParameters(100, 12.5, 60_000, 3))
+    assert flow.share(30) == 30
+    assert flow.share(1_000) == 100
+    scene.now_s += 60
+    assert flow.share(1_000) == 13
+    scene.messages, scene.now_s = 0, scene.now_s + 120
+    assert flow.share(1_000) == 1_000
 
 
 def test_waiting_producer_goes_at_once_when_the_limit_ends() -> None:
     """T5: it looks again every second."""
-    scene = Scene(messages=11)
+    scene = Scene(messages=11, free_from_s=1_001.5)
     flow = scene.producer(FlowParameters(50, 50, 2_000, 1))
     flow.wait(2000)
-    scene.messages = 0
-    flow.wait(1)
-    assert sum(scene.slept) <= 3
+    assert sum(scene.slept) <= 4
     assert flow.statistics() == FlowStatistics(waited_s=sum(scene.slept))
 
 
@@ -137,7 +158,7 @@ def test_close_ends_the_wait() -> None:
     """T5: the send raises ClosedError, and nothing was sent."""
     scene = Scene(messages=11)
     flow = ProducerFlow(FlowParameters(1, 1, 60_000, 1), scene.watch(), lambda: scene.now_s)
-    flow.wait(1000)
+    flow.enter(1000)
     raised: list[BaseException] = []
 
     def send() -> None:

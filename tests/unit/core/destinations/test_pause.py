@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import pyarrow as pa
 import pytest
@@ -166,12 +168,38 @@ def test_stored_form_keeps_every_pause(found: Pauses) -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", [{"operation": "browsing", "scope": "member"}, {"operation": "production", "scope": "server"}]
+    "entry", [{"operation": "browsing", "scope": "member"}, {"operation": "production", "scope": "cluster"}]
 )
 def test_unknown_pauses_are_refused_by_name(entry: dict[str, str]) -> None:
     """T14, C16: a scope of a later version is not taken for no pause."""
     with pytest.raises(FormatVersionError, match="later spark-jms"):
         Pauses.from_json([entry])
+
+
+servers = st.dictionaries(
+    st.sampled_from(["east", "west"]), st.dictionaries(operations, st.integers(0, 99), min_size=1), max_size=2
+)
+
+
+def on(server: str) -> list[int]:
+    return {"east": [0, 2], "west": [1]}[server]
+
+
+@given(pauses, servers, servers)
+def test_pauses_of_servers_stand_beside_the_others(found: Pauses, before: Any, after: Any) -> None:
+    """T14: each ends by itself, and is stored; those that stand keep their epoch."""
+    first = found.of_servers(before, on, 10)
+    both = first.of_servers(after, on, 11)
+    assert Pauses.from_json(both.to_json()) == both
+    assert both.of_servers({}, on, 12) == found
+    for server, wanted in after.items():
+        for operation in OPERATIONS:
+            for member in on(server):
+                own = [p for p in both.all if (p.operation, p.member, p.server) == (operation, member, server)]
+                stood = before.get(server, {}).keys() & {operation}
+                assert [p.epoch for p in own] == ([10 if stood else 11] if operation in wanted else [])
+    assert both.resume(list(OPERATIONS), None).all == tuple(p for p in both.all if p.server is not None)
+    assert both.pause([PRODUCTION], [0], 12, 7).find(PRODUCTION, 0) is not None
 
 
 def test_pauses_survive_apply_and_leave_with_their_member() -> None:

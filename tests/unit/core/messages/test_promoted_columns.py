@@ -55,7 +55,7 @@ def file_of(rows: pa.RecordBatch, promoted: PromotedColumns) -> DataFile:
     for start in range(0, rows.num_rows, 2):  # in several batches
         part = rows.slice(start, 2)
         statistics.add(with_columns(part, promoted)[0], promoted.read(part).incomplete)
-    return DataFile("m0-aaaaaaaaaaaa.parquet", 0, 1, rows.num_rows, 1, 0, 0, statistics.to_json())
+    return DataFile("m0-aaaaaaaaaaaa.parquet", 0, 1, rows.num_rows, 1, 0, 0, statistics.to_json(), 1)
 
 
 @slow
@@ -188,7 +188,7 @@ def test_written_file_has_columns_and_statistics() -> None:
     assert {name: statistics["minValues"][name] for name in promoted.names} == struct[1].as_py() | {"p_string": "x"}
     assert {name: statistics["maxValues"][name] for name in promoted.names} == struct[0].as_py() | {"p_string": "y"}
     assert {statistics["nullCount"][name] for name in promoted.names} == {0}
-    file = DataFile(staged.path, 0, 1, 2, staged.bytes, 0, 0, staged.stats)
+    file = DataFile(staged.path, 0, 1, 2, staged.bytes, 0, 0, staged.stats, staged.message_bytes)
     ((rows, _),) = read_stored(storage, file.hint, Ranges.of((1, 2)), list(promoted.names))
     assert rows.schema.types == [field.type for field in promoted.fields]
     assert rows.to_pylist() == struct.to_pylist()

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_jms.core.messages.ranges import Ranges
-from spark_jms.core.ordering.units_of_order import NO_UNITS, BlockedUnits, UnitMessages
+from spark_jms.core.ordering.blocked_units import BlockedUnits
+from spark_jms.core.ordering.units_of_order import NO_UNITS, UnitMessages
 
 UNITS = st.sampled_from(["a", "b", "c", None])
 
@@ -55,6 +56,30 @@ def test_claim_of_another_consumer_blocks_the_whole_unit(
     since = {"a": 20, "b": 30, **dict.fromkeys(filter(None, claimed), 0)}
     expected = [unit is not None and n >= since.get(unit, 99) for n, unit in enumerate(units, 1)]
     assert (waiting.to_pylist() if waiting is not None else [False] * len(units)) == expected
+
+
+SETS = st.lists(
+    st.tuples(st.dictionaries(st.sampled_from("abcde"), st.integers(0, 9), max_size=4), st.booleans()), max_size=14
+)
+
+
+@given(SETS, st.sets(st.sampled_from("abcdef")))
+def test_large_sets_of_blocked_units_block_as_small_ones_do(
+    sets: list[tuple[dict[str, int], bool]], asked: set[str]
+) -> None:
+    """T10: however many there are, and given again or not; a copy stays as it is."""
+    blocked, since, before = BlockedUnits(), dict[str, int](), BlockedUnits()
+    for some, is_large in sets:
+        given_ = {**some, **{f"x{n}": 1 for n in range(100 * is_large)}}
+        before, same = blocked.copy(), all(since.get(unit, 99) <= first for unit, first in given_.items())
+        blocked.block_behind(given_)
+        blocked.block_behind(given_)
+        if blocked.is_like(before):
+            assert same
+        since |= {unit: min(first, since.get(unit, first)) for unit, first in given_.items()}
+        assert blocked.among(dict.fromkeys(asked)) == {unit: since[unit] for unit in asked & since.keys()}
+    assert blocked.is_like(blocked.copy())
+    assert bool(blocked) == bool(since)
 
 
 @given(st.lists(st.tuples(UNITS, st.integers(0, 5)), max_size=30), st.integers(0, 6))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pyarrow.compute as pc
 import pytest
@@ -16,7 +16,14 @@ from spark_jms.core.records.journal import PlannedChange, replayed
 from spark_jms.core.records.life_cycle import MAX_OUTBOX, MAX_OUTBOX_BYTES, Acknowledgement, Outbox
 from spark_jms.core.records.record_set import RecordSet
 from spark_jms.core.records.redelivery import TRANSITIONS, Claim, MessageEvent, MessageState, delay_end_ms
-from spark_jms.core.records.stored_form import NEW_RECORD, changed_objects, followed, from_objects, to_objects
+from spark_jms.core.records.stored_form import (
+    NEW_RECORD,
+    changed_objects,
+    followed,
+    followed_change,
+    from_objects,
+    to_objects,
+)
 from spark_jms.core.transactions.transaction import Pledge
 from spark_jms.core.transactions.transfer import Intent, StagedFile, Ticket, TransferTarget
 from spark_jms.errors import ConsumerClosedException, FormatVersionError, IllegalStateException, RecordSetError
@@ -44,6 +51,7 @@ class Model(RuleBasedStateMachine):
         self.state = RecordSet(journal=())
         self.objects: dict[str, bytes] = {}  # as a store has them, from changes alone
         self.written: RecordSet | None = None
+        self.stored: list[dict[str, bytes]] = []
         self.followed = NEW_RECORD
         self.where: dict[int, str] = dict.fromkeys(range(1, LAST + 1), "available")
         self.deliveries: dict[int, int] = dict.fromkeys(range(1, LAST + 1), 0)  # shown, or perhaps shown
@@ -261,12 +269,21 @@ class Model(RuleBasedStateMachine):
         newest = replace(self.written or RecordSet(), journal=None)
         assert replayed(newest, change.journals["x"], sessions, change.dead) == self.state
         self.state, before = replace(self.state, journal=()), dict(self.objects)
-        for key, value in changed_objects(self.written, self.state).items():
+        changes = changed_objects(self.written, self.state)
+        for key, value in changes.items():
             if value is None:
                 del self.objects[key]
             else:
                 self.objects[key] = value
         self.written = self.state
+        made = followed_change(self.followed, self.state, changes)
+        assert (made.objects, made.state) == (self.objects, self.state)
+        assert (made.state.journal, made.state.life.is_on) == (None, False)
+        assert made.claims == followed(self.followed, dict(self.objects), "x").claims
+        assert followed(made, before, "x").state == from_objects(before, "x")
+        for other in (*self.stored[:3], *self.stored[-3:]):  # whatever came between
+            assert followed(made, other, "x").state == from_objects(other, "x")
+        self.stored.append(before)
         assert from_objects(self.objects, "x") == self.state
         self.followed = followed(self.followed, dict(self.objects), "x")
         assert self.followed.state == self.state
@@ -280,6 +297,15 @@ class Model(RuleBasedStateMachine):
     def table_has(self, position: int) -> None:
         self.state = self.state.delivered_to_table(position)
         assert all(a.position > position for a in self.state.outbox)
+
+    @invariant()
+    def what_is_known_is_so(self) -> None:
+        """A change keeps the fields, and what was computed of those that it leaves as they are."""
+        again = replace(self.state)
+        assert (again.claimed, again.moving) == (self.state.claimed, self.state.moving)
+        assert (
+            vars(again).keys() == vars(self.state).keys() == {f.name for f in fields(RecordSet)} | {"claimed", "moving"}
+        )
 
     @invariant()
     def every_message_is_in_one_place(self) -> None:
@@ -371,14 +397,14 @@ def test_outbox_is_bounded_in_bytes() -> None:
     """C5: scattered acknowledgements are folded until they fit; then the outbox is full. The stored state stays far below
     the 16 MiB that a store accepts."""
     state, at = RecordSet().attach("c", "s"), 1
-    while not state.outbox_is_full:
+    while not state.outbox.is_full:
         picks = Ranges.from_numbers(range(at, at + 40_000, 2))
         state, at = state.claim(claim(f"k{at}", "c", "s", picks)), at + 40_000
         state = state.acknowledge("c", "s", next(iter(state.claims)), 1, at)
         assert sum(row.bytes for row in state.outbox) <= MAX_OUTBOX_BYTES or len(state.outbox) == 1
     assert union(row.picks for row in state.outbox).count == (at - 1) // 2
     assert stored_bytes(state) < 2 * MAX_OUTBOX_BYTES
-    assert not state.delivered_to_table(state.position).outbox_is_full
+    assert not state.delivered_to_table(state.position).outbox.is_full
 
 
 def test_outbox_row_is_no_larger_than_counted() -> None:

@@ -92,6 +92,20 @@ def test_units_that_nobody_has_read_are_one() -> None:
     assert picked(RecordSet().skip(of(1)), Offer(Ranges.of((1, 5)), units=None)) == of(2, 3, 4, 5)
 
 
+def test_sorted_messages_overtake_none_that_units_hold_back() -> None:
+    """C12: 4 to 6 may be of the unit of 3, and no message is delivered before one of them that it would follow."""
+
+    def of_order(*order: int) -> Ranges:
+        offer = Offer(Ranges.of((1, 6)), pa.array(order, pa.int64()), units=None)
+        return picked(with_claim(RecordSet(), 3), offer)
+
+    assert of_order(2, 3, 1, 6, 5, 4) == of(1, 2)
+    assert of_order(3, 2, 6, 1, 5, 4) == of(2)
+    assert of_order(6, 5, 4, 3, 2, 1) == EMPTY
+    offer = Offer(Ranges.of((1, 3)), pa.array([3, 2, 1], pa.int64()), units=None)
+    assert picked(with_claim(RecordSet(), 3), offer) == of(1, 2)
+
+
 def test_an_offer_with_units_is_made_again_after_a_return() -> None:
     """C12: message 1 was this consumer's own when 2 was offered, and is available again: it comes first."""
     state = with_claim(RecordSet(), 1)

@@ -302,5 +302,5 @@ def test_pruned_file_has_no_match(tree: Expression, rows: list[Any]) -> None:
     statistics = FileStatistics()
     for batch in table.to_batches():
         statistics.add(batch)
-    file = DataFile("m0-aaaaaaaaaaaa.parquet", 0, 1, len(rows), 1, 0, 0, statistics.to_json())
+    file = DataFile("m0-aaaaaaaaaaaa.parquet", 0, 1, len(rows), 1, 0, 0, statistics.to_json(), 1)
     assert not (never_matches(file, found) and pc.any(found.mask(table)).as_py())

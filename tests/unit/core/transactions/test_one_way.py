@@ -70,6 +70,7 @@ def test_non_persistent_messages_to_one_near_member_go_one_way(allowed: OneWayCa
         (case(delivery_mode=PERSISTENT), "persistent"),
         (case(group_id="customer-7"), "unit of order"),
         (case(attrs.evolve(ORDERS, default_unit_of_order="(SystemGenerated)")), "unit of order"),
+        (case(factory=attrs.evolve(ENABLED, default_unit_of_order="orders")), "unit of order"),
         (case(unit_of_work="unit"), "unit of work"),
         (case(ON_SERVERS), "distributed"),
         (case(Destination(name="orders", kind="distributed-queue", members=4)), "distributed"),

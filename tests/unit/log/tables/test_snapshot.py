@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_jms.core.messages.ranges import Ranges
 from spark_jms.log.tables import files as log_files
 from spark_jms.log.tables.files import DataFile, LayeredMap, MapEdit, MemberEdit, MemberFiles
 from spark_jms.log.tables.snapshot import LogReplay, Snapshot
@@ -35,7 +36,8 @@ def test_layered_map_behaves_like_a_dict(steps: list[dict[int, int | None]], mos
 
 
 def data_file(first: int, rows: int = 2) -> DataFile:
-    return DataFile(f"m0-{first:08d}-{rows}.parquet", 0, first, rows, 10, 0, 0, "{}")
+    stats = "{}" if first % 3 else '{"jmsqDeliveries":[[[2,[[1,1]]]],[],[]]}'
+    return DataFile(f"m0-{first:08d}-{rows}.parquet", 0, first, rows, 10, 0, 0, stats, 10)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=60), st.integers(1, 10), st.integers(1, 4))
@@ -60,6 +62,8 @@ def test_member_files_behave_like_a_sorted_list(steps: list[tuple[bool, int]], m
             assert files.files == ordered
             assert len(files) == len(ordered)
             assert files.newest == (ordered[-1] if ordered else None)
+            brought = [f.first for f in ordered if f.first % 3 == 0 and f.last > 20]
+            assert files.carried(20).messages == Ranges.from_numbers(brought)
             for first, last in ((1, 100), (5, 5), (6, 20), (30, 7), (80, 90)):
                 assert files.overlapping(first, last) == [f for f in ordered if f.last >= first and f.first <= last]
     finally:

@@ -13,7 +13,7 @@ from spark_jms.log.upkeep.compaction import level, runs
 
 
 def data_file(first: int, rows: int, size: int = 1000) -> DataFile:
-    return DataFile(f"m0-{first:012d}-{rows}.parquet", 0, first, rows, size, 0, 0, "{}")
+    return DataFile(f"m0-{first:012d}-{rows}.parquet", 0, first, rows, size, 0, 0, "{}", size)
 
 
 _ROWS = st.one_of(st.integers(1, 9), st.integers(1, 5000))

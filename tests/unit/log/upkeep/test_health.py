@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 
 import pytest
 
 from spark_jms.claims.upkeep.housekeeping import TABLE_RAISES_AFTER_S, BackgroundThread
 from spark_jms.log.upkeep.health import Health, Monitor, failures_from_bytes, pause
+from spark_jms.testing import wait_until
+from spark_jms.testing.domain import PATIENCE
 
 
 class Clock:
@@ -111,6 +115,28 @@ def test_failing_tasks_pause_and_others_continue() -> None:
     assert len(others) == 40
     thread.check()
     assert [f.what for f in thread.health.failures.values()] == ["a"]
+
+
+def test_the_thread_sleeps_until_a_task_is_due_or_added() -> None:
+    """C9, C13: it has looked twenty times a second."""
+
+    class Counting(BackgroundThread):
+        ticks = 0
+
+        def tick(self) -> None:
+            self.ticks += 1
+            super().tick()
+
+    thread, ran = Counting("test"), threading.Event()
+    try:
+        thread.add("in an hour", failing, 3_600.0)
+        wait_until(lambda: thread.ticks > 0)
+        time.sleep(0.5)
+        assert thread.ticks <= 2
+        thread.add("soon", ran.set, 0.01)
+        assert ran.wait(60 * PATIENCE)
+    finally:
+        thread.close()
 
 
 def test_errors_of_overdue_acknowledgements_reach_their_consumer_once_while_they_fail() -> None:

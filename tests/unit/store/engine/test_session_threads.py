@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_jms.store import open_store
 from spark_jms.store.disk import Disk
 from spark_jms.store.engine.backend import SessionHeartbeat
 from spark_jms.store.file.locks import SessionLocks
@@ -52,3 +53,28 @@ def test_end_waits_for_a_thread_that_is_just_started(
         assert starting.wait(10)
         pool.submit(close).result(10)
         begun.result(10)
+
+
+def test_heartbeats_reach_the_engine_in_the_order_of_their_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C9: each names all sessions of its process, so an older one that came later would end those that have begun since."""
+    read, begun, second = SessionHeartbeat.session_ids, threading.Event(), threading.Event()
+
+    def read_slowly(self: SessionHeartbeat) -> tuple[str, ...]:
+        ids = read(self)
+        if threading.current_thread() is first and not begun.is_set():
+            begun.set()
+            second.wait(1)
+        return ids
+
+    with open_store(f"jdbc:sqlite:///{tmp_path}/store.db") as store:
+        first = threading.Thread(target=store.connect)
+        monkeypatch.setattr(SessionHeartbeat, "session_ids", read_slowly)
+        first.start()
+        begun.wait(60)
+        session = store.connect()
+        second.set()
+        first.join()
+        assert session.session_id in store.sessions()
+        session.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_jms.store import Put, StoreBusyError
+from spark_jms.store import MemoryStore, OutcomeUnknownError, Put, StoreBusyError
 from spark_jms.store.disk import Disk
 from spark_jms.store.engine.connections import LinkLostError
 from spark_jms.store.errors import StoreWriteError
@@ -18,6 +18,7 @@ from spark_jms.store.ledger import group_commit
 from spark_jms.store.ledger.backend import Transaction
 from spark_jms.store.ledger.ledger import Ledger
 from spark_jms.store.ledger.record import Connected
+from spark_jms.store.ledger.store import MemoryBackend
 from tests.unit.store.engine.test_engine import NoEngine, Pair
 
 
@@ -122,3 +123,28 @@ def test_a_plan_that_loses_the_engine_gets_a_store_error(monkeypatch: pytest.Mon
         backend.write(plan)
     pair.backends[1]._route.finder = pair.backends[0]._route.finder
     pair.close()
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_opening_with_an_unknown_outcome_is_written_again(monkeypatch: pytest.MonkeyPatch, written: bool) -> None:
+    """C9: whether it was kept or not, this session has the record set then; a store that never knows is named."""
+    store, original, lost = MemoryStore(), MemoryBackend.write, [1, 2]
+
+    def write(self: MemoryBackend, plan: Callable[[Transaction], Any]) -> Any:
+        if written or not lost[0]:
+            result = original(self, plan)
+        if lost[0]:
+            lost[0] -= 1
+            raise OutcomeUnknownError("no answer")
+        return result
+
+    with store, store.connect() as session:
+        monkeypatch.setattr(MemoryBackend, "write", write)
+        handle = session.open("r")
+        handle.commit([Put("k", b"v")])
+        assert (handle.epoch, store.peek("r")) == (1, {"k": b"v"})
+        lost[0] = lost[1]
+        with pytest.raises(OutcomeUnknownError):
+            session.open("s")
+        lost[0] = 0
+        assert session.open("s").epoch == 1
