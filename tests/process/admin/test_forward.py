@@ -24,6 +24,17 @@ MODULE: dict[str, Any] = {
     "destinations": {"orders": {"kind": "distributed-queue", "servers": ["a", "b"], "forwardDelay": "0"}},
 }
 
+DIES_BEHIND_THE_COMMIT = """
+import os, sys
+from spark_jms.claims.transactions import transfer
+
+append = transfer.append_transfer
+transfer.append_transfer = lambda *told: (append(*told), os._exit(9))
+from spark_jms.cli.__main__ import main
+sys.argv = ["jmsq", "forward", "orders", "--every", "50ms", "--root", sys.argv[1]]
+main()
+"""
+
 
 def start(root: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "spark_jms.cli", "forward", "orders", "--every", "50ms", "--root", root]
@@ -74,4 +85,28 @@ def test_killed_forwarders_lose_and_double_nothing(tmp_path: Path) -> None:
             for process in forwarders:
                 kill(process)
         assert Counter(got) == Counter(sent)
-        assert [message.message_id for message in context.browser("a@orders")] == []
+        # A forwarder that was killed behind the commit at b has not ended its transfer at a: this context's housekeeping does.
+        wait_until(lambda: not list(context.browser("a@orders")), 60)
+        assert Counter(got) == Counter(sent)
+
+
+def test_forwarder_that_dies_behind_its_commit_leaves_the_end_to_housekeeping(tmp_path: Path) -> None:
+    """D5, C18: the messages are at the other member, once, and at their own until its transfer is ended: by the housekeeping of any
+    context with a consumer."""
+    root = str(tmp_path / "root")
+    spark_jms.apply(root, MODULE)
+    with spark_jms.connect(root, housekeeping=False) as watcher, watcher.producer("a@orders") as producer:
+        sent = [producer.send(text=str(number)).message_id for number in range(14)]
+        with (
+            spark_jms.connect(root, housekeeping=False) as context,
+            context.consumer("b@orders", acknowledge="auto") as consumer,
+        ):
+            dies = [sys.executable, "-c", DIES_BEHIND_THE_COMMIT, root]
+            assert forked.run(dies, timeout=120).returncode == 9
+            got = [consumer.receive(10).message_id for _ in sent]  # type: ignore[union-attr]
+            assert consumer.receive(0) is None
+        assert got == sent
+        assert [message.message_id for message in watcher.browser("a@orders")] == sent
+        with spark_jms.connect(root) as keeper, keeper.consumer("b@orders") as consumer:
+            wait_until(lambda: not list(watcher.browser("a@orders")), 60)
+            assert consumer.receive(0.5) is None
