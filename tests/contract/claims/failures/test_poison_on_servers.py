@@ -60,9 +60,11 @@ def root(tmp_path: Path) -> Iterator[str]:
 
 
 def sent(root: str, count: int) -> list[str]:
-    """Texts, in the order in which a trial has their messages: those of `a`, then those of `b`, then those of `c`."""
+    """Texts, as many to each server, in the order in which a trial has their messages: those of `a`, then those of `b`, then those
+    of `c`. So the first half of a batch has all those of `a`, and the second one some of `b`."""
     with spark_jms.connect(root, housekeeping=False) as context:
-        places = {str(n): context.producer("orders").send(text=str(n)) for n in range(1, count + 1)}
+        producers = [context.producer(f"{server}@orders") for server in SERVERS]
+        places = {str(n): producers[n % len(SERVERS)].send(text=str(n)) for n in range(1, count + 1)}
     return sorted(places, key=lambda text: (places[text].member, places[text].sequence))
 
 
