@@ -59,7 +59,7 @@ from benchmarks.peers.generator import GeneratorPeer  # noqa: E402
 from benchmarks.peers.kafka import Broker, HelpedKafkaPeer, KafkaPeer, PacedKafkaPeer  # noqa: E402
 from benchmarks.recorder import Recorder  # noqa: E402
 from benchmarks.results import Results, from_lines  # noqa: E402
-from benchmarks.workbench import FAMILIES, PARTS, SPARKLESS, BenchmarkOptions, Workbench, open_session  # noqa: E402
+from benchmarks.workbench import FAMILIES, PARTS, BenchmarkOptions, Workbench, open_session  # noqa: E402
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,12 +110,14 @@ def _measure(options: BenchmarkOptions, recorder: Recorder) -> None:
                 broker = starting
 
             recorder.attempt(kafka_cells, start)
-        spark = None
-        if options.wants(*set(PARTS) - set(SPARKLESS)):
+
+        def open_spark() -> Any:
             recorder.doing("Spark")
             spark = open_session(work, connector)
             stack.callback(_stop, spark)
-        bench = Workbench(spark, work, CACHE, options, recorder)
+            return spark
+
+        bench = Workbench(open_spark, work, CACHE, options, recorder)
         _parts(bench, broker)
 
 

@@ -6,8 +6,9 @@ import contextlib
 import os
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,6 @@ PARTS = (
     "commit",
     "planning",
     "quotas",
-    "ranking",
-    "client",
-    "competing",
-    "modes",
-    "pipeline",
-    "compression",
-    "growth",
-    "selectors",
-    "blocked",
-    "subscriptions",
-    "services",
-)
-SPARKLESS = (
     "ranking",
     "client",
     "competing",
@@ -97,13 +85,18 @@ class BenchmarkOptions:
 
 @dataclass
 class Workbench:
-    """One session for all peers: the connector's jars on its class path, Delta's as the project's set-up adds them."""
+    """`open_spark`: one session for all peers, the connector's jars on its class path, Delta's as the project's set-up adds them."""
 
-    spark: Any
+    open_spark: Callable[[], Any]
     work: Path
     cache: Path
     options: BenchmarkOptions
     recorder: Recorder
+
+    @cached_property
+    def spark(self) -> Any:
+        """Opened by the first part that needs it."""
+        return self.open_spark()
 
     def new_path(self, purpose: str) -> Path:
         """An unused path on the disk that all peers share."""

@@ -83,7 +83,13 @@ PARTITION_SCHEMA = pa.schema([pa.field("member", pa.int32()), pa.field("first_se
 DICTIONARY_COLUMNS = [n for n in STORED_SCHEMA.names if n not in (ORDINAL, "JMSMessageID", "text", "body")]
 STATISTICS_COLUMNS = ("JMSPriority", "JMSTimestamp", "JMSDeliveryTime", "JMSExpiration", "JMSXGroupID")
 
-_COUNTED = frozenset(n for n in COLUMNS if n not in ("JMSMessageID", "JMSDestination"))  # in the size of a message
+# In the size of a message: what has no fixed width, but for what only a sent message has.
+_COUNTED = frozenset(
+    name
+    for name, kind in COLUMNS.items()
+    if name not in ("JMSMessageID", "JMSDestination")
+    and (pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_map(kind))
+)
 
 _SPARK_TYPES = {
     pa.string(): "string",
@@ -346,7 +352,11 @@ def _ends(array: pa.Array) -> pa.Int64Array:
 
 
 def _lengths(array: pa.Array) -> pa.Int64Array:
-    return pc.cast(pc.fill_null(pc.binary_length(array), 0), pa.int64())
+    if len(array) == 1:  # of a single message: kernels take longer than the rest of its check
+        value = array[0]
+        return arrow_array([value.as_buffer().size if value.is_valid else 0], pa.int64())
+    lengths = pc.binary_length(array)
+    return pc.cast(pc.fill_null(lengths, 0) if array.null_count else lengths, pa.int64())
 
 
 def _properties(array: pa.Array | None, rows: int) -> pa.Array:

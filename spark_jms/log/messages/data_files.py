@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from spark_jms.core.messages.arrays import arrow_array, arrow_scalar
 from spark_jms.core.messages.columns import DICTIONARY_COLUMNS, ORDINAL, STORED_SCHEMA, message_sizes
 from spark_jms.core.messages.compression import UNCOMPRESSED, VERY_LARGE_BYTES, Codec, has_compressed, parquet_arguments
-from spark_jms.core.messages.message_bytes import HEADER_BYTES, MESSAGE_BYTES, bounds_of
+from spark_jms.core.messages.message_bytes import HEADER_BYTES, MESSAGE_BYTES, MOST_PARTS, bounds_of
 from spark_jms.core.messages.properties import NOT_PROMOTED, PromotedColumns
 from spark_jms.core.messages.ranges import Ranges, counting
 from spark_jms.core.transactions.transfer import COMPRESSED_BODIES, StagedFile
@@ -212,7 +212,7 @@ class FileWriter:
         else:
             self._statistics.add(rows)
         if "properties" in stored.schema.names:
-            self._statistics.sizes.append(pc.add(message_sizes(stored), HEADER_BYTES))
+            self._statistics.sizes.append(message_sizes(stored))
             self._statistics.compressed |= has_compressed(stored.column("properties"))
         self.single = stored if not self.rows and size <= SMALL_BYTES else None
         self.rows += stored.num_rows
@@ -276,7 +276,7 @@ class FileStatistics:
         self._unordered: set[str] = set()  # columns with values that have no place between minimum and maximum
         self.rows = 0
         self.compressed = False  # some bodies are
-        self.sizes: list[pa.Int64Array] = []  # of messages, as quotas count
+        self.sizes: list[pa.Int64Array] = []  # of messages, without HEADER_BYTES
         self.low: dict[str, Any] = {}
         self.high: dict[str, Any] = {}
         self.nulls: dict[str, int] = {}
@@ -317,7 +317,9 @@ class FileStatistics:
 
     def _message_parts(self) -> list[int]:
         sizes = pa.concat_arrays(self.sizes)
-        through = pa.concat_arrays([arrow_array([0], pa.int64()), pc.cumulative_sum(sizes)])
+        if len(sizes) <= MOST_PARTS:  # a part for each
+            return [size + HEADER_BYTES for size in sizes.to_pylist()]
+        through = pa.concat_arrays([arrow_array([0], pa.int64()), pc.cumulative_sum(pc.add(sizes, HEADER_BYTES))])
         ends = through.take(arrow_array(bounds_of(len(sizes)), pa.int64()))
         parts: list[int] = pc.subtract(ends[1:], ends[:-1]).to_pylist()
         return parts

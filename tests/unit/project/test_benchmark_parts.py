@@ -41,6 +41,10 @@ from tests.harness.benchmark_options import OPTIONS
 pytestmark = pytest.mark.unit
 
 
+def no_spark() -> None:
+    """The calls that would use it are faked."""
+
+
 class FakeCalls:
     """Destinations that count their commits; at version `refuse_at` the next one is refused."""
 
@@ -85,7 +89,7 @@ def scaled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake: FakeCalls) -> 
         monkeypatch.setattr(calls, name, getattr(fake, name))
     options = replace(OPTIONS, parts=("commit", "planning"), versions=(3, 5), files=(4, 8), backlogs=(10, 20), rounds=2)
     with Recorder(tmp_path / "results.jsonl", Console(file=io.StringIO())) as recorder:
-        scaling.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+        scaling.run(Workbench(no_spark, tmp_path, tmp_path, options, recorder))
     return recorder.results
 
 
@@ -125,7 +129,7 @@ def test_the_ranking_measures_each_store_that_can_be_started(monkeypatch: pytest
     monkeypatch.setattr("spark_jms.testing.postgresql.PrivatePostgresql", None)
     options = replace(OPTIONS, parts=("ranking",), runs=1, quick=True)
     with Recorder(tmp_path / "results.jsonl", Console(file=io.StringIO())) as recorder:
-        ranking.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+        ranking.run(Workbench(no_spark, tmp_path, tmp_path, options, recorder))
     results = recorder.results
     for table in map(ranking.table_of, (1, 8, 64)):
         assert results.cells(table)[:4] == [ranking.NONE, ranking.FILE, ranking.SLOW_FILE, ranking.SQLITE]
@@ -152,7 +156,7 @@ def test_the_client_is_measured_without_artemis(monkeypatch: pytest.MonkeyPatch,
     console = Console(file=io.StringIO())
     options = replace(OPTIONS, parts=("client",), runs=1, quick=True, rate=10, warm_s=0.2, latency_s=0.5)
     with Recorder(tmp_path / "lines.jsonl", console) as recorder:
-        client.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+        client.run(Workbench(no_spark, tmp_path, tmp_path, options, recorder))
     results = recorder.results
     assert [absence.cell for absence in results.absences] == [client.ARTEMIS] * 3
     assert "no broker here" in str(results.absence(client.SEND, client.ARTEMIS))
@@ -179,7 +183,7 @@ def test_competing_consumers_are_measured_beside_each_other(monkeypatch: pytest.
     monkeypatch.setattr(competing, "daemons", missing)
     options = replace(OPTIONS, parts=("competing",), runs=1, quick=True)
     with Recorder(tmp_path / "results.jsonl", Console(file=io.StringIO())) as recorder:
-        competing.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+        competing.run(Workbench(no_spark, tmp_path, tmp_path, options, recorder))
     found = recorder.results
     for work in competing.WORKS:
         for cell in ("1", "4 threads", "4 processes"):
@@ -234,7 +238,7 @@ def test_growth_compares_the_last_third_with_the_second(monkeypatch: pytest.Monk
     monkeypatch.setattr(growth, "measure", windows)
     options = replace(OPTIONS, parts=("growth",), commits=3_000)
     with Recorder(tmp_path / "lines.jsonl", Console(file=io.StringIO())) as recorder:
-        growth.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+        growth.run(Workbench(no_spark, tmp_path, tmp_path, options, recorder))
     verdicts = {table: verdict for table, _, _, _, verdict in report.targets(recorder.results)}
     assert verdicts.pop("growth, active files") == "missed"
     assert set(verdicts.values()) == {"met"}
@@ -248,7 +252,7 @@ def test_selectors_are_measured_beside_counting(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(selective_backlog, "SEND_MESSAGES", 500)
     options = replace(OPTIONS, parts=("selectors",), rows=2_500, runs=1)
     with Recorder(tmp_path / "lines.jsonl", Console(file=io.StringIO())) as recorder:
-        selective_backlog.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+        selective_backlog.run(Workbench(no_spark, tmp_path, tmp_path, options, recorder))
     results = recorder.results
     assert results.absences == []
     cells = [
@@ -272,7 +276,7 @@ def test_blocked_backlogs_are_measured_by_processor_time(monkeypatch: pytest.Mon
     monkeypatch.setattr(blocked_backlog, "KINDS", few_units)
     options = replace(OPTIONS, parts=("blocked",), runs=1, quick=True)
     with Recorder(tmp_path / "lines.jsonl", Console(file=io.StringIO())) as recorder:
-        blocked_backlog.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+        blocked_backlog.run(Workbench(no_spark, tmp_path, tmp_path, options, recorder))
     results = recorder.results
     assert results.absences == []
     cells = [f"{size} {backlog.kind}" for backlog in few_units for size in (20, 60)]
@@ -290,7 +294,7 @@ def test_subscriptions_are_measured_by_time_and_bytes(monkeypatch: pytest.Monkey
     monkeypatch.setattr(subscriptions, "QUICK_MANY", 5)
     options = replace(OPTIONS, parts=("subscriptions",), runs=1, quick=True)
     with Recorder(tmp_path / "lines.jsonl", Console(file=io.StringIO())) as recorder:
-        subscriptions.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+        subscriptions.run(Workbench(no_spark, tmp_path, tmp_path, options, recorder))
     results = recorder.results
     assert results.absences == []
     for table in (subscriptions.SEND_TIME, subscriptions.STORAGE, subscriptions.MAKING):
@@ -334,7 +338,7 @@ def test_services_are_measured_by_rates_and_processor_time(monkeypatch: pytest.M
         monkeypatch.setattr(services, name, value)
     options = replace(OPTIONS, parts=("services",), runs=1, quick=True)
     with Recorder(tmp_path / "lines.jsonl", Console(file=io.StringIO())) as recorder:
-        services.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+        services.run(Workbench(no_spark, tmp_path, tmp_path, options, recorder))
     results = recorder.results
     assert results.absences == []
     assert results.cells(services.IDLE) == ["1 destinations", "2 destinations"]
@@ -350,7 +354,7 @@ def test_quotas_are_measured_beside_destinations_without(monkeypatch: pytest.Mon
     monkeypatch.setattr(calls, "fill", lambda spark, root, destination, messages, tasks: filled.append(destination))
     with Recorder(tmp_path / "samples.jsonl", Console(file=io.StringIO())) as recorder:
         options = replace(OPTIONS, parts=("quotas",), quick=True, runs=1)
-        quotas.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+        quotas.run(Workbench(no_spark, tmp_path, tmp_path, options, recorder))
         results = recorder.results
     for table, bound in ((quotas.SENDS, 0.7), (quotas.BATCHES, 0.9)):
         assert sorted(results.cells(table)) == sorted(quotas.DESTINATIONS)
@@ -364,7 +368,7 @@ def test_send_modes_are_measured_beside_blocking_sends(monkeypatch: pytest.Monke
     monkeypatch.setattr(send_modes, "QUICK_WINDOW_S", 0.01)
     options = replace(OPTIONS, parts=("modes",), runs=1, quick=True)
     with Recorder(tmp_path / "lines.jsonl", Console(file=io.StringIO())) as recorder:
-        send_modes.run(Workbench(None, tmp_path, tmp_path, options, recorder))
+        send_modes.run(Workbench(no_spark, tmp_path, tmp_path, options, recorder))
     results = recorder.results
     assert results.absences == []
     cells = results.cells(send_modes.TABLE)
