@@ -37,14 +37,15 @@ class CrashDirectory:
         path.mkdir(parents=True)
 
     def arm(self, plan: Plan) -> None:
-        for name in ("plan.json", "fired.json", "hits"):
-            (self.path / name).unlink(missing_ok=True)
+        self.disarm()
         staged = self.path / "plan.writing"
         staged.write_text(json.dumps(asdict(plan)))
         os.rename(staged, self.path / "plan.json")
 
     def disarm(self) -> None:
-        (self.path / "plan.json").unlink(missing_ok=True)
+        """The strike that the plan has had is forgotten with it."""
+        for name in ("plan.json", "fired.json", "hits"):
+            (self.path / name).unlink(missing_ok=True)
 
     def fired(self) -> dict[str, Any] | None:
         try:

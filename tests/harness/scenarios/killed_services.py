@@ -228,9 +228,9 @@ class AttackedServices:
                 running[0].terminate()
                 assert running[0].wait(timeout=LIMIT_S) in (0, -signal.SIGTERM)  # before it can handle it
         finally:
-            self._crash.disarm()
             for process in running:
                 _kill(process)
+            self._crash.disarm()
         if attack == "checkpoint":
             shutil.rmtree(self._path / "checkpoint", ignore_errors=True)
 
@@ -256,7 +256,9 @@ class AttackedServices:
             )
 
     def _await_batches(self, more: int, checkpoint: str = "checkpoint") -> None:
-        self._await(self._have_logged(more, checkpoint))
+        """Or the planned point, which may come first and end the process."""
+        reached = self._have_logged(more, checkpoint)
+        self._await(lambda: self._crash.fired() is not None or reached())
 
     def _send_until_batches(self, more: int, checkpoint: str = "checkpoint") -> None:
         """What was sent before may be in batches already, behind which a service that stands by would begin none."""
@@ -280,8 +282,7 @@ class AttackedServices:
     def _await_strike(self) -> None:
         """With news for each batch of usage, until the planned one has met its end."""
         for _ in range(6):
-            reached = self._have_logged(6)
-            self._await(lambda reached=reached: self._crash.fired() is not None or reached())  # type: ignore[misc]
+            self._await_batches(6)
             if self._crash.fired() is not None:
                 return
             self.send()
