@@ -80,6 +80,12 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_runtest_setup() -> None:
+    """Polars, which some modules of tests import, puts a handler of its own before Python's: behind it an interrupt ends no wait."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.getsignal(signal.SIGINT))
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {layer: position for position, layer in enumerate(LAYERS)}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from tests.harness.project import PROJECT
 
-INTERRUPTED = "tests/unit/project/test_test_run.py::test_interrupt_reaches_a_test"
+INTERRUPTED = [
+    f"tests/unit/project/test_test_run.py::test_interrupt_{what}" for what in ("reaches_a_test", "ends_a_wait")
+]
 
 
 def ignore_interrupts() -> None:
@@ -26,10 +29,25 @@ def test_interrupt_reaches_a_test() -> None:
     assert subprocess.check_output([sys.executable, "-c", handed_down], text=True) == "True\n"
 
 
+def test_interrupt_ends_a_wait() -> None:
+    """C14: also in a run that has loaded polars."""
+    waited, main = threading.Event(), threading.get_ident()
+    interrupting = [
+        threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)),
+        threading.Timer(30, waited.set),
+    ]
+    for timer in interrupting:
+        timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        waited.wait()
+    interrupting[1].cancel()
+    assert not waited.is_set()
+
+
 def test_run_in_the_background_gets_interrupts_and_reports_no_leak() -> None:
     """C3, C14: also when a script has started the run, and when it has loaded DuckDB, whose module would report what stays."""
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "tests.harness.domains.other_readers", INTERRUPTED],
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "tests.harness.domains.other_readers", *INTERRUPTED],
         cwd=PROJECT,
         capture_output=True,
         text=True,
