@@ -154,6 +154,14 @@ class DomainQueries:
         self._runner.failed(service, problem)
         if any(f"{error.__name__}: " in problem for error in _FRESH):
             self._fresh.add(service)
+        if "DATA_SOURCE_NOT_FOUND" in problem:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """A session looks for Python's data sources once: if the process dies that does, it has none for good. A query is read by its
+        own session, and written by the active one of its thread."""
+        self._spark = query_session(self._spark)
+        self._spark.createDataFrame([], "nothing int")  # makes it the active one
 
     def _fits(self, service: str, checkpoint: str) -> None:
         if service in self._fresh:

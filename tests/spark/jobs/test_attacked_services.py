@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sys
@@ -31,6 +32,16 @@ if TYPE_CHECKING:
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 COMMAND = Path(spark_jms.cli.__file__).parent / "__main__.py"
 EACH, KILLS, LIMIT_S = 50, 3, 120
+DIES_ONCE = """
+import os
+
+try:
+    os.unlink({first!r})
+except FileNotFoundError:
+    pass
+else:
+    os._exit(9)
+"""
 
 
 @pytest.mark.timeout(600)
@@ -49,6 +60,21 @@ def test_services_on_a_cluster_go_on_without_a_worker(tmp_path: Path, monkeypatc
         assert {path.parents[1].name for path in cluster.executors()} == {"work-0", "work-1"}
     finally:
         cluster.close()
+
+
+@pytest.mark.timeout(600)
+def test_a_lookup_that_dies_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T3, T6, M12: a session looks once for Python's data sources. The process imports all `pyspark_*`, and dies in one of them."""
+    first, folder = tmp_path / "first", tmp_path / "dies"
+    first.touch()
+    folder.mkdir()
+    (folder / "pyspark_dies.py").write_text(DIES_ONCE.format(first=str(first)))
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    services = AttackedServices(tmp_path, EACH, seed=1)
+    services.go_on(lambda: None)
+    assert not first.exists()
+    with opened_store(Domain(services.root)) as store:
+        check_history(services.root, store, services.turns, EACH, services.jobs)
 
 
 @pytest.mark.timeout(600)

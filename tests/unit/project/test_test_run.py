@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -44,8 +45,10 @@ def test_interrupt_ends_a_wait() -> None:
     assert not waited.is_set()
 
 
-def test_run_in_the_background_gets_interrupts_and_reports_no_leak() -> None:
-    """C3, C14: also when a script has started the run, and when it has loaded DuckDB, whose module would report what stays."""
+@pytest.mark.parametrize("started", [ignore_interrupts, None], ids=["in the background", "in a terminal"])
+def test_run_gets_interrupts_and_reports_no_leak(started: Callable[[], None] | None) -> None:
+    """C3, C14: also when a script has started the run, and when it has loaded polars, which handles interrupts by itself, and DuckDB,
+    whose module would report what stays."""
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "tests.harness.domains.other_readers", *INTERRUPTED],
         cwd=PROJECT,
@@ -53,6 +56,6 @@ def test_run_in_the_background_gets_interrupts_and_reports_no_leak() -> None:
         text=True,
         timeout=240,
         check=False,
-        preexec_fn=ignore_interrupts,
+        preexec_fn=started,
     )
     assert (run.returncode, run.stderr) == (0, ""), run.stdout
