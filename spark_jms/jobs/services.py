@@ -137,6 +137,8 @@ class DomainQueries:
         self._shortest_s = shortest_s
         self._sink, self._feed = UsageSink(domain, store), FeedLook(domain, destinations)
         self._fresh: set[str] = set()  # queries that begin with a fresh checkpoint
+        # The session looks for Python's data sources once, and has none for good when the process dies that does.
+        self._is_blind = False
         self._is_replaced = False  # the usage query, by a newer run
         self._stands_by: StandBy | None = None
         self._told = ("", -1)  # the run of the expiration query, and its newest batch that was told
@@ -154,16 +156,14 @@ class DomainQueries:
         self._runner.failed(service, problem)
         if any(f"{error.__name__}: " in problem for error in _FRESH):
             self._fresh.add(service)
-        if "DATA_SOURCE_NOT_FOUND" in problem:
-            self._look_again()
-
-    def _look_again(self) -> None:
-        """A session looks for Python's data sources once: if the process dies that does, it has none for good. A query is read by its
-        own session, and written by the active one of its thread."""
-        self._spark = query_session(self._spark)
-        self._spark.createDataFrame([], "nothing int")  # makes it the active one
+        self._is_blind |= "DATA_SOURCE_NOT_FOUND" in problem
 
     def _fits(self, service: str, checkpoint: str) -> None:
+        """Before a query starts: a checkpoint that fits, and a session that finds the source. A query is read by its own session, and
+        written by the active one of its thread."""
+        if self._is_blind:
+            self._spark, self._is_blind = query_session(self._spark), False
+            self._spark.createDataFrame([], "nothing int")  # makes it the active one
         if service in self._fresh:
             log.warning("%s: its query begins with a fresh checkpoint: %s", service, checkpoint)
             delete_checkpoint(self._spark, checkpoint)
