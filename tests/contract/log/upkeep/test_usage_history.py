@@ -222,7 +222,7 @@ def test_two_processes_record_the_same_news_once(context: Context, monkeypatch: 
 
 def test_window_is_that_of_the_sending_also_in_merged_files(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """T3: messages of several minutes in one file; a time that no clock can have had counts in the hour of reading."""
-    start = (now_ms() // WINDOW_MS - 5) * WINDOW_MS
+    start = now_ms() // HOUR_MS * HOUR_MS - 10 * WINDOW_MS  # none of its minutes begins an hour
     for minute in range(3):
         for _ in range(minute + 4):
             sent_at(context, monkeypatch, start + minute * WINDOW_MS + 59_999)
