@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from spark_jms.demo import flights
 from spark_jms.demo.account import DemoResult, DepthSample, QueueAccount
 from spark_jms.demo.flights import DemoError
+from spark_jms.demo.interrupts import Interrupts
 from spark_jms.demo.processes import end_descendants
 from spark_jms.demo.story import Screen, Story, sparkline
 from spark_jms.setup.session import LOCAL_MASTER
@@ -27,7 +27,8 @@ _WIDTH = 72
 
 def main(arguments: list[str] | None = None) -> int:
     given = _arguments(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupts = Interrupts()
+    interrupts.take()
     if given.keep is not None:
         work = given.keep.absolute()
         if work.exists() and any(work.iterdir()):
@@ -40,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = True
     try:
         with output_to(work / "logs" / "demo.log", (2,)):  # Spark's own lines, up to the end of its processes
-            outcome = _play(work, given, screen)
+            outcome = _play(work, given, screen, interrupts)
         if given.keep is not None:
             _write(outcome, work / "account.json")
         failed = bool(outcome.problems)
@@ -62,13 +63,13 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"\nWhat its applications logged: {work / 'logs'}", file=sys.stderr)
 
 
-def _play(work: Path, given: argparse.Namespace, screen: Screen) -> DemoResult:
+def _play(work: Path, given: argparse.Namespace, screen: Screen, interrupts: Interrupts) -> DemoResult:
     """The story and its account. No process that it has started is left, however it ends."""
     story = None
     started = time.monotonic()
     try:
-        with screen:
-            story = Story(work, given.rows, screen, given.master)
+        with screen, interrupts.told():
+            story = Story(work, given.rows, screen, given.master, interrupts)
             outcome = story.run()
         show(screen, outcome, time.monotonic() - started)
         return outcome
@@ -82,8 +83,7 @@ def _play(work: Path, given: argparse.Namespace, screen: Screen) -> DemoResult:
             traceback.print_exc(file=log)
         raise DemoError(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the clean-up
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        interrupts.ignore()  # a second Ctrl-C must not interrupt the clean-up
         if story is not None:
             story.close()
         end_descendants()
@@ -121,10 +121,6 @@ def _rows(text: str) -> int:
     if not 2000 <= rows <= flights.ROWS:
         raise argparse.ArgumentTypeError(f"must be 2,000 to {flights.ROWS:,}: with fewer the run ends before the kill")
     return rows
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _write(outcome: DemoResult, path: Path) -> None:

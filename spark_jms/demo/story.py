@@ -29,6 +29,7 @@ from spark_jms.demo.account import (
     subscription_account,
 )
 from spark_jms.demo.flights import DemoError
+from spark_jms.demo.interrupts import Interrupts
 from spark_jms.demo.processes import READY_TIMEOUT_S, QueryReceiver, ReceiverProcess
 from spark_jms.log.destinations.domain import Domain
 
@@ -72,8 +73,8 @@ class Story:
     """One run in the directory `work`, on the Spark of `master`. `close` leaves no process behind, at whatever step `run`
     was."""
 
-    def __init__(self, work: Path, rows: int | None, screen: Screen, master: str) -> None:
-        self.work, self.screen, self.master = work, screen, master
+    def __init__(self, work: Path, rows: int | None, screen: Screen, master: str, interrupts: Interrupts) -> None:
+        self.work, self.screen, self.master, self._interrupts = work, screen, master, interrupts
         self.root = work / "domain"
         self.total = rows or demo_flights.ROWS
         self.files = demo_flights.feed_files(self.total)
@@ -112,7 +113,10 @@ class Story:
         started = time.monotonic()
         self.a.start()
         self._flights = demo_flights.load(self.total)
+        self._interrupts.check()
         self._spark = queries.session("spark-jms demo", self.work / "warehouse" / "demo", self.master)
+        self._interrupts.take()
+        self._interrupts.check()
         self.application_s = time.monotonic() - started
         self.b.prepare(self.spark)
 
@@ -269,6 +273,7 @@ class Story:
 
     def tick(self) -> None:
         """Check that every receiver is alive, and show its progress."""
+        self._interrupts.check()
         self.watch.check()
         for receiver in self.receivers:
             receiver.check()

@@ -23,10 +23,33 @@ account.EVERY_S = {every_s}
 sys.exit(main())
 """
 
+_LOST = """
+import os, signal, sys
+from spark_jms.demo import flights
+from spark_jms.demo.__main__ import main
 
-def demo(*arguments: str, cwd: Path, watch_every_s: float | None = None) -> subprocess.Popen[str]:
-    """The demo in a process session of its own, as in a terminal, with a TMPDIR by which `processes_in` finds children."""
-    program = ["-m", "spark_jms.demo"] if watch_every_s is None else ["-c", _WATCHED.format(every_s=watch_every_s)]
+def load(rows):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.pause()
+    except KeyboardInterrupt:
+        {then}
+
+flights.load = load
+sys.exit(main())
+"""
+
+
+def demo(
+    *arguments: str, cwd: Path, watch_every_s: float | None = None, interrupted: str | None = None
+) -> subprocess.Popen[str]:
+    """The demo in a process session of its own, as in a terminal, with a TMPDIR by which `processes_in` finds children.
+    `interrupted`: Ctrl-C comes while a library reads, which makes this statement of it."""
+    program = ["-m", "spark_jms.demo"]
+    if watch_every_s is not None:
+        program = ["-c", _WATCHED.format(every_s=watch_every_s)]
+    elif interrupted is not None:
+        program = ["-c", _LOST.format(then=interrupted)]
     return subprocess.Popen(
         [sys.executable, *program, "--plain", *arguments],
         cwd=cwd,

@@ -64,6 +64,18 @@ def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.glob("jmsq-demo-*")) == []
 
 
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("interrupted", ["pass", "raise ValueError('C error: read failed')"])
+def test_ctrl_c_that_a_library_loses_ends_the_demo(tmp_path: Path, interrupted: str) -> None:
+    run = demo("--rows", "2000", cwd=tmp_path, interrupted=interrupted)
+    said, _ = run.communicate(timeout=100)
+    assert run.returncode == 130, said
+    assert "Interrupted; cleaning up." in said
+    assert "C error" not in said
+    until(lambda: processes_in(tmp_path) == [], 30, "processes are left")
+    assert list(tmp_path.glob("jmsq-demo-*")) == []
+
+
 def test_options_are_checked(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()

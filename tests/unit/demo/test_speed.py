@@ -12,6 +12,7 @@ import pytest
 
 import spark_jms
 from spark_jms.demo import __main__ as demo
+from spark_jms.demo import interrupts
 from spark_jms.demo import story as screen_module
 from spark_jms.demo.__main__ import show
 from spark_jms.demo.account import DemoResult, QueueAccount, Speed, row_commits
@@ -138,7 +139,7 @@ def test_demo_names_its_logs_when_it_fails(
     monkeypatch.setattr(demo, "Story", Noisy)
     monkeypatch.setattr(Noisy, "ends", ends)
     monkeypatch.setattr(demo, "end_descendants", lambda: None)
-    monkeypatch.setattr(demo.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(interrupts.signal, "signal", lambda *_: None)
     monkeypatch.setattr(demo.tempfile, "mkdtemp", lambda prefix: str(tmp_path / prefix))
     assert demo.main(["--plain"]) == code
     printed = capfd.readouterr()
