@@ -108,7 +108,7 @@ def _row(results: Results, table: str, cell: str) -> ReportRow:
     ratio_text = against = target = verdict = ""
     if comparison is not None:
         ratio = results.ratio(comparison)
-        ratio_text = f"{ratio.median:.2f} × ({ratio.low:.2f}–{ratio.high:.2f})" if ratio else "–"
+        ratio_text = comparison.text(ratio)
         against, target = comparison.against, comparison.target
         said = comparison.verdict(ratio)
         verdict = "" if said == "no target" else said
@@ -200,9 +200,8 @@ def targets(results: Results) -> list[tuple[str, str, str, str, str]]:
     for comparison in results.comparisons:
         if comparison.bound is not None:
             ratio = results.ratio(comparison)
-            text = f"{ratio.median:.2f} × ({ratio.low:.2f}–{ratio.high:.2f})" if ratio else "–"
-            what = f"{comparison.cell} ÷ {comparison.against}"
-            found.append((comparison.table, what, text, comparison.target, comparison.verdict(ratio)))
+            text, verdict = comparison.text(ratio), comparison.verdict(ratio)
+            found.append((comparison.table, comparison.name, text, comparison.target, verdict))
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from benchmarks.stats import COLD_RUN, Spread, counted, pair_ratios, spread
+from benchmarks.stats import COLD_RUN, Spread, counted, pair_differences, pair_ratios, spread
 
 Verdict = Literal["met", "missed", "not measured", "no target"]
 
@@ -46,19 +46,27 @@ class Absence:
 
 @dataclass(frozen=True)
 class TargetComparison:
-    """`cell` over `against`; `bound` is the target of that ratio, or None."""
+    """`cell` over `against`, or what it has more, in the table's `unit`; `bound` is the target of that, or None."""
 
     table: str
     cell: str
     against: str
     bound: float | None = None
     at_least: bool = True
+    unit: str = "×"
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell} {'÷' if self.unit == '×' else '−'} {self.against}"
 
     @property
     def target(self) -> str:
         if self.bound is None:
             return "–"
-        return f"{'≥' if self.at_least else '≤'} {self.bound:g} ×"
+        return f"{'≥' if self.at_least else '≤'} {self.bound:g} {self.unit}"
+
+    def text(self, ratio: Spread | None) -> str:
+        return f"{ratio.median:.2f} {self.unit} ({ratio.low:.2f}–{ratio.high:.2f})" if ratio else "–"
 
     def verdict(self, ratio: Spread | None) -> Verdict:
         """By the median of the pairs."""
@@ -96,8 +104,10 @@ class Results:
         return spread(counted(self.by_run(table, cell)).values())
 
     def ratio(self, comparison: TargetComparison) -> Spread | None:
+        """Or difference."""
+        pairs = pair_ratios if comparison.unit == "×" else pair_differences
         ours = self.by_run(comparison.table, comparison.cell)
-        return spread(pair_ratios(ours, self.by_run(comparison.table, comparison.against)))
+        return spread(pairs(ours, self.by_run(comparison.table, comparison.against)))
 
     def comparison(self, table: str, cell: str) -> TargetComparison | None:
         return next((c for c in self.comparisons if (c.table, c.cell) == (table, cell)), None)

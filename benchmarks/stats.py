@@ -62,6 +62,12 @@ def pair_ratios(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[
     return [left[run] / right[run] for run in left if right.get(run)]
 
 
+def pair_differences(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float]:
+    """ours - theirs for every counted run of both sides."""
+    left, right = counted(ours), counted(theirs)
+    return [left[run] - right[run] for run in left if run in right]
+
+
 def steady(samples: Sequence[tuple[int, float]], start_ns: int, warm_s: float) -> list[float]:
     """The latencies of messages produced after the warm-up. `samples` are (produced ns, latency ms)."""
     first = start_ns + int(warm_s * 1e9)

@@ -15,7 +15,7 @@ from benchmarks.errors import CellFailedError
 from benchmarks.jmsq import ALL, TWO
 from benchmarks.measure import OUTSIDE_S, input_directory, input_stream, run_to_end, settle
 from benchmarks.peers import ThroughputPeer
-from benchmarks.peers.generator import GENERATOR_TWO
+from benchmarks.peers.generator import GENERATOR_ALL, GENERATOR_TWO
 from benchmarks.results import Sample, TargetComparison
 from benchmarks.workbench import Workbench, checkpoint_files
 
@@ -23,6 +23,8 @@ SINK, SOURCE = "sink", "source"
 LARGE, START = "source, more messages", "source, outside of its batches"
 BOUNDS = {(SINK, "jmsq"): 1.25, (SOURCE, ALL): 1.6, (SOURCE, TWO): 2.5}
 SOURCE_BOUNDS = ((ALL, "delta-tuned", 1.0), (TWO, GENERATOR_TWO, 0.9))
+START_BOUNDS = ((ALL, GENERATOR_ALL), (TWO, GENERATOR_TWO))
+MOST_START_S = 0.5  # that a query takes longer outside of its batches than one of the generator
 NUMBERS_PER_RUN = 10
 
 
@@ -55,6 +57,9 @@ def _cycles(bench: Workbench, peers: Sequence[ThroughputPeer], size: Measured) -
     if size.source is not None:
         for cell, against, bound in SOURCE_BOUNDS:
             bench.recorder.compare(TargetComparison(size.source, cell, against, bound))
+    if size.source == SOURCE:
+        for cell, against in START_BOUNDS:
+            bench.recorder.compare(TargetComparison(START, cell, against, MOST_START_S, at_least=False, unit="s"))
     cycles = bench.options.runs + 1
     bench.recorder.part(f"sink and source, {size.rows:,} messages", cycles * len(_cells(peers, size)))
     for cycle in range(cycles):

@@ -249,6 +249,17 @@ def test_a_run_of_some_parts_replaces_only_their_sections() -> None:
     assert report.updated(after, report.markdown(part, "2026-02-02")) == after
 
 
+def test_a_difference_is_told_in_the_unit_of_its_table() -> None:
+    """C11: the seconds that a query takes more than another one, pair by pair."""
+    start = TargetComparison("sink", "jmsq", "generator", 0.5, at_least=False, unit="s")
+    found = Results(options=asdict(OPTIONS), comparisons=[start])
+    for cell, values in (("jmsq", (9, 1.0, 1.5, 1.25)), ("generator", (1, 0.75, 1.0, 0))):
+        found.samples += [sample(cell, run, value) for run, value in enumerate(values)]
+    assert report.targets(found) == [("sink", "jmsq − generator", "0.50 s (0.25–1.25)", "≤ 0.5 s", "met")]
+    assert found.comparisons == from_lines([to_line("comparison", start)]).comparisons
+    assert "| 0.50 s (0.25–1.25) | generator | ≤ 0.5 s | met |" in report.markdown(found, "2026-01-01")
+
+
 def test_steady_cpu_counts_the_work_after_the_warm_up() -> None:
     with SteadyCpu(0.0) as cpu:
         assert cpu.warm.wait(30)
