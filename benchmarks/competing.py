@@ -1,10 +1,10 @@
 """Competing consumers: how many messages a second the consumers of one queue handle together (C9).
 
 1, 8, 32 and 64 consumers of a queue with one member, as threads of one process and as processes with one consumer each, receive and
-acknowledge one message at a time, or ten, and work 20 ms on each, or not at all (competing_consumers.py). **longest gap**: the
-longest time in which one of them got nothing. **processor time**: of the consumers' processes, over the messages. **by store**: the
-same with one message and 20 ms on each kind of store, by 1 and 8 processes. Beside one Artemis broker with forced writes, whose
-clients receive and acknowledge in the same way.
+acknowledge one message at a time, or ten, and work 20 ms on each, or not at all (competing_consumers.py); the first seconds are
+warm-up. **longest gap**: the longest time in which one of them got nothing. **processor time**: of the consumers' processes, over the
+messages. **by store**: the same with one message and 20 ms on each kind of store, by 1 and 8 processes. Beside one Artemis broker with
+forced writes, whose clients receive and acknowledge in the same way.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from benchmarks.results import Sample, TargetComparison
 from benchmarks.workbench import Workbench
 
 WINDOW_S, QUICK_WINDOW_S = 5.0, 1.0
+WARM_S, QUICK_WARM_S = 3.0, 0.5
 COUNTS, QUICK_COUNTS = (8, 32, 64), (4,)
-BACKLOG, QUICK_BACKLOG, ARTEMIS_BACKLOG = 60_000, 10_000, 4_000
+BACKLOG, QUICK_BACKLOG, ARTEMIS_BACKLOG = 100_000, 15_000, 4_000
 START_TIMEOUT_S = 300
 BY_STORE = "competing consumers by store"
 
@@ -108,6 +109,7 @@ class _Part:
     def __init__(self, bench: Workbench) -> None:
         self._bench = bench
         self._window_s = QUICK_WINDOW_S if bench.options.quick else WINDOW_S
+        self._warm_s = QUICK_WARM_S if bench.options.quick else WARM_S
         self._backlog = QUICK_BACKLOG if bench.options.quick else BACKLOG
 
     def stores(self, stack: contextlib.ExitStack) -> dict[str, str]:
@@ -133,7 +135,7 @@ class _Part:
         with self._crew(where, work, crew) as processes:
             os.sync()
             with Meter() as meter:
-                starts_s = time.monotonic() + 0.5
+                starts_s = time.monotonic() + 0.5 + self._warm_s
                 for process in processes:
                     assert process.stdin is not None
                     process.stdin.write(f"{starts_s}\n")
@@ -158,7 +160,7 @@ class _Part:
         if crew.broker is not None:
             queue = self._bench.new_path("competing").name
             client = ArtemisClient(crew.broker.port, queue)
-            wanted = int(crew.processes * crew.threads * (self._window_s + 2) * 1000 / work.handler_ms)
+            wanted = int(crew.processes * crew.threads * (self._warm_s + self._window_s + 2) * 1000 / work.handler_ms)
             client.send_many([b"x" * 100] * min(wanted, ARTEMIS_BACKLOG * 8))
             client.close()
             return f"{crew.broker.port}/{queue}"

@@ -1,9 +1,9 @@
 """Consumers of one queue, in one process: `python -m benchmarks.competing_consumers ROOT|PORT/QUEUE COUNT BATCH HANDLER_MS WINDOW_S`.
 
 COUNT threads, each with a consumer of its own, receive BATCH messages one after the other, work HANDLER_MS on each, and acknowledge
-them together. Prints `ready` when all consumers have received and acknowledged a message, begins at the time that it reads then, and
-prints what it has seen as JSON: the messages since, the longest time in which one of the consumers got none, and the processor time of
-the process in between.
+them together. Prints `ready` when all consumers have received and acknowledged a message, and begins when it reads a time. What it has
+seen from that time on it prints as JSON: the messages, the longest time in which one of the consumers got none, and the processor time
+of the process. What comes before is warm-up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(where: str, count: int, batch: int, handler_s: float, window_s: float) 
     counts, gaps = [0] * count, [0.0] * count
     errors: list[BaseException] = []
     ready, begin = threading.Barrier(count + 1), threading.Event()
-    ends_s = 0.0
+    starts_s = ends_s = 0.0
 
     def consume(number: int) -> None:
         try:
@@ -40,10 +40,10 @@ def main(where: str, count: int, batch: int, handler_s: float, window_s: float) 
                     for place in range(batch):
                         acknowledge = receive(place)
                         now_s = time.monotonic()
-                        gaps[number], last_s = max(gaps[number], now_s - last_s), now_s
+                        gaps[number], last_s = max(gaps[number], now_s - max(last_s, starts_s)), now_s
                         time.sleep(handler_s)
                     acknowledge()
-                    counts[number] += batch
+                    counts[number] += batch * (last_s >= starts_s)
         except BaseException as error:  # noqa: BLE001 - named below, by the process
             errors.append(error)
             ready.abort()
@@ -55,9 +55,10 @@ def main(where: str, count: int, batch: int, handler_s: float, window_s: float) 
         ready.wait(TIMEOUT_S)
         print("ready", flush=True)
         starts_s = float(sys.stdin.readline())
-        ends_s, used_s = starts_s + window_s, time.process_time()
-        time.sleep(max(starts_s - time.monotonic(), 0.0))
+        ends_s = starts_s + window_s
         begin.set()
+        time.sleep(max(starts_s - time.monotonic(), 0.0))
+        used_s = time.process_time()
     for thread in threads:
         thread.join()
     if errors:

@@ -42,9 +42,9 @@ forced write; `≤ 1 ×`: not faster than the one above in the rank. **client**:
 process with housekeeping, each cell for 5 s or 100,000 messages, beside appending 200 bytes with `fdatasync`, beside the dozen
 system calls of one write of the file store and nothing else, and beside one Artemis broker with forced writes and a STOMP client
 in Python; latency to another process, which acknowledges each.
-**competing consumers**: a backlog of messages of 100 bytes in a queue with one member, received and acknowledged for 5 s by
-consumers as threads of one process or as processes with one each, beside Artemis with as many clients; the goals are multiples of
-one consumer.
+**competing consumers**: a backlog of messages of 100 bytes in a queue with one member, received and acknowledged for 5 s,
+after 3 s of warm-up, by consumers as threads of one process or as processes with one each, beside Artemis with as many clients; the
+goals are multiples of one consumer.
 **send modes**: one thread, or 100 coroutines, send non-persistent messages for 5 s, until the last one is in the table.
 **pipeline**: a backlog of 5,000 messages of 100 bytes, acknowledged ten at a time, by how many messages a consumer claims at once.
 **preference**: 100 messages a second, received by one consumer, by `messagingPerformancePreference`.
