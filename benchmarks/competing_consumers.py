@@ -37,13 +37,15 @@ def main(where: str, count: int, batch: int, handler_s: float, window_s: float) 
                 begin.wait(TIMEOUT_S)
                 last_s = time.monotonic()
                 while last_s < ends_s:
+                    seen = 0
                     for place in range(batch):
                         acknowledge = receive(place)
                         now_s = time.monotonic()
                         gaps[number], last_s = max(gaps[number], now_s - max(last_s, starts_s)), now_s
+                        seen += now_s >= starts_s
                         time.sleep(handler_s)
                     acknowledge()
-                    counts[number] += batch * (last_s >= starts_s)
+                    counts[number] += seen
         except BaseException as error:  # noqa: BLE001 - named below, by the process
             errors.append(error)
             ready.abort()
