@@ -205,12 +205,12 @@ class Options(Table):
         "batchPace",
         Duration(high="10 s"),
         DEFAULT_PACE_MS,
-        "After a batch, the query takes the next messages only when as much time again has passed as since it took the "
-        "last ones, but at the latest when this time has passed since then. So batches are fewer and larger, and a "
-        "message takes less processor time. 0: at once. It has no effect after a time without messages, on a trigger "
-        "with a longer interval, while messages are left because of `maxMessagesPerTrigger`, with Trigger.AvailableNow, "
-        "and where something else says when a batch is made: `maxBytesPerTrigger`, `minMessagesPerTrigger`, "
-        "`maxTriggerDelay`, or a `messagingPerformancePreference` of the destination other than 25.",
+        "A busy query takes messages only when this time has passed since it took the last ones. So batches are fewer "
+        "and larger, and a message takes less processor time. 0: as soon as its last batch has ended. It has no effect "
+        "after a time without messages, on a trigger with a longer interval, while messages are left because of "
+        "`maxMessagesPerTrigger`, with Trigger.AvailableNow, and where something else says when a batch is made: "
+        "`maxBytesPerTrigger`, `minMessagesPerTrigger`, `maxTriggerDelay`, or a `messagingPerformancePreference` of the "
+        "destination other than 25.",
         used_in=(Use.READ_STREAM,),
     )
     in_doubt_timeout_ms: int | None = setting(
