@@ -292,10 +292,7 @@ class JmsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         claimed_s = self._claimed_s
         if claimed_s is None or not self._is_paced(subscriber, before):
             return
-        from spark_jms.core.records.batch import rest_ms
-
-        now_s = time.monotonic()
-        until_s = now_s + rest_ms((now_s - claimed_s) * 1000, self.options.batch_pace_ms) / 1000
+        until_s = claimed_s + self.options.batch_pace_ms / 1000
         while (left_s := until_s - time.monotonic()) > 0 and not self._stops():
             time.sleep(min(left_s, _POLL_S))
 

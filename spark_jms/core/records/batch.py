@@ -15,8 +15,8 @@ FULL_BATCH messages is full.
 
 **The pace of a query.** Spark begins a batch as soon as there is a message, and a batch costs about as much processor time for one
 message as for a hundred. So a busy query makes more batches, the cheaper they are, and saves nothing. With the preference 25 a query
-claims at most one batch in `batchPace`: it rests (`rest_ms`) until that time has passed since its last claim. Spark asks at the
-trigger's next interval: with one of `batchPace` or more there is no rest, because the trigger is the pace.
+claims at most one batch in `batchPace`: it rests until that time has passed since its last claim. Spark asks at the trigger's next
+interval: with one of `batchPace` or more there is no rest, because the trigger is the pace.
 
 Features: C5, C6, C9, C18, T9, T13 (docs/FEATURES.md)
 """
@@ -198,11 +198,6 @@ def query_limits(preference: int, max_messages: int | None, max_bytes: int | Non
 
 def _full(maximum: int | None) -> int:
     return min(maximum or FULL_BATCH, FULL_BATCH)
-
-
-def rest_ms(since_claim_ms: float, pace_ms: float) -> float:
-    """How long a query rests that asks for a batch so long after it has claimed the last one."""
-    return max(pace_ms - since_claim_ms, 0.0)
 
 
 class Admission:

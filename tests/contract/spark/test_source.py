@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from spark_jms import apply, connect
@@ -171,6 +173,25 @@ def test_query_rests_after_a_batch(
     assert clock.slept_s == pytest.approx(rest_s)
     assert [text for text, _ in rows(source, first, second)] == ["c", "d"]
     source.stop()
+
+
+@settings(max_examples=20)
+@given(st.floats(0, 10), st.integers(0, 10_000))
+def test_query_claims_at_most_once_in_its_pace(took_s: float, pace_ms: int) -> None:
+    """T13: a rest ends with the pace, and a slower batch has none."""
+    clock = Clock()
+    with memory_domain("file", orders={"kind": "queue"}) as root, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source_module, "time", clock)
+        source = reader(root, batchPace=f"{pace_ms} ms")
+        start = first_batch(source)
+        send(root, "a")
+        first = source.latestOffset(start, LIMIT)
+        clock.now_s += took_s
+        send(root, "b")
+        assert source.latestOffset(first, LIMIT) != first
+        assert clock.slept_s >= 0
+        assert took_s + clock.slept_s == pytest.approx(max(took_s, pace_ms / 1000))
+        source.stop()
 
 
 def after_a_batch(root: str, monkeypatch: pytest.MonkeyPatch) -> tuple[JmsqStreamReader, Clock, Offset]:

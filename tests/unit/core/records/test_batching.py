@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jms.core.records.batch import FULL_BATCH, WAITS_MS, Admission, Limits, client_limits, query_limits, rest_ms
+from spark_jms.core.records.batch import FULL_BATCH, WAITS_MS, Admission, Limits, client_limits, query_limits
 from spark_jms.settings.destination import KEYS, PERFORMANCE_PREFERENCES
 
 preferences = st.sampled_from(list(WAITS_MS))
@@ -113,11 +113,3 @@ def test_minimum_of_a_query_waits_from_the_batch_before(
 def test_full_batch_of_a_query_is_bounded(maximum: int | None) -> None:
     """T13: a query without a limit does not wait for the whole backlog."""
     assert query_limits(50, maximum, None).min_messages == FULL_BATCH
-
-
-@given(st.floats(0, 10_000), st.integers(0, 10_000))
-def test_query_claims_at_most_once_in_its_pace(since_ms: float, pace_ms: int) -> None:
-    """T13: a rest ends with the pace, and a slower batch has none."""
-    rest = rest_ms(since_ms, pace_ms)
-    assert rest >= 0
-    assert since_ms + rest == pytest.approx(max(since_ms, pace_ms))
