@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import runpy
+from importlib.metadata import distributions
 from typing import Any
 
 import pytest
 import setuptools
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 import spark_jms
 from tests.harness.project import PROJECT
@@ -57,3 +60,17 @@ def test_metadata_is_whole(setup_py: dict[str, Any]) -> None:
     oldest = given["python_requires"].removeprefix(">=")
     assert f"Programming Language :: Python :: {oldest}" in given["classifiers"]
     assert f'python_version = "{oldest}"' in (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_pinned_packages_serve_every_python_3_11() -> None:
+    """C11: a pin that an older 3.11 refuses ends `make` with a conflict that names another package. Of those installed here."""
+    lines = (PROJECT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {canonicalize_name(line.split("==")[0]) for line in lines if "==" in line}
+    pinned = [each for each in distributions() if canonicalize_name(each.name) in pins]
+    refused = [
+        f"{each.name} {each.version}: {wanted}"
+        for each in pinned
+        if not SpecifierSet(wanted := each.metadata.get("Requires-Python") or "").contains("3.11.0")
+    ]
+    assert len(pinned) > len(pins) // 2
+    assert refused == []
