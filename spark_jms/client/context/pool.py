@@ -136,7 +136,8 @@ class ClientPool(Closable):
         key: _Key = f"{kind} {destination}", tuple(sorted((name, repr(value)) for name, value in arguments.items()))
         with self._lock:
             context, now = self.context(), self._contents
-            candidates = [*(now.used if shares else ()), *reversed(now.idle)]
+            shared = [one for one in now.used if one.users] if shares else []  # one without users is being given back
+            candidates = [*shared, *reversed(now.idle)]
             known = next((one for one in candidates if one.key == key and not one.client.closed), None)
             if known is not None:
                 since_s = known.idle_since_s if known in now.idle else self._clock_s()

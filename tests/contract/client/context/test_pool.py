@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 import spark_jms
-from spark_jms.client import ClientPool, Context, PoolStatistics
+from spark_jms.client import ClientPool, Consumer, Context, PoolStatistics, Producer
+from spark_jms.client.context import pool as pool_module
 from spark_jms.errors import ClosedError, DomainError, MemberUnavailableError, OptionError
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import acknowledgement_writer_of, members_of, receiver_of, subscriber_of
@@ -243,6 +244,24 @@ def test_threads_share_the_pool(pool: ClientPool) -> None:
     assert not failures
     assert sorted(texts) == sorted(f"{number}/{turn}" for number in range(4) for turn in range(5))
     assert pool.statistics().in_use == 0
+
+
+def test_producer_that_is_given_back_is_not_taken(pool: ClientPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T17: whoever needs one in that moment gets another one, which is in use until its block ends."""
+    at_rest, taken = pool_module._is_at_rest, contextlib.ExitStack()
+
+    def take_another(client: Producer | Consumer, *, orderly: bool) -> bool:
+        monkeypatch.setattr(pool_module, "_is_at_rest", at_rest)
+        others.append(taken.enter_context(pool.producer("orders")))
+        return at_rest(client, orderly=orderly)
+
+    others: list[Producer] = []
+    with taken:
+        with pool.producer("orders") as first:
+            monkeypatch.setattr(pool_module, "_is_at_rest", take_another)
+        assert others[0] is not first
+        assert (pool.statistics().in_use, pool.statistics().idle) == (1, 1)
+    assert (pool.statistics().in_use, pool.statistics().idle) == (0, 2)
 
 
 def test_forked_child_opens_its_own(pool: ClientPool) -> None:
