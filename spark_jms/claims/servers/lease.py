@@ -55,6 +55,7 @@ _TICK_S = 0.05
 _LOOK_SOON_MS = 100.0  # while the lease is due or challenged, or the store does not answer
 _TERMS_EVERY_MS = 5_000.0
 _SETTINGS_EVERY_MS = 5_000.0
+_TABLES_EVERY_MS = 1_000.0  # an idle process learns so of a server that was stopped or started
 _ADOPT_AFTER_MS = 5_000.0  # so long the process that has begun a term may take to commit it everywhere
 _ADDRESS_S = 1.0
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 500, 5_000  # while the domain's storage fails
@@ -99,6 +100,7 @@ class ServerKeeper:
         self._monitor = Monitor(f"servers of {domain.root}")
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._refreshed_ms = monotonic_ms()
 
     def use(self, table: DeltaLog) -> None:
         """Keep the leases of the servers that this destination is on, from now on."""
@@ -140,6 +142,9 @@ class ServerKeeper:
         """Raises nothing: the monitor logs failures of the storage."""
         with self._lock:
             used = list(self._used.values())
+        if monotonic_ms() - self._refreshed_ms >= _TABLES_EVERY_MS:
+            self._refreshed_ms = monotonic_ms()
+            self._run(self._commits, "tables of destinations on servers", partial(_of_each, used, DeltaLog.refresh))
         on: dict[str, list[DeltaLog]] = {}
         for table in used:
             for server in table.snapshot.destination.servers_in_use():
@@ -203,7 +208,8 @@ class ServerKeeper:
         term = known.term
         behind = [t for t in tables if t.snapshot.destination.terms.get(server, HELD).number < term.number]
         if behind:
-            self._run(self._commits, f"terms of server {server}", lambda: _follow(behind, server, term))
+            follow = partial(follow_term, server=server, term=term)
+            self._run(self._commits, f"terms of server {server}", lambda: _of_each(behind, follow))
         adopted = kept.lease.has_begun or now - kept.term_ms >= _ADOPT_AFTER_MS
         if adopted and not known.done and self.committed.get(server) != term:
             work = partial(self.commit_everywhere, server, term)
@@ -230,12 +236,12 @@ class ServerKeeper:
         self.committed[server] = term
 
 
-def _follow(tables: list[DeltaLog], server: str, term: LeaseTerm) -> None:
+def _of_each(tables: list[DeltaLog], work: Callable[[DeltaLog], object]) -> None:
     failed: list[Exception] = []
     for table in tables:
         try:
             with suppress(InvalidDestinationError):  # dropped meanwhile
-                follow_term(table, server, term)
+                work(table)
         except (JmsqError, OSError) as error:
             failed.append(error)
     if failed:

@@ -202,6 +202,24 @@ def test_failing_storage_pauses_the_keeper(root: str, monkeypatch: pytest.Monkey
     keeper.close()
 
 
+def test_idle_process_learns_of_a_stop_and_a_start(root: str) -> None:
+    """D4: nobody uses the table that the keeper looks at."""
+    stop_server(Domain(root), "b")
+    domain = Domain(root)
+    table = domain.log("orders")
+    table.refresh()
+    asked: list[str] = []
+    keeper = ServerKeeper(domain, asked.append, lambda server: None, lambda server, timeout_s: "", lambda server: 0.0)
+    keeper.use(table)
+    wait_until(lambda: {"a", "c"} <= set(asked))
+    assert "b" not in asked
+    start_server(Domain(root), "b")
+    wait_until(lambda: "b" in asked)
+    stop_server(Domain(root), "b")
+    wait_until(lambda: "b" in table.snapshot.destination.stopped)
+    keeper.close()
+
+
 def test_term_reaches_all_destinations_but_the_one_that_fails(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """D4: bills cannot be read, so orders still learns that b is away."""
     real = log_servers.follow_term
