@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import spark_jms
-from spark_jms.client import ClientPool, Consumer, Context, PoolStatistics, Producer
-from spark_jms.client.context import pool as pool_module
+from spark_jms.client import ClientPool, Context, PoolStatistics, Producer
 from spark_jms.errors import ClosedError, DomainError, MemberUnavailableError, OptionError
 from spark_jms.testing import memory_domain
 from spark_jms.testing.inside import acknowledgement_writer_of, members_of, receiver_of, subscriber_of
@@ -248,17 +247,16 @@ def test_threads_share_the_pool(pool: ClientPool) -> None:
 
 def test_producer_that_is_given_back_is_not_taken(pool: ClientPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """T17: whoever needs one in that moment gets another one, which is in use until its block ends."""
-    at_rest, taken = pool_module._is_at_rest, contextlib.ExitStack()
+    closed, taken, others = Producer.closed, contextlib.ExitStack(), []
 
-    def take_another(client: Producer | Consumer, *, orderly: bool) -> bool:
-        monkeypatch.setattr(pool_module, "_is_at_rest", at_rest)
+    def take_another(producer: Producer) -> bool:
+        monkeypatch.setattr(Producer, "closed", closed)
         others.append(taken.enter_context(pool.producer("orders")))
-        return at_rest(client, orderly=orderly)
+        return producer.closed
 
-    others: list[Producer] = []
     with taken:
         with pool.producer("orders") as first:
-            monkeypatch.setattr(pool_module, "_is_at_rest", take_another)
+            monkeypatch.setattr(Producer, "closed", property(take_another))  # the pool asks when it is given back
         assert others[0] is not first
         assert (pool.statistics().in_use, pool.statistics().idle) == (1, 1)
     assert (pool.statistics().in_use, pool.statistics().idle) == (0, 2)
