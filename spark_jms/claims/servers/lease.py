@@ -20,11 +20,11 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from spark_jms.claims.servers.timed_stores import Runs, StoreThread, StoreThreadBusyError
 from spark_jms.core.destinations.servers import (
@@ -221,22 +221,21 @@ class ServerKeeper:
             thread.run(partial(self._watched, what, work), 0.0)
 
     def commit_everywhere(self, server: str, term: LeaseTerm) -> None:
-        failed: list[Exception] = []
-        for name in self._domain.registered():
-            if self._stop.is_set():
-                return
-            try:
-                with suppress(InvalidDestinationError):  # it is being dropped
-                    follow_term(self._domain.log(name), server, term)
-            except (JmsqError, OSError) as error:  # the others follow all the same
-                failed.append(error)
-        if failed:
-            raise failed[0]
-        self._domain.terms.note_done(server, term)
-        self.committed[server] = term
+        def follow(name: str) -> None:
+            if not self._stop.is_set():
+                follow_term(self._domain.log(name), server, term)
+
+        _of_each(self._domain.registered(), follow)
+        if not self._stop.is_set():
+            self._domain.terms.note_done(server, term)
+            self.committed[server] = term
 
 
-def _of_each(tables: list[DeltaLog], work: Callable[[DeltaLog], object]) -> None:
+_Table = TypeVar("_Table", DeltaLog, str)
+
+
+def _of_each(tables: Iterable[_Table], work: Callable[[_Table], object]) -> None:
+    """Where one fails, the others follow all the same."""
     failed: list[Exception] = []
     for table in tables:
         try:
